@@ -25,8 +25,8 @@ impl Monitor {
             return Err(QmpError::generic("Granularity must be power of 2 and at least 512"));
         }
         let persistent = switch(arguments, "persistent", false);
-        if persistent && self.table.config().bitmap_files.is_none() {
-            return Err(QmpError::generic(format!("Can't store persistent bitmaps to {node}")));
+        if persistent {
+            self.check_storable(node, &found, name, granularity).await?;
         }
         if self.names(&found).iter().any(|other| other == name) {
             return Err(QmpError::generic(format!("Bitmap already exists: {name}")));
@@ -54,6 +54,29 @@ impl Monitor {
             self.bitmap(node, name).await?.enable(false);
         }
         Ok(())
+    }
+
+    /// Refuses a persistent bitmap that neither the directory of bitmaps nor the image of the node can have.
+    async fn check_storable(
+        &self,
+        node: &str,
+        found: &NodeDisk,
+        name: &str,
+        granularity: u64,
+    ) -> Result<()> {
+        if self.table.config().bitmap_files.is_some() {
+            return Ok(());
+        }
+        match found {
+            NodeDisk::Live(running) if running.has_bitmap_store() => {
+                running.check_storable(name, granularity).await.map_err(|error| {
+                    let why = error.facts();
+                    let text = format!("Can't make bitmap '{name}' persistent in '{node}': {why}");
+                    QmpError::generic(text)
+                })
+            }
+            _ => Err(QmpError::generic(format!("Can't store persistent bitmaps to {node}"))),
+        }
     }
 
     /// Names of all bitmaps of a node.
@@ -158,7 +181,7 @@ impl Monitor {
 
     /// The bitmaps of a disk, for the members `dirty-bitmaps`.
     pub(crate) fn described_bitmaps(&self, node: &str, running: &OpenExport) -> Vec<Value> {
-        let keeps = self.table.config().bitmap_files.is_some();
+        let keeps = self.table.config().bitmap_files.is_some() || running.has_bitmap_store();
         let sound = running.bitmaps().clone();
         let sound = sound.iter().map(|bitmap| {
             json!({

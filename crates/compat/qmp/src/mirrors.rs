@@ -75,6 +75,7 @@ impl Monitor {
                 }));
             }
         }
+        from.exchange_bitmap_stores(&to);
         from.claims.exchange(&from.owner, &to.owner);
         let mut state = self.state();
         state.moved.retain(|(node, _)| *node != source && *node != target);

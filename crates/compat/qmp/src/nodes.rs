@@ -120,7 +120,10 @@ impl Monitor {
     /// A node is about to be opened as a part of another one.
     async fn take_child(&self, name: &str) -> Result<()> {
         let Some(running) = self.running(name) else { return Ok(()) };
-        if running.served || self.is_used(name) || !running.bitmaps().is_empty() {
+        // Its image keeps them.
+        let keeps = running.has_bitmap_store() && running.bitmaps().iter().all(|one| one.is_kept());
+        let is_marked = !keeps && !running.bitmaps().is_empty();
+        if running.served || self.is_used(name) || is_marked {
             return Err(QmpError::generic(format!("Block device {name} is in use")));
         }
         self.close_disk(name, &running.name).await;

@@ -3,7 +3,7 @@
 use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use crate::claims::{Claim, ClaimRequest, ClaimUse, StorageIds, Whole};
 use crate::opening::{Intent, Opened, Opening, Preparation};
@@ -220,7 +220,9 @@ impl OpenContext {
             let text = format!("more than {DEPTH_MAX} devices within one another");
             return Err(Error::new(Kind::Usage, text));
         }
-        let inside = OpenContext { depth: self.depth + 1, ..self.clone() };
+        // The bitmaps of a device within another one are not those of the disk.
+        let registry = Registry { bitmaps: Weak::new(), ..self.registry.clone() };
+        let inside = OpenContext { depth: self.depth + 1, registry };
         Ok((Spec::parse(OsStr::new(description))?, inside))
     }
 

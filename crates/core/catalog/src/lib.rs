@@ -10,6 +10,7 @@
 //! - [`Stack`]: an open device with its layers, which opens further handles.
 //! - [`Exports`]: what the clients of a server may open. [`Gate`]: admits clients before that.
 //! - [`Claims`]: the storages that are open, so that each has one owner.
+//! - [`BitmapStore`]: the dirty bitmaps that an image stores.
 //! - [`ImageFormat`]: the table of image formats that devices read. [`QemuNode`]: a device as QEMU describes it.
 //! - [`Shutdown`]: how any of them stops the server.
 
@@ -22,6 +23,7 @@ mod claims;
 mod connections;
 mod exports;
 mod gate;
+mod image_bitmaps;
 mod image_format;
 mod layer;
 mod near;
@@ -44,6 +46,7 @@ pub use exports::{
     Certificate, Client, Dismissal, Export, Exports, Figure, Form, Listed, Shared, Sharing, Visit,
 };
 pub use gate::{AnyKind, AnyLayer, Gate, GateKind, guarded};
+pub use image_bitmaps::{BitmapSlot, BitmapStore, ImageBitmap, ImageBitmaps};
 pub use image_format::{IMAGE_FORMATS, ImageFormat};
 pub use layer::{Below, Layer, LayerKind};
 pub use near::nearest;

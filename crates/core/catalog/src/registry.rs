@@ -7,6 +7,7 @@ use std::sync::{Arc, Weak};
 use crate::backend::{Backend, Target};
 use crate::claims::{ClaimOwner, Claims, Warnings};
 use crate::gate::{AnyKind, AnyLayer, GateKind};
+use crate::image_bitmaps::BitmapSlot;
 use crate::layer::{Layer, LayerKind};
 use crate::near::nearest;
 use crate::opening::{Intent, Opened, Preparation};
@@ -40,6 +41,8 @@ pub struct Registry {
     pub owner: ClaimOwner,
     /// Where warnings of claims go besides the log, as long as it exists.
     pub warnings: Weak<Warnings>,
+    /// For the bitmaps of an image, as long as it exists: who opens the image keeps them right.
+    pub bitmaps: Weak<BitmapSlot>,
 }
 
 impl Default for Registry {
@@ -56,6 +59,7 @@ impl Default for Registry {
             claims: Claims::for_process(),
             owner: ClaimOwner::default(),
             warnings: Weak::new(),
+            bitmaps: Weak::new(),
         }
     }
 }

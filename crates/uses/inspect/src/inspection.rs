@@ -26,7 +26,7 @@ pub struct Inspection(Origin);
 /// Origin of the facts.
 enum Origin {
     Server(Box<Server>),
-    Device { registry: Registry, spec: Spec },
+    Device { registry: Box<Registry>, spec: Spec },
 }
 
 /// An NBD server.
@@ -65,7 +65,7 @@ impl Inspection {
             }
             _ => {
                 registry.target(&spec, Intent::READ)?;
-                Ok(Inspection(Origin::Device { registry, spec }))
+                Ok(Inspection(Origin::Device { registry: Box::new(registry), spec }))
             }
         }
     }

@@ -4,7 +4,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use blockhaul_block::{Can, Device, Error, Facts, Kind};
-use blockhaul_catalog::{Adjustable, ClaimOwner, Claims, Exports, Shared, Stack, TargetClaims};
+use blockhaul_catalog::{
+    Adjustable, BitmapStore, ClaimOwner, Claims, Exports, Shared, Stack, TargetClaims,
+};
 use blockhaul_snapshot::{BITMAPS_MAX, Bitmap, Changes, Remaining, Snapshot};
 use blockhaul_transfer::TransferErrorKind;
 
@@ -37,6 +39,8 @@ pub struct OpenExport {
     pub(crate) snapshots: Mutex<Vec<Snapshot>>,
     /// Its dirty bitmaps, below the points in time.
     pub(crate) bitmaps: Mutex<Vec<Arc<Bitmap>>>,
+    /// The image of the disk stores those of its bitmaps that are kept.
+    pub(crate) bitmap_store: Mutex<Option<Arc<dyn BitmapStore>>>,
     /// Names of bitmaps from earlier that may lack writes, and why.
     pub(crate) inconsistent: Mutex<Vec<(String, String)>>,
     /// The changes that a mirror of the disk notes; between the bitmaps and the points in time.
@@ -109,6 +113,39 @@ impl OpenExport {
             };
             JobError::request(format!("export {:?} has no bitmap {name:?}; {known}", self.name))
         })
+    }
+
+    /// Whether the image of the disk stores those of its bitmaps that are kept.
+    pub fn has_bitmap_store(&self) -> bool {
+        self.bitmap_store().is_some()
+    }
+
+    /// The image of the disk, if it stores bitmaps.
+    pub(crate) fn bitmap_store(&self) -> Option<Arc<dyn BitmapStore>> {
+        self.bitmap_store.lock().expect("no panic under this lock").clone()
+    }
+
+    /// Exchanges the images that store bitmaps: the disks of both exports were exchanged. The bitmaps stay
+    /// with the exports.
+    pub fn exchange_bitmap_stores(&self, other: &OpenExport) {
+        let own = self.bitmap_store.lock().expect("no panic under this lock").take();
+        let theirs = std::mem::replace(
+            &mut *other.bitmap_store.lock().expect("no panic under this lock"),
+            own,
+        );
+        *self.bitmap_store.lock().expect("no panic under this lock") = theirs;
+    }
+
+    /// Checks whether the image of the disk can store one more bitmap.
+    ///
+    /// # Errors
+    /// If the image, its version, the name or the granularity is not for that.
+    pub async fn check_storable(&self, name: &str, granularity: u64) -> Result<(), JobError> {
+        let Some(store) = self.bitmap_store() else {
+            let text = format!("{:?} has no image that stores bitmaps", self.name);
+            return Err(JobError::request(text));
+        };
+        Ok(store.check(name, granularity).await?)
     }
 
     /// Names of bitmaps that may lack writes, and why.

@@ -9,6 +9,7 @@ use blockhaul_snapshot::{Bitmap, Remaining};
 use crate::error::JobError;
 use crate::export::OpenExport;
 use crate::export_table::ExportTable;
+use crate::image_bitmaps;
 
 /// Granularity of bitmaps, in bytes, unless another one is given.
 pub const DEFAULT_GRANULARITY: u64 = 64 << 10;
@@ -122,9 +123,12 @@ impl ExportTable {
     /// # Errors
     /// If the file of the bitmaps cannot be read or written.
     pub(crate) async fn restore_bitmaps(&self, export: &OpenExport) -> Result<(), JobError> {
-        let Some(files) = &self.config().bitmap_files else { return Ok(()) };
         let Some(size) = export.device().map(|device| device.facts().size) else { return Ok(()) };
-        let kept = files.read(&export.name, &export.storage(), size)?;
+        let kept = match (export.bitmap_store(), &self.config().bitmap_files) {
+            (Some(store), _) => image_bitmaps::take(&*store, &export.name, size).await?,
+            (None, Some(files)) => files.read(&export.name, &export.storage(), size)?,
+            (None, None) => return Ok(()),
+        };
         for (name, why) in &kept.inconsistent {
             log::warn!(
                 export = export.name;
@@ -137,7 +141,7 @@ impl ExportTable {
         }
         *export.bitmaps() = kept.bitmaps;
         *export.inconsistent() = kept.inconsistent;
-        files.write(export, false)?;
+        self.write_bitmaps(export)?;
         let (shared, stack) = self.changeable(export)?;
         self.refresh_device(export, shared, &stack, Barrier::None).await
     }
@@ -174,14 +178,22 @@ impl ExportTable {
 
     /// Keeps the bitmaps of an export that clients cannot write to any more.
     pub(crate) async fn keep_bitmaps(&self, export: &OpenExport) {
-        let Some(files) = &self.config().bitmap_files else { return };
         if export.snapshot_of.is_some() || export.shared.is_none() {
             return;
         }
         let kept = async {
-            // Bitmaps do not show what the device would still lose.
-            flush_last(export).await?;
-            files.write(export, true)
+            match (export.bitmap_store(), &self.config().bitmap_files) {
+                (None, None) => Ok(()),
+                (Some(store), _) => {
+                    flush_last(export).await?;
+                    image_bitmaps::store(&*store, export).await
+                }
+                (None, Some(files)) => {
+                    // Bitmaps do not show what the device would still lose.
+                    flush_last(export).await?;
+                    files.write(export, true)
+                }
+            }
         };
         if let Err(failure) = kept.await {
             log::error!(export = export.name; "{failure}: they are inconsistent now");

@@ -4,8 +4,8 @@ use std::sync::{Arc, Mutex, Weak};
 
 use blockhaul_block::{Device, Kind};
 use blockhaul_catalog::{
-    Adjustable, ClaimOwner, Exports, Gate, Intent, Layer, Listed, Named, Registry, Shared, Spec,
-    Stack, Warnings, guarded,
+    Adjustable, BitmapSlot, ClaimOwner, Exports, Gate, Intent, Layer, Listed, Named, Registry,
+    Shared, Spec, Stack, Warnings, guarded,
 };
 use blockhaul_transfer::{TransferOptions, adjustable_layers, make_layers, writes_below};
 
@@ -149,7 +149,10 @@ impl ExportTableConfig {
             (EXPORT, name) => ClaimOwner::export(format!("{kind} {name:?}")),
             (_, name) => ClaimOwner::new(format!("{kind} {name:?}")),
         };
-        let registry = Registry { owner, warnings, ..self.registry.clone() };
+        let slot = Arc::new(BitmapSlot::default());
+        let keeps = kind == NODE && self.can_keep_bitmaps(one);
+        let bitmaps = if keeps { Arc::downgrade(&slot) } else { Weak::new() };
+        let registry = Registry { owner, warnings, bitmaps, ..self.registry.clone() };
         let configured = self.layers_of(one)?;
         let layers: Vec<_> = if self.trace {
             trace::with_trace(&configured, device_name(&one.spec))
@@ -170,6 +173,7 @@ impl ExportTableConfig {
             layers: Mutex::new(configured),
             snapshots: Mutex::default(),
             bitmaps: Mutex::default(),
+            bitmap_store: Mutex::default(),
             inconsistent: Mutex::default(),
             mirrored: Mutex::default(),
             maps: Mutex::default(),
@@ -191,6 +195,7 @@ impl ExportTableConfig {
                 }
                 let (exports, shared) = self.device_exports(registry, one, layers, device);
                 (export.shared, export.stack) = (shared, Mutex::new(Some(stack)));
+                export.bitmap_store = Mutex::new(slot.take());
                 exports
             }
         };
@@ -201,6 +206,16 @@ impl ExportTableConfig {
             single: export.single,
         };
         Ok((storage, export))
+    }
+
+    /// Whether the bitmaps of a disk can be those of its image: no file has them, and all that is written
+    /// is written under the layer that marks it, at the same place.
+    fn can_keep_bitmaps(&self, one: &ExportConfig) -> bool {
+        let mut layers = one.layers.iter().chain(&self.layers);
+        let moves = layers.any(|text| {
+            Adjustable::new(&self.registry, text).is_ok_and(|layer| !layer.kind().transparent())
+        });
+        one.intent.write && !self.per_client && !self.trace && self.bitmap_files.is_none() && !moves
     }
 
     /// The layers and gates of an export, first innermost: its own below the common ones. They are

@@ -22,6 +22,7 @@ mod export;
 mod export_bitmaps;
 mod export_config;
 mod export_table;
+mod image_bitmaps;
 mod job;
 mod job_config;
 mod job_copy;

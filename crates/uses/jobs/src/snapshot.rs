@@ -360,6 +360,7 @@ impl ExportTable {
             layers: std::sync::Mutex::default(),
             snapshots: std::sync::Mutex::default(),
             bitmaps: std::sync::Mutex::default(),
+            bitmap_store: std::sync::Mutex::default(),
             inconsistent: std::sync::Mutex::default(),
             mirrored: std::sync::Mutex::default(),
             maps: std::sync::Mutex::default(),

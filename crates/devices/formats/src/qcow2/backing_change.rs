@@ -171,7 +171,13 @@ async fn open_handle(
     below: Option<Backing>,
     packs: bool,
 ) -> Result<Arc<dyn Device>> {
-    let options = Options { snapshot: None, data_len: None, memory: MEMORY, write: true };
+    let options = Options {
+        snapshot: None,
+        data_len: None,
+        memory: MEMORY,
+        write: true,
+        keeps_bitmaps: false,
+    };
     let mut image = Image::open(file, head, options).await?;
     image.is_rebased = true;
     if packs {

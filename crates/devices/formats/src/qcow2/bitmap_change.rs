@@ -148,7 +148,7 @@ fn absent(entries: &[Entry], name: &str) -> Error {
     usage(format!("the image has no bitmap {name:?} ({there})"))
 }
 
-fn check_name(name: &str) -> Result<()> {
+pub(super) fn check_name(name: &str) -> Result<()> {
     if !(1..=bitmap::NAME_MAX).contains(&name.len()) || name.contains('\0') {
         let len = name.len();
         return Err(usage(format!(
@@ -159,7 +159,7 @@ fn check_name(name: &str) -> Result<()> {
 }
 
 /// log2 of a granularity.
-fn bits_of(header: &Header, granularity: Option<u64>) -> Result<u8> {
+pub(super) fn bits_of(header: &Header, granularity: Option<u64>) -> Result<u8> {
     let (least, most) = GRANULARITY_DEFAULT;
     let bytes = granularity.unwrap_or_else(|| header.cluster().clamp(least, most));
     let bits = u8::try_from(bytes.trailing_zeros()).unwrap_or(u8::MAX);
@@ -170,7 +170,7 @@ fn bits_of(header: &Header, granularity: Option<u64>) -> Result<u8> {
 }
 
 /// Entries of the table of a bitmap. QEMU demands at least one.
-fn table_entries(header: &Header, granularity_bits: u8) -> Result<u32> {
+pub(super) fn table_entries(header: &Header, granularity_bits: u8) -> Result<u32> {
     let bytes = header.size.div_ceil(1 << granularity_bits).div_ceil(8);
     let entries = bytes.div_ceil(header.cluster()).max(1);
     let fits = bytes <= BITS_MAX && entries * 8 <= bitmap::TABLE_MAX;
@@ -218,9 +218,9 @@ async fn sources_of(
     found.await.map_err(|error| error.on(&file.facts().name))
 }
 
-/// What the header names no longer after a change.
+/// The tables and clusters that the header names no longer after a change.
 #[derive(Default)]
-struct Old {
+pub(super) struct Replaced {
     /// Offset and length in bytes of tables.
     tables: Vec<(u64, u64)>,
     /// Offsets of single clusters.
@@ -228,10 +228,10 @@ struct Old {
 }
 
 /// The bitmaps of an image that is changed.
-struct Bitmaps<'a> {
-    parts: &'a Parts,
-    header: &'a Header,
-    file: &'a Arc<dyn Device>,
+pub(super) struct Bitmaps<'a> {
+    pub(super) parts: &'a Parts,
+    pub(super) header: &'a Header,
+    pub(super) file: &'a Arc<dyn Device>,
 }
 
 impl Bitmaps<'_> {
@@ -243,7 +243,7 @@ impl Bitmaps<'_> {
         sources: &Sources,
     ) -> Result<()> {
         let Found { mut entries, number } = found;
-        let mut old = Old::default();
+        let mut old = Replaced::default();
         match change {
             BitmapChange::Add { granularity, enabled } => {
                 let bits = bits_of(self.header, *granularity)?;
@@ -266,12 +266,16 @@ impl Bitmaps<'_> {
                 let entry = &mut entries[number];
                 let words = self.merged(entry, sources).await?;
                 self.retire(entry, &mut old).await?;
-                let count = u32::try_from(words.len()).map_err(|_| Error::misfit())?;
-                let table = self.parts.new_table(&bytes_of(&words)).await?;
+                let (table, count) = self.new_words(&words).await?;
                 entry.set_table(table, count);
             }
         }
-        self.put_directory(&entries, &mut old).await?;
+        self.put(&entries, old).await
+    }
+
+    /// Replaces the directory, and frees what the new one names no longer.
+    pub(super) async fn put(&self, entries: &[Entry], mut old: Replaced) -> Result<()> {
+        self.put_directory(entries, &mut old).await?;
         for (offset, len) in old.tables {
             self.parts.drop_table_at(offset, len);
         }
@@ -286,21 +290,20 @@ impl Bitmaps<'_> {
         let count = table_entries(self.header, granularity_bits)?;
         let table = self.parts.new_table(&vec![0; index(u64::from(count) * 8)]).await?;
         let flags = if enabled { flag::AUTO } else { 0 };
-        let name_len = u16::try_from(name.len()).map_err(|_| Error::misfit())?;
-        let mut raw = table.to_be_bytes().to_vec();
-        raw.extend(count.to_be_bytes());
-        raw.extend(flags.to_be_bytes());
-        // The type of dirty tracking bitmaps.
-        raw.extend([1, granularity_bits]);
-        raw.extend(name_len.to_be_bytes());
-        raw.extend([0; 4]);
-        raw.extend(name.as_bytes());
-        raw.resize(raw.len().next_multiple_of(8), 0);
-        Entry::parse(&raw).map(|(entry, _)| entry).ok_or_else(Error::misfit)
+        entry_of(name, granularity_bits, flags, (table, count))
+    }
+
+    /// Writes the table of a bitmap; its offset and number of entries.
+    pub(super) async fn new_words(&self, words: &[u64]) -> Result<(u64, u32)> {
+        let count = u32::try_from(words.len()).map_err(|_| Error::misfit())?;
+        Ok((self.parts.new_table(&bytes_of(words)).await?, count))
     }
 
     /// Notes what an entry names, to be freed.
-    async fn retire(&self, entry: &Entry, old: &mut Old) -> Result<()> {
+    ///
+    /// # Errors
+    /// If its table cannot be right.
+    pub(super) async fn retire(&self, entry: &Entry, old: &mut Replaced) -> Result<()> {
         let file_len = self.parts.image.layout_now().file_len();
         old.clusters.extend(entry.clusters(self.file, file_len, self.header.cluster()).await?);
         old.tables.push((entry.table, u64::from(entry.table_entries) * 8));
@@ -308,7 +311,7 @@ impl Bitmaps<'_> {
     }
 
     /// Writes the directory, and the header that names it.
-    async fn put_directory(&self, entries: &[Entry], old: &mut Old) -> Result<()> {
+    async fn put_directory(&self, entries: &[Entry], old: &mut Replaced) -> Result<()> {
         let mut bytes = Vec::new();
         for entry in entries {
             bytes.extend(&entry.raw);
@@ -405,35 +408,79 @@ impl Bitmaps<'_> {
         let file_len = self.parts.image.layout_now().file_len();
         let own = entry.open(self.file, file_len, self.header).await?;
         let bits = entry.granularity_bits;
-        let cluster = self.header.cluster();
-        let covers = (u128::from(cluster) * 8) << bits;
         let mut words = Vec::new();
         for number in 0..table_entries(self.header, bits)? {
-            let place = |number: u32| {
-                let byte = u128::from(number) * covers;
-                u64::try_from(byte).unwrap_or(u64::MAX).min(self.header.size)
-            };
-            let mut piece = Piece { start: place(number), bits, bytes: vec![0; index(cluster)] };
-            let end = place(number + 1);
+            let (mut piece, end) = self.piece(number, bits);
             piece.add(&own, self.file, end).await?;
             for source in &sources.all {
                 let file = sources.file.as_ref().ok_or_else(Error::misfit)?;
                 piece.add(source, file, end).await?;
             }
-            words.push(
-                match piece
-                    .bytes
-                    .iter()
-                    .fold((0, 0xff), |(any, all), &byte| (any | byte, all & byte))
-                {
-                    (0, _) => 0,
-                    (_, 0xff) => bitmap::ALL_ONES,
-                    _ => self.parts.new_table(&piece.bytes).await?,
-                },
-            );
+            words.push(self.word(&piece).await?);
         }
         Ok(words)
     }
+
+    /// The table of a bitmap in which these ranges are dirty, in order, whose clusters are written.
+    pub(super) async fn table_of(&self, bits: u8, dirty: &[(u64, u64)]) -> Result<Vec<u64>> {
+        let mut words = Vec::new();
+        let mut rest = dirty;
+        for number in 0..table_entries(self.header, bits)? {
+            let (mut piece, end) = self.piece(number, bits);
+            let before = rest.partition_point(|(at, len)| at.saturating_add(*len) <= piece.start);
+            rest = &rest[before..];
+            for &(at, len) in rest.iter().take_while(|(at, _)| *at < end) {
+                let (from, to) = (at.max(piece.start), at.saturating_add(len).min(end));
+                if from < to {
+                    piece.set(from, to);
+                }
+            }
+            words.push(self.word(&piece).await?);
+        }
+        Ok(words)
+    }
+
+    /// The part of the disk whose bits one entry of a table has, without dirty bits, and its end.
+    fn piece(&self, number: u32, bits: u8) -> (Piece, u64) {
+        let cluster = self.header.cluster();
+        let covers = (u128::from(cluster) * 8) << bits;
+        let place = |number: u64| {
+            let byte = u128::from(number) * covers;
+            u64::try_from(byte).unwrap_or(u64::MAX).min(self.header.size)
+        };
+        let start = place(number.into());
+        (Piece { start, bits, bytes: vec![0; index(cluster)] }, place(u64::from(number) + 1))
+    }
+
+    /// The entry of a table for these bits, which are written if they are not all the same.
+    async fn word(&self, piece: &Piece) -> Result<u64> {
+        let all = piece.bytes.iter().fold((0, 0xff), |(any, all), &byte| (any | byte, all & byte));
+        match all {
+            (0, _) => Ok(0),
+            (_, 0xff) => Ok(bitmap::ALL_ONES),
+            _ => self.parts.new_table(&piece.bytes).await,
+        }
+    }
+}
+
+/// An entry of the directory for a bitmap with a table: its offset and number of entries.
+pub(super) fn entry_of(
+    name: &str,
+    granularity_bits: u8,
+    flags: u32,
+    (table, count): (u64, u32),
+) -> Result<Entry> {
+    let name_len = u16::try_from(name.len()).map_err(|_| Error::misfit())?;
+    let mut raw = table.to_be_bytes().to_vec();
+    raw.extend(count.to_be_bytes());
+    raw.extend(flags.to_be_bytes());
+    // The type of dirty tracking bitmaps.
+    raw.extend([1, granularity_bits]);
+    raw.extend(name_len.to_be_bytes());
+    raw.extend([0; 4]);
+    raw.extend(name.as_bytes());
+    raw.resize(raw.len().next_multiple_of(8), 0);
+    Entry::parse(&raw).map(|(entry, _)| entry).ok_or_else(Error::misfit)
 }
 
 /// The bits of a part of the disk.
@@ -486,7 +533,7 @@ impl Entry {
         self.raw[8..12].copy_from_slice(&entries.to_be_bytes());
     }
 
-    fn set_flags(&mut self, change: impl FnOnce(u32) -> u32) {
+    pub(super) fn set_flags(&mut self, change: impl FnOnce(u32) -> u32) {
         self.flags = change(self.flags);
         self.raw[12..16].copy_from_slice(&self.flags.to_be_bytes());
     }

@@ -21,7 +21,7 @@ const CHAIN_MAX: usize = 200;
 const BELOW_MEMORY: u64 = 32 << 20;
 
 /// Opens the image that the user described.
-pub(super) async fn open(target: &Target) -> Result<Opened> {
+pub(super) async fn open(target: &Target) -> Result<Arc<Chain>> {
     let names = context_for_names(target);
     let description = target.text()?;
     if description.is_empty() {
@@ -34,6 +34,7 @@ pub(super) async fn open(target: &Target) -> Result<Opened> {
         intent: Intent { direct: target.intent.direct, ..Intent::READ_IMAGE },
         memory: target.args.size("cache").unwrap_or(0),
         bitmaps_below: target.args.switch("backing-bitmaps"),
+        keeps_bitmaps: target.context.registry().bitmaps.strong_count() > 0,
     };
     let own = Own {
         snapshot: target.args.text("snapshot"),
@@ -42,8 +43,7 @@ pub(super) async fn open(target: &Target) -> Result<Opened> {
         data_file: target.args.text("data-file"),
         compress: target.args.switch("compress"),
     };
-    let levels = opener.levels(description, own).await?;
-    Chain { levels }.opened()
+    Ok(Arc::new(Chain { levels: opener.levels(description, own).await? }))
 }
 
 /// The file of an image whose tables are to be changed, and what is below the image.
@@ -76,6 +76,7 @@ pub(super) async fn open_base(
         intent: Intent::READ_IMAGE,
         memory: BELOW_MEMORY,
         bitmaps_below: false,
+        keeps_bitmaps: false,
     };
     let file = Storage::new(context.open(description, intent).await?);
     let facts = file.device.facts();
@@ -187,11 +188,18 @@ pub(super) struct Chain {
 
 impl Chain {
     /// The image on top, as a device.
-    pub(super) fn opened(self) -> Result<Opened> {
-        let chain = Arc::new(self);
-        let device = chain.first()?;
-        let more = chain.has_more().then(|| Arc::new(More(chain.clone())) as Arc<dyn Another>);
+    pub(super) fn opened(self: Arc<Chain>) -> Result<Opened> {
+        let device = self.first()?;
+        let more = self.has_more().then(|| Arc::new(More(self.clone())) as Arc<dyn Another>);
         Ok(Opened { device, more })
+    }
+
+    /// A handle to the image on top, without what is below it: for its tables.
+    pub(super) fn top(&self) -> Result<Handle> {
+        let Level { image, file, external } = self.levels.first().ok_or_else(Error::misfit)?;
+        let image = image.clone().ok_or_else(Error::misfit)?;
+        let external = external.as_ref().map(|storage| storage.device.clone());
+        Ok(Handle::new(image, file.device.clone(), external, None))
     }
 
     fn has_more(&self) -> bool {
@@ -287,6 +295,8 @@ struct Opener {
     memory: u64,
     /// The bitmaps of images below are contexts, too.
     bitmaps_below: bool,
+    /// The user of an image that is written keeps its bitmaps right.
+    keeps_bitmaps: bool,
 }
 
 impl Opener {
@@ -353,7 +363,8 @@ impl Opener {
         let snapshot = own.snapshot;
         let memory = self.memory;
         let write = intent.write;
-        let options = Options { snapshot, data_len, memory, write };
+        let keeps_bitmaps = write && self.keeps_bitmaps;
+        let options = Options { snapshot, data_len, memory, write, keeps_bitmaps };
         let mut image = Image::open(&file.device, &head, options).await.map_err(named)?;
         image.shows_below = self.bitmaps_below;
         if own.compress && intent.write {

@@ -95,7 +95,7 @@ pub(super) async fn open(target: &Target, size: u64) -> Result<(Opened, Preparat
     let device = file.device.clone();
     let mut levels = vec![Level { image: Some(image), file, external }];
     levels.extend(below.map(|file| Level { image: None, file, external: None }));
-    let opened = Chain { levels }.opened()?;
+    let opened = Arc::new(Chain { levels }).opened()?;
     let preparation = Preparation::new(move || {
         Box::pin(async move {
             file_ready.run().await?;
@@ -328,7 +328,8 @@ impl Wanted {
         let used: HashSet<u64> = (0..tables.end).collect();
         let writer = Writer::new(&file.device, header, layout, entries, used);
         let memory = target.args.size("cache").unwrap_or(0);
-        let options = Options { snapshot: None, data_len, memory, write: true };
+        let options =
+            Options { snapshot: None, data_len, memory, write: true, keeps_bitmaps: false };
         let l1 = vec![0; index(tables.l1_entries)];
         let mut image = Image::new(header, self.size, layout, l1, Some(writer), options);
         let is_zero = external.is_none_or(|storage| storage.device.facts().zeroed);

@@ -64,6 +64,11 @@ impl Handle {
         }
         Handle { facts: Arc::new(facts), parts: Arc::new(parts) }
     }
+
+    /// The parts that its requests work with.
+    pub(super) fn parts(&self) -> &Parts {
+        &self.parts
+    }
 }
 
 /// Which writes are compressed.

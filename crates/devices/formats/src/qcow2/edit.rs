@@ -55,7 +55,8 @@ impl Edit {
         let l1 = l1_table(file, layout, header.l1, size).await?;
         let writer = Writer::open(file, header, layout, &l1).await?;
         writer.enter();
-        let options = Options { snapshot: None, data_len, memory: MEMORY, write: true };
+        let options =
+            Options { snapshot: None, data_len, memory: MEMORY, write: true, keeps_bitmaps: false };
         let image = Image::new(header, size, layout, l1, Some(writer), options);
         let parts = Parts {
             worker: Remote::to(blockhaul_io::worker()),
@@ -75,21 +76,26 @@ impl Edit {
         self,
         change: impl AsyncFnOnce(&Parts, &Header) -> Result<T>,
     ) -> Result<T> {
-        let done = async {
-            self.parts.begin().await?;
-            let done = change(&self.parts, &self.header).await?;
-            self.parts.settle().await?;
-            Ok(done)
-        };
-        let done = done.await;
-        if done.is_err() {
-            self.parts.writer()?.give_up();
-        }
-        done
+        self.parts.carry_out(async || change(&self.parts, &self.header).await).await
     }
 }
 
 impl Parts {
+    /// Runs a change of tables, and makes it durable. After a failure nothing more is written.
+    pub(super) async fn carry_out<T>(&self, change: impl AsyncFnOnce() -> Result<T>) -> Result<T> {
+        let done = async {
+            self.begin().await?;
+            let done = change().await?;
+            self.settle().await?;
+            Ok(done)
+        };
+        let done = done.await;
+        if done.is_err() {
+            self.writer()?.give_up();
+        }
+        done
+    }
+
     /// Makes all changes durable, and lowers the refcounts of what was freed.
     pub(super) async fn settle(&self) -> Result<()> {
         self.flush().await?;
@@ -119,8 +125,11 @@ impl Parts {
     /// Frees a table to which nothing in the file refers any longer, of `len` bytes.
     pub(super) fn drop_table_at(&self, offset: u64, len: u64) {
         let cluster = self.image.layout.cluster();
-        if len > 0 {
-            self.drop_clusters(offset / cluster, len.div_ceil(cluster));
+        let (first, count) = (offset / cluster, len.div_ceil(cluster));
+        if count > 0 {
+            // It may be used for something else as soon as its refcount is 0.
+            self.forget_tables(first, count);
+            self.drop_clusters(first, count);
         }
     }
 

@@ -116,12 +116,15 @@ impl Image {
         };
         let l1 = l1_table(file, layout, l1, size).await?;
         let bitmaps = match options.snapshot {
+            None if options.keeps_bitmaps => Vec::new(),
             None => bitmap::list(file, *file_len, header, BITMAPS_MAX).await,
             // They describe the disk as it is now.
             Some(_) => Vec::new(),
         };
         let writer = if options.write {
-            refuse_bitmaps(file, header, layout).await?;
+            if !options.keeps_bitmaps {
+                refuse_bitmaps(file, header, layout).await?;
+            }
             Some(Writer::open(file, header, layout, &l1).await?)
         } else {
             None
@@ -340,6 +343,8 @@ pub(super) struct Options<'a> {
     /// Memory for tables, in bytes.
     pub(super) memory: u64,
     pub(super) write: bool,
+    /// Whether the user of an image that is written keeps its bitmaps right, and shows them.
+    pub(super) keeps_bitmaps: bool,
 }
 
 /// Reads the entries of an L1 table that a disk of `size` bytes needs.

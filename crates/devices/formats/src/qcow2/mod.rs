@@ -16,6 +16,7 @@ pub mod amend;
 pub mod backing_change;
 mod bitmap;
 pub mod bitmap_change;
+mod bitmap_store;
 mod cache;
 mod chain;
 pub mod check;
@@ -78,7 +79,7 @@ blockhaul copy disk.raw 'qcow2:new.qcow2?cluster=128k' && qemu-img check new.qco
     fn open(&self, target: Target) -> Opening<Opened> {
         Box::pin(async move {
             if target.intent.target_size.is_none() {
-                return chain::open(&target).await;
+                return bitmap_store::open(&target).await;
             }
             let (opened, preparation) = Qcow2.open_target(target).await?;
             preparation.run().await?;
@@ -90,7 +91,7 @@ blockhaul copy disk.raw 'qcow2:new.qcow2?cluster=128k' && qemu-img check new.qco
         Box::pin(async move {
             match target.intent.target_size {
                 Some(size) => create::open(&target, size).await,
-                None => Ok((chain::open(&target).await?, Preparation::default())),
+                None => Ok((bitmap_store::open(&target).await?, Preparation::default())),
             }
         })
     }

@@ -43,7 +43,13 @@ impl Places {
         let head = Head::read(&file).await?;
         // Data is not read, so that the length of its file does not matter.
         let data_len = head.header.has(super::header::incompatible::DATA_FILE).then_some(1 << 62);
-        let options = Options { snapshot: None, data_len, memory: MEMORY, write: false };
+        let options = Options {
+            snapshot: None,
+            data_len,
+            memory: MEMORY,
+            write: false,
+            keeps_bitmaps: false,
+        };
         let image = Image::open(&file, &head, options).await?;
         Ok(Places { image, file })
     }

@@ -1,13 +1,16 @@
 //! Bitmaps of images are added, removed and changed: QEMU finds no fault and the same bitmaps, and
 //! a power cut leaves the old ones or the new ones.
 
+use std::cell::Cell;
 use std::path::Path;
 use std::sync::Arc;
 
-use blockhaul_block::{Device, Result};
-use blockhaul_catalog::{NamePolicy, OpenContext};
+use blockhaul_block::{Device, DeviceExt as _, Result};
+use blockhaul_catalog::{
+    BitmapSlot, ImageBitmaps, Intent, NamePolicy, OpenContext, Registry, Spec,
+};
 use blockhaul_formats::qcow2::bitmap_change::{BitmapChange, change_bitmap};
-use blockhaul_io::{Config, Runtime};
+use blockhaul_io::{Config, Data, Runtime};
 use blockhaul_testkit::rng::{self, Rng};
 use serde_json::Value;
 
@@ -263,5 +266,126 @@ fn a_power_cut_leaves_the_old_bitmaps_or_the_new_ones() {
             },
         );
         assert!(cuts > 3, "{options}: {cuts} cuts");
+    }
+}
+
+/// The part of the disk that is written while its bitmaps are kept right.
+const WRITTEN: (u64, usize) = (1536 << 10, 64 << 10);
+
+/// Takes the bitmaps of the image in `given:`, writes to the disk, and stores the bitmaps again.
+async fn write_with_bitmaps(registry: Registry) -> Result<()> {
+    let slot = Arc::new(BitmapSlot::default());
+    let registry = Registry { bitmaps: Arc::downgrade(&slot), ..registry };
+    let spec = Spec::parse("qcow2:given:".as_ref()).unwrap();
+    let stack = registry.open(&spec, Vec::new(), Intent::WRITE).await?;
+    let store = slot.take().expect("a store");
+    let mut found = store.take().await?;
+    let (at, len) = WRITTEN;
+    stack.device().write(at, Data::copy_of(&vec![9; len])).await?;
+    stack.device().flush().await?;
+    found.consistent.iter_mut().for_each(|one| one.dirty.push((at, len as u64)));
+    store.store(found).await
+}
+
+#[test]
+fn a_power_cut_leaves_bitmaps_that_lack_nothing_or_are_in_use() {
+    let Some(qemu) = Qemu::find() else { return };
+    let seed = rng::seed();
+    eprintln!("BLOCKHAUL_SEED={seed}");
+    for options in ["cluster_size=4k", "cluster_size=64k"] {
+        qemu.create("top", options, 2 * MIB);
+        for name in ["one", "two"] {
+            change(&qemu.file("top"), name, ADD).unwrap();
+            qemu.io("qcow2", "top", &["write -P 3 100k 800k".into()]);
+        }
+        let image = std::fs::read(qemu.file("top")).unwrap();
+        let content = qemu.raw("top");
+        let old = all_dirty(&qemu, "top");
+        let end = WRITTEN.0 + WRITTEN.1 as u64;
+        let covers = |ranges: &[(u64, u64)]| {
+            ranges.iter().any(|&(at, len)| at <= WRITTEN.0 && at + len >= end)
+        };
+        let states = Cell::new([0; 3]);
+        let count = |number: usize| {
+            let mut all = states.get();
+            all[number] += 1;
+            states.set(all);
+        };
+        let cuts = cut_at_each_change(
+            &Growing { image: &image, grows: true },
+            options,
+            seed,
+            |device| {
+                change_given(device, |registry| async move {
+                    write_with_bitmaps(registry).await.is_ok()
+                })
+            },
+            |left, label| {
+                write(&qemu.file("left"), left);
+                assert_eq!(qemu.faults("left").0, 0, "{label}");
+                let found = bitmaps(&qemu, "left");
+                assert_eq!(found.len(), 2, "{label}: {found:?}");
+                if found.iter().all(|(_, _, flags)| flags.contains(&"in-use".to_string())) {
+                    count(0);
+                    return;
+                }
+                let dirty = all_dirty(&qemu, "left");
+                if dirty.iter().all(|ranges| covers(ranges)) {
+                    count(1);
+                } else {
+                    count(2);
+                    assert_eq!(dirty, old, "{label}");
+                    assert!(qemu.raw("left") == content, "{label}");
+                }
+            },
+        );
+        assert!(cuts > 3 && states.get().iter().all(|count| *count > 0), "{cuts} cuts, {states:?}");
+    }
+}
+
+#[test]
+fn bitmaps_are_taken_and_stored_and_no_cluster_is_lost() {
+    let Some(qemu) = Qemu::find() else { return };
+    for options in OPTIONS {
+        write(&qemu.file("base"), &vec![7; MIB as usize]);
+        qemu.create("top", options, 8 * MIB);
+        for (name, granularity) in [("fine", 512), ("coarse", 1 << 20), ("gone", 4096)] {
+            let add = BitmapChange::Add { granularity: Some(granularity), enabled: name != "fine" };
+            change(&qemu.file("top"), name, add).unwrap();
+        }
+        let spec = qemu.spec("top", "names=allow");
+        let runtime = Runtime::start(&Config { workers: 1, ..Config::default() }).unwrap();
+        let stored = runtime.block_on(move || async move {
+            let slot = Arc::new(BitmapSlot::default());
+            let registry = Registry { bitmaps: Arc::downgrade(&slot), ..registry() };
+            let spec = Spec::parse(spec.as_ref()).unwrap();
+            let stack = registry.open(&spec, Vec::new(), Intent::WRITE).await?;
+            let store = slot.take().expect("a store");
+            store.check("another", 65536).await?;
+            assert!(store.check("another", 1000).await.is_err());
+            let mut found = store.take().await?;
+            stack.device().write(MIB, Data::copy_of(&[1; 70000])).await?;
+            found.consistent.retain(|one| one.name != "gone");
+            for one in &mut found.consistent {
+                one.dirty = vec![(0, 512), (MIB, 1 << 20), (3 * MIB, 5 * MIB)];
+            }
+            found.consistent[0].enabled = true;
+            stack.device().flush().await?;
+            store.store(found).await?;
+            // What was stored is what is taken the next time.
+            store.take().await?;
+            let again = store.take().await?;
+            assert_eq!((again.consistent.len(), again.inconsistent.len()), (0, 2));
+            store
+                .store(ImageBitmaps {
+                    inconsistent: vec![("fine".into(), String::new())],
+                    ..ImageBitmaps::default()
+                })
+                .await
+        });
+        stored.unwrap();
+        let flags = vec!["in-use".to_string(), "auto".to_string()];
+        assert_eq!(bitmaps(&qemu, "top"), [("fine".to_string(), 512, flags)], "{options}");
+        qemu.check("top", options);
     }
 }

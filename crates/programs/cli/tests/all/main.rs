@@ -49,6 +49,8 @@ mod served_disk;
 mod service;
 mod slow_sources;
 mod ssh;
+#[cfg(feature = "formats")]
+mod stored_bitmaps;
 mod targets;
 mod tls_relay;
 #[cfg(feature = "vddk")]

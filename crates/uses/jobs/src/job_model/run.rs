@@ -482,6 +482,7 @@ fn served(disk: &Arc<Disk>) -> (Arc<ExportTable>, Arc<OpenExport>) {
         layers: Mutex::default(),
         snapshots: Mutex::default(),
         bitmaps: Mutex::default(),
+        bitmap_store: Mutex::default(),
         inconsistent: Mutex::default(),
         mirrored: Mutex::default(),
         maps: Mutex::default(),

@@ -135,6 +135,8 @@ impl Mirror {
                 let former = stack.replace(next).map(|stack| (stack, before));
                 state.former = former.filter(|_| self.is_to_node);
                 if !self.is_to_node {
+                    // The bitmaps of the old image stay in use: they lack what is written from now on.
+                    *export.bitmap_store.lock().expect("no panic under this lock") = None;
                     export.claims.hand_over(&self.target_owner, &export.owner);
                 }
             }

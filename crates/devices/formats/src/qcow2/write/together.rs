@@ -55,6 +55,12 @@ impl Parts {
         Ok(run.first)
     }
 
+    /// Clusters of tables are tables no longer.
+    pub(in crate::qcow2) fn forget_tables(&self, first: u64, count: u64) {
+        let Some(writer) = &self.image.writer else { return };
+        writer.places().tables.retain(|cluster| !(first..first + count).contains(cluster));
+    }
+
     /// Frees clusters to which nothing in the file refers any longer.
     pub(in crate::qcow2) fn drop_clusters(&self, first: u64, count: u64) {
         self.image.cache.free(crate::qcow2::cache::Freed { first, count });
