@@ -16,8 +16,8 @@ Disk images, with the command line of QEMU's qemu-img. This is blockhaul.
     qemu-img COMMAND [OPTIONS] ...
 
     amend    [-f FORMAT] -o OPTIONS [-p] [-q] FILE
-    bitmap   --add|--remove|--clear|--enable|--disable|--merge SOURCE [-b FILE] [-F FORMAT]
-             [-g GRANULARITY] [-f FORMAT] FILE BITMAP
+    bitmap   --add|--remove|--remove-all|--clear|--enable|--disable|--merge SOURCE [-b FILE]
+             [-F FORMAT] [-g GRANULARITY] [-f FORMAT] FILE [BITMAP]
     check    [-f FORMAT] [--output=human|json] [-r leaks|all] [-q] [-U] FILE
     commit   [-f FORMAT] [-b BASE] [-d] [-p] [-q] FILE
     compare  [-f FORMAT] [-F FORMAT] [-s] [-p] [-q] [-U] FILE1 FILE2
@@ -26,10 +26,10 @@ Disk images, with the command line of QEMU's qemu-img. This is blockhaul.
              [--bitmaps [--skip-broken-bitmaps]] [-p] [-q] [-U] FILE OUTPUT
     create   [-f FORMAT] [-o OPTIONS] [-b BACKING -F FORMAT] [-u] [-q] FILE [SIZE]
     dd       [-f FORMAT] [-O FORMAT] [-U] [bs=SIZE] [count=N] [skip=N] if=FILE of=OUTPUT
-    info     [-f FORMAT] [--output=human|json] [--backing-chain] [-U] FILE
+    info     [-f FORMAT] [--output=human|json] [--backing-chain] [--limits] [-t CACHE] [-U] FILE
     map      [-f FORMAT] [--output=human|json] [-s OFFSET] [-l LENGTH] [-U] FILE
     measure  [-f FORMAT] [--output=human|json] [-O FORMAT] [-o OPTIONS] [--size=SIZE | FILE]
-    rebase   [-f FORMAT] [-b BACKING] [-F FORMAT] [-u] [-c] [-p] [-q] FILE
+    rebase   [-f FORMAT] [-b BACKING] [-B FORMAT] [-u] [-c] [-p] [-q] FILE
     resize   [-f FORMAT] [--preallocation=MODE] [--shrink] [-q] FILE [+|-]SIZE
     snapshot [-l | -c NAME | -a NAME | -d NAME] [-q] [-U] FILE
 
@@ -67,13 +67,13 @@ const COMMANDS: &[Command] = &[
     },
     Command {
         name: "bitmap",
-        options: "h|help f|format= image-opts object= add remove clear enable disable merge= \
+        options: "h|help f|format= image-opts object= add remove remove-all clear enable disable merge= \
                   g|granularity= b|source-file= F|source-format=",
         refused: &[],
     },
     Command {
         name: "check",
-        options: "h|help f|format= image-opts output= object= r|repair= T|source-cache= \
+        options: "h|help f|format= image-opts output= object= r|repair= T|cache:source-cache= \
                   q|quiet U|force-share",
         refused: &[],
     },
@@ -85,35 +85,35 @@ const COMMANDS: &[Command] = &[
     },
     Command {
         name: "compare",
-        options: "h|help f|format= F|b-format= image-opts object= s|strict T|source-cache= \
+        options: "h|help f|format= a-format:format= F|b-format= image-opts object= s|strict T|cache:source-cache= \
                   p|progress q|quiet U|force-share",
         refused: &[],
     },
     Command {
         name: "convert",
-        options: "h|help f|source-format= O|target-format= image-opts target-image-opts \
-                  object= o|options= B|backing= b|backing= F|backing-format= c|compress \
-                  C|copy-range l|snapshot= n|no-create S|sparse-size= r|rate-limit= \
-                  m|parallel= W|oob-writes t|cache= T|source-cache= target-is-zero salvage \
+        options: "h|help f|source-format= O|target-format= output-format:target-format= image-opts source-image-opts:image-opts target-image-opts \
+                  object= o|options= target-format-options:options= target-options:options= B|backing= b|backing= F|backing-format= c|compress \
+                  C|copy-range-offloading:copy-range l|snapshot= source-snapshot:snapshot= n|no-create S|sparse-size= r|rate-limit= \
+                  m|parallel= W|oob-writes t|cache= target-cache:cache= T|source-cache= target-is-zero salvage \
                   bitmaps skip-broken-bitmaps p|progress q|quiet U|force-share",
         refused: &[],
     },
     Command {
         name: "create",
-        options: "h|help f|format= o|options= object= b|backing= F|backing-format= \
+        options: "h|help f|format= o|options= object= b|backing= F|backing-format= B|backing-format= \
                   u|backing-unsafe q|quiet",
         refused: &[],
     },
     Command {
         name: "dd",
-        options: "h|help f|format= O|target-format= image-opts object= U|force-share",
+        options: "h|help f|format= O|target-format= output-format:target-format= image-opts object= U|force-share",
         refused: &[],
     },
     Command {
         name: "info",
-        options: "h|help f|format= image-opts output= object= backing-chain limits \
+        options: "h|help f|format= image-opts output= object= backing-chain t|cache= limits \
                   U|force-share",
-        refused: &["limits"],
+        refused: &[],
     },
     Command {
         name: "map",
@@ -123,14 +123,14 @@ const COMMANDS: &[Command] = &[
     },
     Command {
         name: "measure",
-        options: "h|help f|format= O|target-format= image-opts output= object= o|options= \
+        options: "h|help f|format= O|target-format= image-opts image-options:image-opts output= object= o|options= \
                   s|size= l|snapshot= U|force-share",
         refused: &[],
     },
     Command {
         name: "rebase",
-        options: "h|help f|format= image-opts object= b|backing= F|backing-format= \
-                  u|backing-unsafe c|compress t|cache= T|source-cache= p|progress q|quiet \
+        options: "h|help f|format= image-opts object= b|backing= F|backing-format= B|backing-format= \
+                  u|backing-unsafe c|compress t|cache= T|backing-cache:source-cache= p|progress q|quiet \
                   U|force-share",
         refused: &[],
     },
@@ -320,6 +320,14 @@ mod tests {
         assert_eq!(found.value("target-format"), Some("raw"));
         assert_eq!(found.value("parallel"), Some("16"));
         assert!(found.has("progress") && !found.has("quiet"));
+        let found = line("rebase -b a -B raw --backing-cache none c").unwrap();
+        assert_eq!(found.value("backing-format"), Some("raw"));
+        let found =
+            line("convert --source-image-opts --target-cache none --target-format-options a=1 b c");
+        let found = found.unwrap();
+        assert_eq!((found.has("image-opts"), found.value("cache")), (true, Some("none")));
+        assert_eq!(found.creation().unwrap(), [("a".to_string(), "1".to_string())]);
+        assert_eq!(line("compare --a-format raw a b").unwrap().value("format"), Some("raw"));
         assert_eq!(line("resize -q a -5M").unwrap().operands, ["a", "-5M"]);
         let pairs = found.creation().unwrap();
         assert_eq!(pairs.len(), 3);

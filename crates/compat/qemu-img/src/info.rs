@@ -2,7 +2,7 @@
 
 use std::os::unix::fs::MetadataExt as _;
 
-use blockhaul_block::Error;
+use blockhaul_block::{BlockSizes, Error};
 use blockhaul_catalog::{Intent, Registry, Spec};
 use blockhaul_command_lines::qemu_image::{self, Format, Image, Place};
 use blockhaul_command_lines::qemu_img::Line;
@@ -14,6 +14,7 @@ use blockhaul_transfer::one_line;
 use crate::error::{QemuImgStatus, Result, failure};
 use crate::image::{beside, not_opened};
 use crate::json::Value;
+use crate::limits::LimitedImage;
 use crate::probe::format_of_device;
 use crate::tool::QemuImg;
 
@@ -30,6 +31,10 @@ struct ImageDescription {
     qcow2: Option<Description>,
     /// The image above names a protocol in place of a format: nothing is over the file.
     is_protocol: bool,
+    /// The block sizes of the server that has it, if it is an export.
+    export: Option<BlockSizes>,
+    /// The limits of the disk, and those of its file, if they are to be shown.
+    limits: Option<[Value; 2]>,
 }
 
 impl QemuImg {
@@ -37,7 +42,11 @@ impl QemuImg {
     pub(crate) fn info(&self, line: &Line) -> Result<QemuImgStatus> {
         line.at_most(1)?;
         let is_json = line.is_json()?;
-        let all = self.backing_chain(line.image(0, "format")?, line.has("backing-chain"))?;
+        let direct = is_direct(line)?;
+        let mut all = self.backing_chain(line.image(0, "format")?, line.has("backing-chain"))?;
+        if line.has("limits") {
+            all.iter_mut().try_for_each(|one| one.find_limits(direct))?;
+        }
         let text = if is_json {
             let mut values: Vec<Value> = all.iter().map(ImageDescription::value).collect();
             let value = match (line.has("backing-chain"), values.pop()) {
@@ -145,7 +154,8 @@ impl QemuImg {
             let result = async {
                 let stack = registry.open(&holder, Vec::new(), Intent::READ).await?;
                 open.push(stack.clone());
-                let len = stack.device().facts().size;
+                let facts = stack.device().facts();
+                let (len, sizes) = (facts.size, facts.block);
                 let format = match known {
                     Some(format) => format,
                     // Over the connection that is there: a server may have room for one client.
@@ -154,13 +164,13 @@ impl QemuImg {
                 match format {
                     Format::Qcow2 => {
                         let qcow2 = describe(stack.device()).await?;
-                        Ok((format, qcow2.size, len, Some(qcow2)))
+                        Ok((format, qcow2.size, len, Some(qcow2), sizes))
                     }
-                    Format::Raw => Ok((format, len, len, None)),
+                    Format::Raw => Ok((format, len, len, None, sizes)),
                     _ => {
                         let disk = Spec::parse(described.disk(format, &[]).as_ref())?;
                         let size = size(&registry, &disk, &mut open).await?;
-                        Ok::<_, Error>((format, size, len, None))
+                        Ok::<_, Error>((format, size, len, None, sizes))
                     }
                 }
             };
@@ -169,7 +179,8 @@ impl QemuImg {
         let (result, open) = result;
         // Not on a worker: this waits for servers to end.
         drop(open);
-        let (format, size, len, qcow2) = result.map_err(|error| not_opened(&image, &error))?;
+        let (format, size, len, qcow2, sizes) =
+            result.map_err(|error| not_opened(&image, &error))?;
         let len = match &image.place {
             Place::Path(path) => std::fs::metadata(path).map_or(len, |data| data.len().max(len)),
             Place::Uri(_) => len,
@@ -177,7 +188,9 @@ impl QemuImg {
         // QEMU counts in sectors.
         let [size, len] =
             [size, len].map(|bytes| bytes.checked_next_multiple_of(512).unwrap_or(bytes));
-        Ok(ImageDescription { image, format, size, len, qcow2, is_protocol: false })
+        let export = matches!(image.place, Place::Uri(_)).then_some(sizes);
+        let is_protocol = false;
+        Ok(ImageDescription { image, format, size, len, qcow2, is_protocol, export, limits: None })
     }
 }
 
@@ -192,7 +205,34 @@ async fn size(
     Ok(size)
 }
 
+/// Whether the page cache is bypassed in the cache mode of the command line.
+fn is_direct(line: &Line) -> Result<bool> {
+    match line.value("cache") {
+        None | Some("writeback" | "writethrough" | "unsafe") => Ok(false),
+        Some("none" | "off" | "directsync") => Ok(true),
+        Some(other) => Err(failure(format!("Invalid cache option: {other}"))),
+    }
+}
+
 impl ImageDescription {
+    /// Finds the limits of the disk and of its file.
+    fn find_limits(&mut self, direct: bool) -> Result<()> {
+        let is_known = matches!(self.format, Format::Raw | Format::Qcow2);
+        if !is_known || self.protocol() == "host_device" {
+            let text = "info: --limits is not supported for block devices, and for formats other than raw and qcow2";
+            return Err(failure(text));
+        }
+        let image = LimitedImage {
+            format: self.format,
+            is_guessed: self.image.format.is_none(),
+            qcow2: self.qcow2.as_ref(),
+            direct,
+            export: self.export,
+        };
+        self.limits = Some([image.of_disk(), image.of_holder()]);
+        Ok(())
+    }
+
     /// The name of the backing file, from the directory of this program.
     fn below(&self) -> Option<String> {
         let name = self.qcow2.as_ref()?.backing.as_deref()?;
@@ -226,12 +266,13 @@ impl ImageDescription {
 
     /// The facts of the file alone.
     fn file_value(&self) -> Value {
-        let mut file = vec![
+        let mut file: Vec<_> = self.limits_member(1).into_iter().collect();
+        file.extend([
             ("children", Value::List(Vec::new())),
             ("virtual-size", Value::Number(self.len)),
             ("filename", Value::Text(self.name())),
             ("format", Value::Text(self.protocol().to_string())),
-        ];
+        ]);
         file.extend(self.actual_member());
         if self.protocol() != "nbd" {
             let specific = vec![
@@ -248,12 +289,18 @@ impl ImageDescription {
         Some(("actual-size", Value::Number(self.actual()?)))
     }
 
+    /// The limits of the disk (0) or of its file (1).
+    fn limits_member(&self, number: usize) -> Option<(&'static str, Value)> {
+        Some(("limits", self.limits.as_ref()?[number].clone()))
+    }
+
     fn value(&self) -> Value {
         if self.is_protocol {
             return self.file_value();
         }
         let child = vec![("name", Value::Text("file".to_string())), ("info", self.file_value())];
-        let mut all = vec![("children", Value::List(vec![Value::Object(child)]))];
+        let mut all: Vec<_> = self.limits_member(0).into_iter().collect();
+        all.push(("children", Value::List(vec![Value::Object(child)])));
         let qcow2 = self.qcow2.as_ref();
         if let Some(qcow2) = qcow2 {
             let backing = qcow2.backing.as_ref().and(qcow2.backing_format.as_ref());
@@ -291,8 +338,13 @@ impl ImageDescription {
             human(self.size),
             self.size,
         );
+        let limits = |number: usize, depth: usize| {
+            let all = self.limits.as_ref().map(|both| both[number].lines(depth + 1));
+            let blank = "    ".repeat(depth);
+            all.map(|all| format!("{blank}Block limits:\n{all}")).unwrap_or_default()
+        };
         if self.is_protocol {
-            return text;
+            return text + &limits(1, 0);
         }
         if let Some(qcow2) = &self.qcow2 {
             text += &format!("cluster_size: {}\n", qcow2.cluster);
@@ -309,11 +361,14 @@ impl ImageDescription {
                     text += &format!("backing file format: {}\n", one_line(format));
                 }
             }
+            text += &limits(0, 0);
             if !qcow2.snapshots.is_empty() {
                 text += &table(&qcow2.snapshots);
             }
             text += "Format specific information:\n";
             text += &specific(qcow2).lines(1);
+        } else {
+            text += &limits(0, 0);
         }
         text += &format!(
             "Child node '/file':\n    filename: {name}\n    protocol type: {}\n    file length: {} ({} bytes)\n    \
@@ -322,6 +377,7 @@ impl ImageDescription {
             human(self.len),
             self.len
         );
+        text += &limits(1, 1);
         text
     }
 }

@@ -2,7 +2,7 @@
 
 use blockhaul_transfer::one_line;
 /// A value.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub enum Value {
     Text(String),
     Number(u64),

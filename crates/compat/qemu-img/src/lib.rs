@@ -15,7 +15,7 @@
 //! - `probe`: formats of images. `image`: what several commands do with images. `copy`: copies of disks.
 //! - One module for each command, with `bitmap_copy` for `convert --bitmaps` and `help` for `-o help`.
 //!   `new_image`: options of new images. `preallocation`: the space of their files.
-//! - `progress`: the lines of `-p`. `json`: values as text and JSON.
+//! - `progress`: the lines of `-p`. `json`: values as text and JSON. `limits`: block limits.
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 #![cfg_attr(not(test), warn(clippy::missing_errors_doc))]
@@ -35,6 +35,7 @@ mod help;
 mod image;
 mod info;
 mod json;
+mod limits;
 mod map;
 mod measure;
 mod new_image;

@@ -136,6 +136,23 @@ fn images_are_described_as_qemu_img_does() {
 }
 
 #[test]
+fn limits_are_shown_where_qemu_img_shows_them() {
+    let Some(tools) = Tools::find() else { return };
+    tools.made("create -f raw a.raw 8M");
+    tools.made("create -f qcow2 -b a.raw -F raw a.qcow2");
+    let shown = text(&tools.ours("info --limits --backing-chain -t none a.qcow2").stdout);
+    assert_eq!(shown.matches("Block limits:").count(), 4, "{shown}");
+    assert!(shown.contains("raw\nBlock limits:\n    write zeroes alignment: 65536\n"), "{shown}");
+    let json = text(&tools.ours("info --limits --output=json a.raw").stdout);
+    let parsed: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(parsed["limits"]["request-alignment"], 512);
+    assert_eq!(parsed["children"][0]["info"]["limits"]["max-iov"], 1024);
+    assert!(json.starts_with("{\n    \"limits\": {"), "{json}");
+    let done = tools.ours("info -t some a.raw");
+    assert!(text(&done.stderr).contains("Invalid cache option: some"), "{}", text(&done.stderr));
+}
+
+#[test]
 fn images_are_checked_compared_and_measured_as_qemu_img_does() {
     let Some(tools) = Tools::find() else { return };
     let all = images(&tools);
@@ -807,6 +824,27 @@ fn bitmaps_are_changed_as_by_qemu_img() {
     });
     assert_eq!(a, b);
     assert!(a.contains("dirty"), "{a}");
+}
+
+#[test]
+fn all_bitmaps_are_removed_at_once() {
+    let Some(tools) = Tools::find() else { return };
+    tools.made("create -f qcow2 a.qcow2 8M");
+    tools.made("create -f raw a.raw 8M");
+    for name in ["one", "two"] {
+        tools.made(&format!("bitmap --add a.qcow2 {name}"));
+    }
+    let done = tools.ours("bitmap --remove-all --add -g 128k a.qcow2 three");
+    assert!(done.status.success(), "{}", text(&done.stderr));
+    let shown = text(&tools.theirs("info a.qcow2").stdout);
+    assert!(shown.contains("granularity: 131072") && !shown.contains("name: one"), "{shown}");
+    for image in ["a.qcow2", "a.raw"] {
+        assert!(tools.ours(&format!("bitmap --remove-all {image}")).status.success(), "{image}");
+    }
+    assert!(!text(&tools.theirs("info a.qcow2").stdout).contains("bitmaps"));
+    let done = tools.ours("bitmap --remove-all a.qcow2 three");
+    assert!(text(&done.stderr).contains("Unexpected argument: three"), "{}", text(&done.stderr));
+    tools.made("check a.qcow2");
 }
 
 #[test]
