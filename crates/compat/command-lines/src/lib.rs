@@ -1,4 +1,4 @@
-//! The command lines of nbdkit, nbdcopy, nbddump, nbdinfo, qemu-img, qemu-nbd and qemu-storage-daemon, translated to those of
+//! The command lines of nbdkit, nbdcopy, nbddiscard, nbddump, nbdinfo, nbdzero, qemu-img, qemu-nbd and qemu-storage-daemon, translated to those of
 //! `blockhaul serve`, `blockhaul copy` and `blockhaul info`. What scripts depend on is kept: options and their
 //! abbreviations, formats of output, versions.
 //!
@@ -8,6 +8,7 @@
 
 pub mod getopt;
 pub mod nbdcopy;
+pub mod nbddiscard;
 pub mod nbddump;
 pub mod nbdinfo;
 pub mod nbdkit;
@@ -21,7 +22,7 @@ use std::ffi::OsString;
 
 /// The version of libnbd whose programs are emulated, and that is printed: scripts compare it to
 /// know which options exist.
-const LIBNBD: &str = "1.22.2";
+const LIBNBD: &str = "1.24.4";
 
 /// The output of `--version`: the program, and the library that it belongs to.
 fn version(name: &str) -> String {

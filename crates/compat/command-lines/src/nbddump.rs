@@ -122,7 +122,7 @@ mod tests {
             ("-n x nbd://a", "could not parse --length option: x"),
             ("--skip= nbd://a", "could not parse --offset option"),
             ("--what nbd://a", "--what"),
-            ("--version", "nbddump 1.22.2\nlibnbd"),
+            ("--version", "nbddump 1.24.4\nlibnbd"),
         ] {
             let said = read(text).unwrap_err();
             assert!(said.contains(part), "{text}: {said}");

@@ -217,8 +217,8 @@ pub(crate) fn parse(uri: &str) -> Result<Parsed> {
             (Address::Unix(PathBuf::from(std::ffi::OsString::from_vec(socket))), None)
         }
         Transport::Vsock { cid, port } => (Address::Vsock(cid, port), None),
-        Transport::Ssh { user, host, port, socket } => {
-            let ssh = SshAddress { user, host: host.clone(), port, socket };
+        Transport::Ssh { user, host, port, socket, nbd_port, compress } => {
+            let ssh = SshAddress { user, host: host.clone(), port, socket, nbd_port, compress };
             (Address::Ssh(Box::new(ssh)), Some(host))
         }
     };

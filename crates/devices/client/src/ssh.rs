@@ -22,15 +22,19 @@ pub struct SshAddress {
     pub host: String,
     /// Port of the SSH server; none: that of the configuration of SSH, else 22.
     pub port: Option<u16>,
-    /// Path of a Unix socket there; none: port 10809 of `localhost`.
+    /// Path of a Unix socket there; none: a port of `localhost`.
     pub socket: Option<Vec<u8>>,
+    /// That port.
+    pub nbd_port: u16,
+    /// Whether SSH compresses what it transfers.
+    pub compress: bool,
 }
 
 impl fmt::Display for SshAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.socket {
             Some(path) => write!(f, "Unix socket {}", String::from_utf8_lossy(path))?,
-            None => write!(f, "port {}", blockhaul_wire::magic::PORT)?,
+            None => write!(f, "port {}", self.nbd_port)?,
         }
         write!(f, " of {} through SSH", self.host)
     }
@@ -54,6 +58,9 @@ impl SshAddress {
     /// The arguments of `ssh`. The URI's parser refuses names that would be options.
     fn words(&self) -> Vec<OsString> {
         let mut words: Vec<OsString> = Vec::new();
+        if self.compress {
+            words.push("-C".into());
+        }
         if let Some(port) = self.port {
             words.extend(["-p".into(), port.to_string().into()]);
         }
@@ -63,7 +70,7 @@ impl SshAddress {
         match &self.socket {
             // Needs no program on the other machine.
             None => {
-                let place = format!("localhost:{}", blockhaul_wire::magic::PORT);
+                let place = format!("localhost:{}", self.nbd_port);
                 words.extend(["-W".into(), place.into(), "--".into(), (&self.host).into()]);
             }
             // -W knows no Unix sockets.
@@ -122,6 +129,8 @@ mod tests {
             host: "host".into(),
             port,
             socket: socket.map(|path| path.as_bytes().to_vec()),
+            nbd_port: 7,
+            compress: user.is_some(),
         };
         let words = address.words().into_iter().map(|word| word.into_string().unwrap());
         words.collect::<Vec<_>>().join(" ")
@@ -129,8 +138,8 @@ mod tests {
 
     #[test]
     fn the_command_leaves_to_the_configuration_what_the_uri_does_not_say() {
-        assert_eq!(words(None, None, None), "-W localhost:10809 -- host");
-        assert_eq!(words(Some("me"), Some(22), None), "-p 22 -l me -W localhost:10809 -- host");
+        assert_eq!(words(None, None, None), "-W localhost:7 -- host");
+        assert_eq!(words(Some("me"), Some(22), None), "-C -p 22 -l me -W localhost:7 -- host");
         assert_eq!(words(None, None, Some("/a b'c")), r"-- host nc -U '/a b'\''c'");
     }
 }

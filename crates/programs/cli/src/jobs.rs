@@ -377,7 +377,8 @@ fn tell(disks: &[DiskCopy], verbose: bool, signal: i32) -> Outcome {
     let mut failed = Vec::new();
     for disk in disks {
         if let Some(Ok(report)) = &disk.result {
-            report::print(report, verbose, &format!("disk {}: ", disk.name), false)?;
+            report::print(report, verbose, &format!("disk {}: ", disk.name))?;
+            report::print_digest(report, &report::DigestLine::Named, false)?;
         } else {
             failed.push(disk);
         }

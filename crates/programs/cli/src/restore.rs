@@ -6,6 +6,7 @@ use blockhaul_transfer::{Endpoint, TransferOptions};
 use crate::args;
 use crate::brackets::Groups;
 use crate::copy::copy_options::check_request;
+use crate::copy::report::DigestLine;
 use crate::copy::{self, RunOptions};
 use crate::exit::{Failure, Outcome};
 use crate::progress::Style;
@@ -41,5 +42,5 @@ fn run_options(args: &args::Restore) -> RunOptions {
     let args::Reporting { progress, no_progress, verbose } = args.reporting;
     let shows_map = progress == Some(Style::Map);
     let session = SessionOptions { shows_map, ..SessionOptions::default() };
-    RunOptions { progress, no_progress, verbose, session }
+    RunOptions { progress, no_progress, verbose, digest: DigestLine::Named, session }
 }

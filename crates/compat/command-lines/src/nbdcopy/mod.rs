@@ -27,6 +27,8 @@ This is blockhaul, with the command line of libnbd's nbdcopy.
 
     --allocated             do not create holes
     -C, --connections=N     connections to each side (4)
+    --blkhash[=sha256/64k]  print the blkhash of the disk
+    --blkhash-file=FILE     print it there
     --destination-is-zero, --target-is-zero
                             assume that the destination reads as zeroes
     --flush                 flush the destination before exiting
@@ -91,6 +93,11 @@ impl Copy {
         }
         let text = source.lines("src") + &target.lines("dst") + &self.settings.line(piped);
         (text, started)
+    }
+
+    /// Whether the digest of the disk is printed, and the file for it, in the place of standard output.
+    pub fn digest(&self) -> Option<Option<&str>> {
+        self.settings.has("blkhash").then(|| self.settings.digest_file())
     }
 
     /// Puts streams with a path in the place of standard input and output.

@@ -6,7 +6,8 @@ use std::ffi::OsString;
 use super::end::{End, is_block_device};
 
 pub(super) const OPTIONS: &str = "\
-    help allocated C|connections= destination-is-zero flush long-options no-extents \
+    help allocated blkhash=? blkhash-file= C|connections= destination-is-zero flush \
+    long-options no-extents \
     p|progress=? queue-size= request-size= R|requests= short-options S|sparse= synchronous \
     target-is-zero:destination-is-zero T|threads= v|verbose V|version";
 
@@ -75,12 +76,22 @@ impl Settings {
                 0 => "0".to_string(),
                 _ => power_of_2(512, u32::MAX.into())?.to_string(),
             },
+            "blkhash" => {
+                self.options.insert(name, None);
+                return check_blkhash(&text);
+            }
+            "blkhash-file" => text,
             // The copy raises it to the request size. More than the maximum is no limit at all.
             "queue-size" => size()?.clamp(1, 64 << 30).to_string(),
             _ => return Err(format!("--{name} takes no value")),
         };
         self.options.insert(name, Some(value));
         Ok(())
+    }
+
+    /// The file of `--blkhash-file`.
+    pub(super) fn digest_file(&self) -> Option<&str> {
+        self.options.get("blkhash-file")?.as_deref()
     }
 
     pub(super) fn has(&self, name: &str) -> bool {
@@ -99,6 +110,10 @@ impl Settings {
 
     pub(super) fn words(&self, target: &End) -> Vec<OsString> {
         let mut options = self.options.clone();
+        options.remove("blkhash-file");
+        if options.remove("blkhash").is_some() {
+            options.insert("digest", Some("blksum".to_string()));
+        }
         // A file is made anew, and nbdcopy then allocates all of it; here only zeroed ranges are
         // allocated.
         if self.has("allocated") && matches!(target, End::Storage(path) if !is_block_device(path)) {
@@ -142,6 +157,21 @@ impl Settings {
             "nbdcopy: connections={connections} requests={requests} threads={connections} \
              synchronous={alone}\n"
         )
+    }
+}
+
+/// Refuses digests other than the default one, with blocks of 64 KiB.
+fn check_blkhash(text: &str) -> Result<(), String> {
+    let (algorithm, block) = text.split_once('/').unwrap_or((text, "64k"));
+    let block = blockhaul_catalog::parse_size(block)
+        .map_err(|error| format!("--blkhash: could not parse size: {}", error.text()))?;
+    match algorithm {
+        _ if !block.is_power_of_two() => Err(format!("--blkhash is not a power of two: {block}")),
+        "sha256" if block == 64 << 10 => Ok(()),
+        "md5" | "sha1" | "sha256" | "sha512" => {
+            Err(format!("--blkhash={text} is not supported: only sha256/64k, the default, is"))
+        }
+        other => Err(format!("--blkhash: unknown digest algorithm '{other}'")),
     }
 }
 
@@ -189,6 +219,9 @@ mod tests {
              --queue-size=1048576 --request-size=65536 --requests=5 --retries=0 --segment=128m --sparse=0 --synchronous \
              --threads=2 --timeout=0 --trust --zero-all"
         );
+        assert!(words("--blkhash --blkhash-file=x").contains("--digest=blksum --no-progress"));
+        assert!(words("--blkhash=sha256/65536").contains("--digest=blksum"));
+        assert!(!words("--blkhash-file=x").contains("x"));
         assert!(words("--progress=3 --progress=4").contains("--progress=4"));
         // A file that is to be allocated is not assumed to be zero.
         let settings_of = settings("--allocated --destination-is-zero").unwrap();
@@ -215,6 +248,10 @@ mod tests {
             "--queue-size=",
             "--progress=json",
             "--progress=-1",
+            "--blkhash=sha512",
+            "--blkhash=sha256/128k",
+            "--blkhash=sha256/1000",
+            "--blkhash=foo",
         ];
         for text in bad {
             let error = settings(text).unwrap_err();

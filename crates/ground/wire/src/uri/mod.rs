@@ -67,6 +67,10 @@ mod tests {
             ("nbds://a@h/?tls-username=a&tls-type=x509", "nbds://a@h:10809/?tls-type=x509"),
             ("nbd+vsock:///x", "nbd+vsock://2:10809/x"),
             ("nbds+vsock://3:4", "nbds+vsock://3:4/"),
+            // As in libnbd 1.24.
+            ("nbd://h:1/?nbd-port=2", "nbd://h:2/"),
+            ("nbd+vsock://3:4/?nbd-port=5&compress=no", "nbd+vsock://3:5/"),
+            ("nbd+ssh://h/?compress=0&nbd-port=10809", "nbd+ssh://h/"),
         ] {
             assert_eq!(canonical(text), form, "{text}");
         }
@@ -87,6 +91,7 @@ mod tests {
             "nbd+ssh://me@host:2222/disk",
             "nbd+ssh://[::1]:22/",
             "nbds+ssh://host/x?socket=/run/nbd.sock",
+            "nbd+ssh://host/?nbd-port=7&compress=true",
         ] {
             assert_eq!(canonical(uri), uri);
         }
@@ -96,6 +101,8 @@ mod tests {
             host: "host".into(),
             port: Some(2222),
             socket: Some(b"/a b".to_vec()),
+            nbd_port: 10809,
+            compress: false,
         };
         assert_eq!(parsed.transport, wanted);
         let parsed = Uri::parse("nbds+ssh://alice@host/").unwrap();
@@ -122,9 +129,13 @@ mod tests {
             ("nbd+unix://disk?socket=s", "three slashes"),
             ("nbd+unix:///?socket=", "is empty"),
             ("nbd+unix:///?socket=a%00b", "NUL"),
-            ("nbd://h/?tls-foo=1", "known are socket, tls-certificates"),
+            ("nbd://h/?tls-foo=1", "known are socket, nbd-port, compress, tls-certificates"),
             ("nbds://h/?tls-verify-peer=maybe", "must be true or false"),
             ("nbds://h/?tls-type=anon", "use x509 or psk"),
+            ("nbds://h/?tls-priority=NORMAL", "leave it out"),
+            ("nbd://h/?nbd-port=x", "1..65535"),
+            ("nbd://h/?nbd-port=0", "1..65535"),
+            ("nbd+ssh://h/?compress=maybe", "must be true or false"),
             ("nbds://h/?tls-type=PSK", "must be x509 or psk"),
             ("nbds://a@h/?tls-username=b", "differ"),
             ("nbds://h/?tls-hostname=a&tls-hostname=b", "is given twice"),

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::fmt::Write as _;
 
+use crate::magic;
+
 /// A parsed URI. Its `Display` is the canonical form.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Uri {
@@ -39,9 +41,13 @@ pub enum Transport {
         host: String,
         /// Port of the SSH server, if the URI has one.
         port: Option<u16>,
-        /// Path of a Unix socket there; without it, the NBD server is at port 10809 of that
-        /// machine's `localhost`.
+        /// Path of a Unix socket there; without it, the NBD server is at a port of that machine's
+        /// `localhost`.
         socket: Option<Vec<u8>>,
+        /// That port, 10809 if the URI has none.
+        nbd_port: u16,
+        /// Whether SSH compresses what it transfers.
+        compress: bool,
     },
     /// A virtual machine socket.
     Vsock {
@@ -83,8 +89,10 @@ pub const SCHEMES: [&str; 8] =
     ["nbd", "nbds", "nbd+unix", "nbds+unix", "nbd+vsock", "nbds+vsock", "nbd+ssh", "nbds+ssh"];
 
 /// Supported parameters, in the order of the canonical form.
-pub const PARAMETERS: [&str; 7] = [
+pub const PARAMETERS: [&str; 9] = [
     "socket",
+    "nbd-port",
+    "compress",
     "tls-certificates",
     "tls-psk-file",
     "tls-hostname",
@@ -146,6 +154,14 @@ impl fmt::Display for Uri {
             &self.transport
         {
             parameter("socket", socket)?;
+        }
+        if let Transport::Ssh { nbd_port, compress, .. } = self.transport {
+            if nbd_port != magic::PORT {
+                parameter("nbd-port", nbd_port.to_string().as_bytes())?;
+            }
+            if compress {
+                parameter("compress", b"true")?;
+            }
         }
         let Some(tls) = &self.tls else { return Ok(()) };
         let texts = [

@@ -45,7 +45,9 @@ impl Uri {
             None => (None, authority),
         };
         let parameters = Parameters::parse(query.unwrap_or(""))?;
-        let mut transport = transport(kind, scheme, authority, parameters.socket)?;
+        let Parameters { socket, nbd_port, compress, .. } = parameters;
+        let mut transport = transport(kind, scheme, authority, socket)?;
+        transport.take(nbd_port, compress.unwrap_or(false));
         let mut tls = parameters.tls;
         let user = user.map(|user| decode_text("user name", user)).transpose()?;
         if let (Transport::Ssh { user: login, .. }, false) = (&mut transport, secure) {
@@ -66,6 +68,22 @@ impl Uri {
         // The user and the TLS parameters are useless without TLS, but harmless: libnbd accepts
         // them.
         Ok(Uri { transport, export, tls: secure.then_some(tls) })
+    }
+}
+
+impl Transport {
+    /// Takes the port of the NBD server, which counts more than that of the authority, and what is
+    /// said about compression. Transports without one ignore them, as in libnbd.
+    fn take(&mut self, given: Option<u16>, compressed: bool) {
+        match self {
+            Transport::Tcp { port, .. } => *port = given.unwrap_or(*port),
+            Transport::Vsock { port, .. } => *port = given.map_or(*port, u32::from),
+            Transport::Ssh { nbd_port, compress, .. } => {
+                *nbd_port = given.unwrap_or(*nbd_port);
+                *compress = compressed;
+            }
+            Transport::Unix { .. } => {}
+        }
     }
 }
 
@@ -186,7 +204,8 @@ fn ssh(authority: &str, socket: Option<Vec<u8>>) -> Result<Transport, Error> {
     // The configuration of SSH may have another port for this host.
     let after = authority.rsplit_once(']').map_or(authority, |(_, after)| after);
     let port = after.split_once(':').is_some_and(|(_, port)| !port.is_empty()).then_some(port);
-    Ok(Transport::Ssh { user: None, host, port, socket })
+    let nbd_port = magic::PORT;
+    Ok(Transport::Ssh { user: None, host, port, socket, nbd_port, compress: false })
 }
 
 /// Refuses what the command `ssh` would take for an option.
@@ -281,16 +300,17 @@ fn number<T: std::str::FromStr>(text: &str) -> Option<T> {
 #[derive(Default)]
 struct Parameters {
     socket: Option<Vec<u8>>,
+    nbd_port: Option<u16>,
+    compress: Option<bool>,
     tls: TlsParameters,
 }
 
 impl Parameters {
     fn parse(query: &str) -> Result<Parameters, Error> {
         let mut parameters = Parameters::default();
-        let Parameters { socket, tls } = &mut parameters;
         for part in query.split(['&', ';']).filter(|part| !part.is_empty()) {
             let (name, value) = part.split_once('=').unwrap_or((part, ""));
-            let Some(again) = take_parameter(name, value, socket, tls)? else {
+            let Some(again) = parameters.take(name, value)? else {
                 return Err(Error(format!(
                     "unknown parameter \"{}\" in an NBD URI, known are {}",
                     shown(name),
@@ -303,6 +323,27 @@ impl Parameters {
         }
         Ok(parameters)
     }
+
+    /// Takes a parameter with its value: whether it was there before; `None` if it is none of ours.
+    fn take(&mut self, name: &str, value: &str) -> Result<Option<bool>, Error> {
+        Ok(Some(match name {
+            "nbd-port" => self.nbd_port.replace(nbd_port(value)?).is_some(),
+            "compress" => self.compress.replace(boolean(name, value)?).is_some(),
+            "tls-priority" => {
+                return Err(Error(
+                    "\"tls-priority\" is not supported, as it can make TLS weaker: leave it out"
+                        .to_owned(),
+                ));
+            }
+            _ => return take_parameter(name, value, &mut self.socket, &mut self.tls),
+        }))
+    }
+}
+
+fn nbd_port(value: &str) -> Result<u16, Error> {
+    number(value).filter(|port| *port != 0).ok_or_else(|| {
+        Error(format!("the parameter \"nbd-port\" is \"{}\", not in 1..65535", shown(value)))
+    })
 }
 
 /// Takes a parameter with its value: whether it was there before; `None` if it is none of ours.

@@ -9,6 +9,7 @@
 //! `blockhaul_qemu_img` is qemu-img as a whole.
 
 mod nbdcopy;
+mod nbddiscard;
 mod nbddump;
 mod nbdinfo;
 mod nbdkit;
@@ -43,9 +44,11 @@ struct Program {
 
 const PROGRAMS: &[Program] = &[
     Program { name: "nbdcopy", run: nbdcopy::run },
+    Program { name: "nbddiscard", run: nbddiscard::run_discard },
     Program { name: "nbddump", run: nbddump::run },
     Program { name: "nbdinfo", run: nbdinfo::run },
     Program { name: "nbdkit", run: nbdkit::run },
+    Program { name: "nbdzero", run: nbddiscard::run_zero },
     #[cfg(feature = "formats")]
     Program { name: "qemu-img", run: qemu_img::run },
     #[cfg(feature = "formats")]

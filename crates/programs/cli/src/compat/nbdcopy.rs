@@ -1,12 +1,14 @@
 //! `nbdcopy`, by `blockhaul copy`.
 
 use std::ffi::OsString;
+use std::path::PathBuf;
 
 use blockhaul_command_lines::nbdcopy::Copy;
 use blockhaul_command_lines::{Asked, nbdcopy};
 
 use super::stand_in::{answer, failure, log_as, own};
 use crate::args::Command;
+use crate::copy::report::DigestLine;
 use crate::exit::{FAILED, Failure, Outcome, plain};
 use crate::{copy, out, signals};
 
@@ -32,6 +34,13 @@ fn carry_out(mut requested: Copy) -> Outcome {
         out::error(&text);
     }
     requested.take_places().map_err(failure)?;
+    let line = match requested.digest() {
+        Some(_) if requested.is_stream() => {
+            return Err(failure("--blkhash is not supported for a copy from a pipe to a pipe"));
+        }
+        Some(file) => DigestLine::Alone(file.map(PathBuf::from)),
+        None => DigestLine::Named,
+    };
     if requested.is_stream() {
         return pour();
     }
@@ -39,7 +48,7 @@ fn carry_out(mut requested: Copy) -> Outcome {
     let Command::Copy(args) = cli.command else {
         return Err(failure("the command line was not understood"));
     };
-    let outcome = copy::run(&args, &groups);
+    let outcome = copy::run_printing(&args, &groups, line);
     // Servers that were started here end here.
     drop(started);
     outcome
@@ -73,6 +82,7 @@ mod tests {
             "--queue-size=7E -S 2147483648 --request-size=32M",
             "-p -v --allocated --flush --no-extents --target-is-zero --synchronous",
             "--progress=3 -C1 -R1 -T1 -S 512",
+            "--blkhash=sha256 --blkhash-file=x",
         ];
         for line in lines {
             let words: Vec<OsString> = line

@@ -9,6 +9,7 @@ use blockhaul_io::Pool;
 use blockhaul_metrics::ObservedCopy;
 use blockhaul_transfer::{CopyRequest, CopySetup, without_secrets};
 
+use self::report::DigestLine;
 use crate::brackets::Groups;
 use crate::exit::{self, Failure, Outcome};
 use crate::progress::{Reporter, Style};
@@ -17,11 +18,22 @@ use crate::{args, jobs, logger, signals};
 
 /// Runs `blockhaul copy`.
 pub fn run(args: &args::CopyArgs, groups: &Groups) -> Outcome {
-    logger::start(args.verbose);
     if let Some(file) = &args.job {
+        logger::start(args.verbose);
         return jobs::run(args, file);
     }
-    run_one(args, groups)
+    run_printing(args, groups, DigestLine::Named)
+}
+
+/// Runs one copy, and prints its digest in this form.
+pub(crate) fn run_printing(args: &args::CopyArgs, groups: &Groups, digest: DigestLine) -> Outcome {
+    logger::start(args.verbose);
+    let alone = (args.parallel, args.total_memory, args.total_connections) == (None, None, None);
+    if !alone {
+        let text = "--parallel, --total-memory and --total-connections require --job";
+        return Err(Failure::usage(text));
+    }
+    run_request(request(args, groups)?, &RunOptions { digest, ..args.into() })
 }
 
 /// What a command shows of its copy, and what runs it.
@@ -30,13 +42,15 @@ pub(crate) struct RunOptions {
     pub(crate) no_progress: bool,
     /// A summary is printed at the end.
     pub(crate) verbose: bool,
+    pub(crate) digest: DigestLine,
     pub(crate) session: SessionOptions,
 }
 
 impl From<&args::CopyArgs> for RunOptions {
     fn from(args: &args::CopyArgs) -> RunOptions {
         let args::CopyArgs { progress, no_progress, verbose, .. } = *args;
-        RunOptions { progress, no_progress, verbose, session: args.into() }
+        let digest = DigestLine::Named;
+        RunOptions { progress, no_progress, verbose, digest, session: args.into() }
     }
 }
 
@@ -52,16 +66,6 @@ fn request(args: &args::CopyArgs, groups: &Groups) -> Result<CopyRequest, Failur
 /// Both sides for a page that other users may read.
 pub(crate) fn shown_ends(setup: &CopySetup) -> [String; 2] {
     setup.specs().map(|spec| without_secrets(&spec.to_string()))
-}
-
-/// Runs one copy.
-fn run_one(args: &args::CopyArgs, groups: &Groups) -> Outcome {
-    let alone = (args.parallel, args.total_memory, args.total_connections) == (None, None, None);
-    if !alone {
-        let text = "--parallel, --total-memory and --total-connections require --job";
-        return Err(Failure::usage(text));
-    }
-    run_request(request(args, groups)?, &args.into())
 }
 
 /// Runs the copy of a request that was checked.
@@ -97,7 +101,8 @@ pub(crate) fn run_request(request: CopyRequest, options: &RunOptions) -> Outcome
     };
     session.finish(exit::command_end(&outcome));
     if let Some(report) = report {
-        report::print(&report, options.verbose, "", ends[1] == Spec::Pipe)?;
+        report::print(&report, options.verbose, "")?;
+        report::print_digest(&report, &options.digest, ends[1] == Spec::Pipe)?;
     }
     outcome
 }

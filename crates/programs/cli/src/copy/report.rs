@@ -1,8 +1,10 @@
 //! The report of a copy for the user of the command.
 
+use std::path::PathBuf;
+
 use blockhaul_transfer::{CopyEnd, CopyReport};
 
-use crate::exit::Failure;
+use crate::exit::{FAILED, Failure, plain};
 use crate::{out, signals};
 
 /// The exit status of a copy that succeeded. Like other programs that write to a pipe, a copy whose
@@ -14,13 +16,38 @@ pub(crate) fn status(report: &CopyReport) -> u8 {
     }
 }
 
-/// Prints the report and the digest. Each line begins with `disk`.
-pub(crate) fn print(
+/// How the digest of a copy is printed.
+#[derive(Debug)]
+pub(crate) enum DigestLine {
+    /// With the name of the source, on standard output, or on standard error if that is the target.
+    Named,
+    /// Without a name, on standard output or in this file.
+    Alone(Option<PathBuf>),
+}
+
+/// Prints the digest, if there is one.
+pub(crate) fn print_digest(
     report: &CopyReport,
-    verbose: bool,
-    disk: &str,
+    form: &DigestLine,
     to_pipe: bool,
 ) -> Result<(), Failure> {
+    let Some(line) = &report.digest else { return Ok(()) };
+    let alone =
+        || line.split_whitespace().next().map(|digest| format!("{digest}\n")).unwrap_or_default();
+    match form {
+        DigestLine::Named if to_pipe => out::error(line),
+        DigestLine::Named => drop(out::print(line.as_bytes())?),
+        DigestLine::Alone(None) => drop(out::print(alone().as_bytes())?),
+        DigestLine::Alone(Some(path)) => std::fs::write(path, alone()).map_err(|error| {
+            let text = format!("cannot write the digest to {}: {}", path.display(), plain(&error));
+            Failure::new(FAILED, text)
+        })?,
+    }
+    Ok(())
+}
+
+/// Prints the report. Each line begins with `disk`.
+pub(crate) fn print(report: &CopyReport, verbose: bool, disk: &str) -> Result<(), Failure> {
     for warning in &report.warnings {
         let warning = out::one_line(&format!("{disk}warning: {warning}"));
         out::error(&format!("blockhaul: copy: {warning}\n"));
@@ -28,11 +55,6 @@ pub(crate) fn print(
     if verbose || report.end == CopyEnd::CompletedEarlier {
         let text = out::one_line(&format!("{disk}{}", report.text));
         out::error(&format!("blockhaul: copy: {text}\n"));
-    }
-    match &report.digest {
-        None => {}
-        Some(line) if to_pipe => out::error(line),
-        Some(line) => drop(out::print(line.as_bytes())?),
     }
     Ok(())
 }

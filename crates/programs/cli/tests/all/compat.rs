@@ -8,7 +8,7 @@ use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
 use blockhaul_testkit::require_peer;
-use blockhaul_testkit::tools::{self, Scratch, text};
+use blockhaul_testkit::tools::{self, Scratch, Server, text};
 
 const LIMIT: Duration = Duration::from_secs(120);
 const OURS: &str = env!("CARGO_BIN_EXE_blockhaul");
@@ -21,7 +21,7 @@ struct Place {
 impl Place {
     fn new() -> Place {
         let scratch = Scratch::new().unwrap();
-        for name in ["nbdcopy", "nbddump", "nbdinfo", "nbdkit"] {
+        for name in ["nbdcopy", "nbddiscard", "nbddump", "nbdinfo", "nbdkit", "nbdzero"] {
             std::os::unix::fs::symlink(OURS, scratch.file(name)).unwrap();
         }
         Place { scratch }
@@ -72,22 +72,132 @@ impl Place {
     }
 }
 
+/// The options of the programs of libnbd 1.24.4, in order.
+const LIBNBD_1_24: &[(&str, &str)] = &[
+    (
+        "nbdcopy",
+        "-C -R -S -T -V -p -v --allocated --blkhash --blkhash-file --connections --destination-is-zero --flush --help \
+         --no-extents --progress --queue-size --request-size --requests --sparse --synchronous --target-is-zero \
+         --threads --verbose --version",
+    ),
+    (
+        "nbddiscard",
+        "-V -c -h -l -o -q -v -y -z --check --fast-zero --help --length --offset --quiet --verbose --version --yes \
+         --zero",
+    ),
+    (
+        "nbddump",
+        "-V -n -o --color --colors --colour --colours --help --length --limit --no-color --no-colors --no-colour \
+         --no-colours --offset --skip --version",
+    ),
+    (
+        "nbdinfo",
+        "-L -V --can --can-not --cannot --cant --color --colors --colour --colours --content --has --has-not --hasnot \
+         --hasnt --have --have-not --havenot --havent --help --is --is-not --isnot --isnt --json --list --map \
+         --no-color --no-colors --no-colour --no-colours --no-content --size --total --totals --uri --version",
+    ),
+];
+
+fn sorted_lines(bytes: &[u8]) -> Vec<String> {
+    let mut lines: Vec<String> = text(bytes).lines().map(str::to_owned).collect();
+    lines.sort();
+    lines
+}
+
 #[test]
-fn the_lists_and_the_version_are_the_originals() {
+fn the_lists_and_the_version_are_those_of_libnbd() {
+    let place = Place::new();
+    for (name, options) in LIBNBD_1_24 {
+        let options: Vec<&str> = options.split_whitespace().collect();
+        let first_long = options.iter().position(|option| option.starts_with("--")).unwrap();
+        let (short, long) = options.split_at(first_long);
+        for (list, expected) in [("--short-options", short), ("--long-options", long)] {
+            let ours = place.succeed(&format!("{name} {list}"));
+            assert_eq!(sorted_lines(&ours.stdout), expected, "{name} {list}");
+        }
+        let version = text(&place.succeed(&format!("{name} --version")).stdout);
+        assert!(version.starts_with(&format!("{name} 1.24.4\n")), "{version}");
+    }
+}
+
+#[test]
+fn the_options_of_the_installed_libnbd_are_known() {
     let place = Place::new();
     for name in ["nbdcopy", "nbddump", "nbdinfo"] {
         let original = require_peer!(name);
-        for option in ["--version", "--short-options", "--long-options"] {
+        for option in ["--short-options", "--long-options"] {
             let theirs = tools::output(original.command().arg(option), LIMIT).unwrap();
-            let ours = place.succeed(&format!("{name} {option}"));
-            let sorted = |bytes: &[u8]| {
-                let mut lines: Vec<String> = text(bytes).lines().map(str::to_owned).collect();
-                lines.sort();
-                lines
-            };
-            assert_eq!(sorted(&ours.stdout), sorted(&theirs.stdout), "{name} {option}");
+            let ours = sorted_lines(&place.succeed(&format!("{name} {option}")).stdout);
+            let missing = sorted_lines(&theirs.stdout).into_iter().find(|one| !ours.contains(one));
+            assert_eq!(missing, None, "{name} {option}");
         }
+        let theirs = tools::output(original.command().arg("--version"), LIMIT).unwrap();
+        let words = |bytes: &[u8]| -> Vec<String> {
+            text(bytes)
+                .lines()
+                .filter_map(|line| Some(line.split_once(' ')?.0.to_owned()))
+                .collect()
+        };
+        let ours = place.succeed(&format!("{name} --version"));
+        assert_eq!(words(&ours.stdout), words(&theirs.stdout), "{name}");
     }
+}
+
+#[test]
+fn the_blkhash_is_that_of_libnbd() {
+    let place = Place::new();
+    let bytes: Vec<u8> = (0..1_000_000_u32).map(|number| (number % 251) as u8).collect();
+    fs::write(place.file("data"), &bytes).unwrap();
+    fs::File::options().append(true).open(place.file("data")).unwrap().set_len(3_000_000).unwrap();
+    // The output of nbdcopy 1.24.4.
+    let hash = "3eba91bf3d5838e101dbe7d0ccb9e39f21bcb42594e860a9c43729a613a8156a\n";
+    assert_eq!(text(&place.succeed("nbdcopy --blkhash data null:").stdout), hash);
+    assert_eq!(text(&place.succeed("nbdcopy --blkhash=sha256/64k data copy").stdout), hash);
+    let done = place.succeed("nbdcopy --blkhash --blkhash-file=hash data copy");
+    assert!(done.stdout.is_empty());
+    assert_eq!(fs::read_to_string(place.file("hash")).unwrap(), hash);
+    assert_eq!(text(&place.shell("nbdcopy --blkhash - null: < data").stdout), hash);
+    assert!(text(&place.shell("nbdcopy --blkhash data - | tail -c 65").stdout) == hash);
+    let refused = place.run("nbdcopy --blkhash=md5 data null:");
+    assert!(text(&refused.stderr).contains("only sha256/64k"), "{refused:?}");
+    let refused = place.shell("cat data | nbdcopy --blkhash - - | cat");
+    assert!(text(&refused.stderr).contains("from a pipe to a pipe"), "{}", text(&refused.stderr));
+}
+
+#[test]
+fn parts_of_disks_are_discarded_zeroed_and_checked() {
+    let place = Place::new();
+    let bytes = place.disk("disk");
+    let size = bytes.len();
+    let socket = place.scratch.socket("served");
+    let args = [place.file("disk").display().to_string()];
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    let server = Server::blockhaul(OURS.as_ref(), &socket, &args).unwrap();
+    let uri = server.uri("");
+    let said = place.run(&format!("nbdzero --check {uri}"));
+    assert_eq!(said.status.code(), Some(1));
+    assert!(text(&said.stderr).contains("image has data at offset 0"), "{said:?}");
+    // Without an answer nothing happens.
+    let said = place.run(&format!("nbdzero {uri}"));
+    let asked = format!("PERMANENTLY ERASE everything on {uri} bytes 0 - {} (y/N)? ", size - 1);
+    assert_eq!((said.status.code(), text(&said.stdout)), (Some(1), asked));
+    assert!(text(&said.stderr).contains("operation cancelled"), "{said:?}");
+    assert_eq!(fs::read(place.file("disk")).unwrap(), bytes);
+    assert!(place.shell(&format!("echo y | nbdzero -o 1M -l 1M '{uri}'")).status.success());
+    let mut expected = bytes.clone();
+    expected[1 << 20..2 << 20].fill(0);
+    assert!(fs::read(place.file("disk")).unwrap() == expected);
+    place.succeed(&format!("nbdzero -c -o 1M -l 1048576 {uri}"));
+    let said = place.succeed(&format!("nbdzero -y -o 8M -l 1M {uri}"));
+    assert_eq!(text(&said.stdout), "warning: offset + length is beyond the end of the disk\n");
+    assert!(place.succeed(&format!("nbdzero -y -q -o 9M {uri}")).stdout.is_empty());
+    place.succeed(&format!("nbddiscard -y {uri}"));
+    place.succeed(&format!("nbddiscard -c {uri}"));
+    assert!(fs::read(place.file("disk")).unwrap() == vec![0; size]);
+    drop(server);
+    let args = ["-r", args[0]];
+    let server = Server::blockhaul(OURS.as_ref(), &socket, &args).unwrap();
+    assert_eq!(place.run(&format!("nbddiscard -y {}", server.uri(""))).status.code(), Some(1));
 }
 
 #[test]
