@@ -137,7 +137,8 @@ pub struct Map {
     ///
     /// With several, a range ends where the state of any of them changes, and shows the states of
     /// all.
-    #[arg(long, value_name = "NAME", default_value = blockhaul_block::BASE_ALLOCATION)]
+    // The spelling of nbdinfo and of info, for those who know it.
+    #[arg(long, alias = "map", value_name = "NAME", default_value = blockhaul_block::BASE_ALLOCATION)]
     pub context: Vec<String>,
 
     #[command(flatten)]

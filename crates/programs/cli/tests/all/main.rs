@@ -33,6 +33,8 @@ mod long;
 #[cfg(feature = "fuse")]
 mod mount;
 mod names;
+#[cfg(feature = "formats")]
+mod option_lists;
 mod part;
 mod proxmox;
 mod pull;
