@@ -4,24 +4,13 @@ use std::ffi::OsString;
 
 use blockhaul_catalog::Spec;
 
-use crate::getopt::{self, Opt, Value, opt};
+use crate::getopt;
 use crate::{Asked, common};
 
 /// The options of both programs.
-pub const OPTIONS: &[Opt] = &[
-    opt("check", Some(b'c'), Value::No),
-    opt("fast-zero", None, Value::No),
-    opt("help", Some(b'h'), Value::No),
-    opt("length", Some(b'l'), Value::Must),
-    opt("long-options", None, Value::No),
-    opt("offset", Some(b'o'), Value::Must),
-    opt("quiet", Some(b'q'), Value::No),
-    opt("short-options", None, Value::No),
-    opt("verbose", Some(b'v'), Value::No),
-    opt("version", Some(b'V'), Value::No),
-    opt("yes", Some(b'y'), Value::No),
-    opt("zero", Some(b'z'), Value::No),
-];
+pub const OPTIONS: &str = "\
+    c|check fast-zero h|help l|length= long-options o|offset= q|quiet short-options v|verbose \
+    V|version y|yes z|zero";
 
 const HELP: &str = "\
 Discards or zeroes a disk, or a part of it. ALL DATA THERE IS LOST.
