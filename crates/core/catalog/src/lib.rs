@@ -56,7 +56,10 @@ pub use qemu_node::{QemuNode, QemuPlace, insert_option, only_options, options_of
 pub use registry::Registry;
 pub use several::{Named, Several};
 pub use shutdown::Shutdown;
-pub use size::{format_size, parse_duration, parse_number, parse_rate, parse_size, parse_switch};
+pub use size::{
+    format_size, parse_duration, parse_number, parse_rate, parse_size, parse_switch, size_parts,
+    unit_bytes,
+};
 pub use spec::{Spec, percent_decode, percent_encode};
 pub use stack::Stack;
 pub use switch::{Barrier, PROVIDED, Switch};

@@ -27,18 +27,14 @@ pub fn parse_number<T: TryFrom<u64>>(text: &str) -> Result<T> {
     T::try_from(number).map_err(|_| Error::new(Kind::Usage, format!("{text:?} is too large")))
 }
 
-/// Parses a size in bytes: a decimal number and an optional unit. Units, base 1024, either case: b
-/// k m g t p e, KiB MiB GiB TiB PiB EiB; `s` is a sector of 512 bytes. A hexadecimal number, after
-/// `0x`, has no unit.
+/// Parses a size in bytes: a decimal number, or a hexadecimal one after `0x`, and an optional unit.
+/// Units, base 1024, either case: b k m g t p e, KiB MiB GiB TiB PiB EiB; `s` is a sector of 512
+/// bytes. `_` may separate digits, and the number from a unit of one letter: `0x1_E` is 1 EiB, where
+/// `0x1E` is 30.
 ///
 /// # Errors
 /// [`Kind::Usage`] for anything else, and for more than 2^63 - 1 bytes, the largest file offset.
 pub fn parse_size(text: &str) -> Result<u64> {
-    if let Some(size) = hexadecimal(text) {
-        return limited(text, Some(size));
-    }
-    let split = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
-    let (digits, unit) = text.split_at(split);
     let wrong = || {
         let text = format!(
             "{text:?} is not a size: give a number with b, k, m, g, t, p, e (base 1024), \
@@ -46,23 +42,53 @@ pub fn parse_size(text: &str) -> Result<u64> {
         );
         Error::new(Kind::Usage, text)
     };
-    let number: u64 = digits.parse().map_err(|_| wrong())?;
-    let factor: u64 = match unit.to_ascii_lowercase().as_str() {
-        "" | "b" => 1,
-        "s" => 512,
-        "k" | "kib" => 1 << 10,
-        "m" | "mib" => 1 << 20,
-        "g" | "gib" => 1 << 30,
-        "t" | "tib" => 1 << 40,
-        "p" | "pib" => 1 << 50,
-        "e" | "eib" => 1 << 60,
-        _ => return Err(wrong()),
+    let (number, unit) = size_parts(text).ok_or_else(wrong)?;
+    let factor = match unit.to_ascii_lowercase().as_str() {
+        unit if unit.ends_with("ib") => unit_bytes(&unit[..1]),
+        unit => unit_bytes(unit),
     };
-    limited(text, number.checked_mul(factor))
+    let factor = factor.filter(|_| matches!(unit.len(), 0 | 1 | 3)).ok_or_else(wrong)?;
+    limited(text, number.and_then(|number| number.checked_mul(factor)))
 }
 
-fn hexadecimal(text: &str) -> Option<u64> {
-    text.starts_with("0x").then(|| parse_number(text).ok()).flatten()
+/// Bytes of a unit of one letter, or of none.
+pub fn unit_bytes(unit: &str) -> Option<u64> {
+    let bits = match unit.to_ascii_lowercase().as_str() {
+        "" | "b" => 0,
+        "s" => 9,
+        "k" => 10,
+        "m" => 20,
+        "g" => 30,
+        "t" => 40,
+        "p" => 50,
+        "e" => 60,
+        _ => return None,
+    };
+    Some(1 << bits)
+}
+
+/// Splits a size into its number and the text of its unit; the number is `None` if it is more than
+/// 2^64 - 1. `None`: the text does not begin with a number.
+pub fn size_parts(text: &str) -> Option<(Option<u64>, &str)> {
+    let (digits, base) = match text.strip_prefix("0x").or(text.strip_prefix("0X")) {
+        Some(digits) => (digits, 16),
+        None => (text, 10),
+    };
+    let (digits, unit) = match digits.rsplit_once('_') {
+        // Some units are hexadecimal digits, too.
+        Some((digits, unit)) if unit.len() == 1 && unit_bytes(unit).is_some() => (digits, unit),
+        _ => {
+            let is_digit = |letter: char| letter.is_digit(base) || letter == '_';
+            digits.split_at(digits.find(|letter| !is_digit(letter)).unwrap_or(digits.len()))
+        }
+    };
+    let groups = || digits.split('_');
+    if groups().any(|group| group.is_empty() || !group.chars().all(|letter| letter.is_digit(base)))
+    {
+        return None;
+    }
+    let number = u64::from_str_radix(&groups().collect::<String>(), base).ok();
+    Some((number, unit))
 }
 
 fn limited(text: &str, size: Option<u64>) -> Result<u64> {
@@ -155,13 +181,38 @@ mod tests {
             ("010", 10),
             ("0x10", 16),
             ("0xbE", 190),
+            ("0x10M", 16 << 20),
+            ("0x1E", 30),
+            ("0x1_E", 1 << 60),
+            ("0X1_b", 1),
+            ("0x10_0000", 1 << 20),
+            ("1_M", 1 << 20),
+            ("1_000_000k", 1_024_000_000),
         ];
         for (text, size) in good {
             assert_eq!(parse_size(text).unwrap(), size, "{text}");
         }
-        for text in
-            ["", "k", "1.5G", "-1", "10 M", "1kb", "1MB", "8e", "0x", "0xg", "99999999999999999999"]
-        {
+        for text in [
+            "",
+            "k",
+            "1.5G",
+            "-1",
+            "10 M",
+            "1kb",
+            "1MB",
+            "8e",
+            "0x",
+            "0xg",
+            "99999999999999999999",
+            "_1",
+            "1_",
+            "1__0",
+            "0x_1",
+            "1_x",
+            "1_MiB",
+            "iB",
+            "xib",
+        ] {
             assert_eq!(parse_size(text).unwrap_err().kind(), Kind::Usage, "{text}");
         }
     }

@@ -3,35 +3,23 @@
 
 use std::time::Duration;
 
-/// Bytes: decimal digits and at most one letter (b k m g t p e, powers of 1024; s: sectors of 512).
+/// Bytes: a number, decimal or hexadecimal after `0x`, and at most one letter (b k m g t p e, powers
+/// of 1024; s: sectors of 512), which may follow a `_`.
 pub(crate) fn size(text: &str) -> Result<i64, String> {
     let trimmed = text.trim_start();
     let plain = trimmed.strip_prefix('+').unwrap_or(trimmed);
-    let end = plain.find(|c: char| !c.is_ascii_digit()).unwrap_or(plain.len());
-    let (digits, suffix) = plain.split_at(end);
-    if digits.is_empty() {
+    let Some((number, unit)) = blockhaul_catalog::size_parts(plain) else {
         return Err(if trimmed.starts_with('-') {
             format!("size cannot be negative: '{text}'")
         } else {
             format!("could not parse size string '{text}'")
         });
-    }
-    let large = || format!("size is too large: '{text}'");
-    let number: i64 = digits.parse().map_err(|_| large())?;
-    let scale: i64 = match suffix.to_ascii_lowercase().as_str() {
-        "" | "b" => 1,
-        "s" => 512,
-        "k" => 1 << 10,
-        "m" => 1 << 20,
-        "g" => 1 << 30,
-        "t" => 1 << 40,
-        "p" => 1 << 50,
-        "e" => 1 << 60,
-        _ => {
-            return Err(format!("could not parse size string '{text}': unknown suffix '{suffix}'"));
-        }
     };
-    number.checked_mul(scale).ok_or_else(large)
+    let Some(factor) = blockhaul_catalog::unit_bytes(unit) else {
+        return Err(format!("could not parse size string '{text}': unknown suffix '{unit}'"));
+    };
+    let bytes = number.and_then(|number| i64::try_from(number.checked_mul(factor)?).ok());
+    bytes.ok_or_else(|| format!("size is too large: '{text}'"))
 }
 
 /// A truth value in one of the usual words.
@@ -127,6 +115,10 @@ mod tests {
             ("3s", 1536),
             ("7E", 7 << 60),
             (" +1K", 1024),
+            ("0x10", 16),
+            ("0x10M", 16 << 20),
+            ("0x1_E", 1 << 60),
+            ("1_M", 1 << 20),
             ("9223372036854775807", i64::MAX),
         ] {
             assert_eq!(size(text), Ok(wanted), "{text}");

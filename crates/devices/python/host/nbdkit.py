@@ -36,7 +36,7 @@ _CALL = contextvars.ContextVar("nbdkit")
 # The host that runs the plugin; none elsewhere.
 _host = None
 
-_UNITS = {"": 0, "b": 0, "k": 10, "m": 20, "g": 30, "t": 40, "p": 50, "e": 60}
+_UNITS = {"": 0, "b": 0, "s": 9, "k": 10, "m": 20, "g": 30, "t": 40, "p": 50, "e": 60}
 _INT64_MAX = (1 << 63) - 1
 
 
@@ -130,20 +130,83 @@ def _check_text(name, text):
 
 
 def parse_size(text):
-    """The size in bytes that a text gives: a number with b, k, m, g, t, p, e (base 1024, either
-    case; also KiB, MiB, …) or s (sectors of 512 bytes). Raises ValueError for any other text, and for
-    more than 2^63 - 1."""
+    """The size in bytes that a text gives: a number, decimal or hexadecimal after `0x`, with b, k, m,
+    g, t, p, e (base 1024, either case; also KiB, MiB, …) or s (sectors of 512 bytes). `_` may separate
+    digits, and the number from a unit of one letter. Raises ValueError for any other text, and for more
+    than 2^63 - 1."""
     _check_text("parse_size", text)
-    digits = len(text) - len(text.lstrip("0123456789"))
-    number, unit = text[:digits], text[digits:].lower()
+    wrong = ValueError(f"nbdkit.parse_size: {text!r} is not a size")
+    base, digits = (16, text[2:]) if text[:2] in ("0x", "0X") else (10, text)
+    letters = "0123456789abcdefABCDEF" if base == 16 else "0123456789"
+    number, separator, unit = digits.rpartition("_")
+    if not separator or len(unit) != 1 or unit.lower() not in _UNITS:
+        number = digits[: len(digits) - len(digits.lstrip(letters + "_"))]
+        unit = digits[len(number) :]
+    unit = unit.lower()
     if len(unit) == 3 and unit.endswith("ib"):
         unit = unit[0]
-    if not number or not (unit == "s" or unit in _UNITS):
-        raise ValueError(f"nbdkit.parse_size: {text!r} is not a size")
-    size = int(number) * 512 if unit == "s" else int(number) << _UNITS[unit]
+    groups = number.split("_")
+    if unit not in _UNITS or not all(group and not group.strip(letters) for group in groups):
+        raise wrong
+    size = int("".join(groups), base) << _UNITS[unit]
     if size > _INT64_MAX:
         raise ValueError(f"nbdkit.parse_size: {text!r} is more than 2^63 - 1 bytes")
     return size
+
+
+def parse_bool(text):
+    """Whether a text says yes (on, yes, true, their first letters, 1) or no. Raises ValueError for any
+    other text."""
+    _check_text("parse_bool", text)
+    if text.lower() in ("on", "yes", "y", "true", "t", "1"):
+        return True
+    if text.lower() in ("off", "no", "n", "false", "f", "0"):
+        return False
+    raise ValueError(f"nbdkit.parse_bool: {text!r} is not on or off")
+
+
+def name():
+    """The name of the server: none here."""
+    return None
+
+
+def timestamp():
+    """The time now in UTC, for messages: `2026-01-01 12:00:00.000333`."""
+    seconds, nanoseconds = divmod(time.time_ns(), 10**9)
+    clock = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(seconds))
+    return f"{clock}.{nanoseconds // 1000:06}"
+
+
+def debug_hexdump(buf, prefix=None, start=0):
+    """Logs the bytes of a buffer, if the server logs details. `start` is the offset of the first."""
+    for line in _dump(buf, start, range(len(buf))):
+        debug(f"{prefix or ''}{line}")
+
+
+def debug_hexdiff(buf1, buf2, prefix=None, start=0):
+    """Logs two buffers of one length, if the server logs details: `-` and `+` precede lines that
+    differ, the latter with the bytes that do."""
+    if len(buf1) != len(buf2):
+        raise ValueError("nbdkit.debug_hexdiff: the buffers differ in length")
+    other = {index for index in range(len(buf1)) if buf1[index] != buf2[index]}
+    old, new = _dump(buf1, start, range(len(buf1))), _dump(buf2, start, other)
+    for before, after in zip(old, new):
+        if not after.partition(":")[2].partition("|")[0].strip():
+            debug(f"{prefix or ''} {before}")
+        else:
+            debug(f"{prefix or ''}-{before}")
+            debug(f"{prefix or ''}+{after}")
+
+
+def _dump(buf, start, shown):
+    """The lines of a dump: 16 bytes from a multiple of 16 on; bytes that are not in `shown` are left
+    blank."""
+    for line in range(start // 16, (start + len(buf) + 15) // 16):
+        places = [line * 16 + place - start for place in range(16)]
+        found = [buf[index] if index in shown else None for index in places]
+        hexes = ["  " if byte is None else f"{byte:02x}" for byte in found]
+        text = "".join(" " if b is None else chr(b) if 32 <= b < 127 else "." for b in found)
+        yield f"{line * 16:08x}: {' '.join(hexes[:8])}  {' '.join(hexes[8:])}  |{text}|"
 
 
 def parse_delay(what, text):

@@ -13,7 +13,15 @@ def fails(parse, *args, error=ValueError):
     except error: return True
 size, delay, share = nbdkit.parse_size, nbdkit.parse_delay, nbdkit.parse_probability
 assert [size(t) for t in ('0', '1k', '1M', '2s', '3KiB')] == [0, 1024, 1 << 20, 1024, 3072]
-assert all(fails(size, t) for t in ('', 'x', '-1', '1q', '8E', '1.5M'))
+assert [size(t) for t in ('0x10M', '0x1E', '0x1_E', '0x10_0000', '1_M')] == \\
+    [16 << 20, 30, 1 << 60, 1 << 20, 1 << 20]
+assert all(fails(size, t) for t in ('', 'x', '-1', '1q', '8E', '1.5M', '1__0', '_1', '0x', '1_MiB'))
+assert nbdkit.parse_bool('Yes') and not nbdkit.parse_bool('0') and fails(nbdkit.parse_bool, '2')
+assert nbdkit.name() is None and len(nbdkit.timestamp()) == 26
+lines = list(nbdkit._dump(b'0123456789abcdef!', 0x101, range(17)))
+assert lines == [
+    '00000100:    30 31 32 33 34 35 36  37 38 39 61 62 63 64 65  | 0123456789abcde|',
+    '00000110: 66 21                                             |f!              |']
 assert delay('d', '2') == (2, 0) and delay('d', '1.5') == (1, 500000000)
 assert delay('d', '100ms') == (0, 100000000) and delay('d', '7us') == (0, 7000)
 assert delay('d', '1500ns') == (0, 1500) and delay('d', '3s') == (3, 0)
