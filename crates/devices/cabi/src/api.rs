@@ -1,11 +1,14 @@
 //! The functions of nbdkit's interface that plugins call, as far as they take a fixed number of
 //! arguments; the others are in `shim.c`, with `nbdkit_shutdown`. Their contracts are those of
 //! nbdkit's manual pages (`nbdkit_NAME(3)`), also for the validity of pointers that a plugin
-//! passes. `peer`: functions about the client and its connection. `lists`: functions that fill
+//! passes. `debugging`: dumps, time stamps, the server's name. `peer`: functions about the client and its connection. `lists`: functions that fill
 //! lists.
 
+mod debugging;
 mod lists;
 mod peer;
+
+pub use debugging::set_server_name;
 
 use std::ffi::{CStr, CString, OsStr, c_char, c_double, c_int, c_uint, c_void};
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
@@ -83,13 +86,16 @@ unsafe extern "C" fn cabi_said(level: c_int, text: *const c_char) {
     let Some(text) = (unsafe { self::text(text) }) else { return };
     match level {
         0 => context::said(text.trim_end()),
-        _ => match context::now() {
-            // The caller knows the source when it prints the text.
-            Some(context) => {
-                log::debug!(target: &format!("plugin {}", context.plugin), "{}", text.trim_end());
-            }
-            None => log::debug!(target: "plugin", "{}", text.trim_end()),
-        },
+        _ => debug_text(text.trim_end()),
+    }
+}
+
+/// Logs a text of the plugin for users who look for its faults.
+fn debug_text(text: &str) {
+    match context::now() {
+        // The caller knows the source when it prints the text.
+        Some(context) => log::debug!(target: &format!("plugin {}", context.plugin), "{text}"),
+        None => log::debug!(target: "plugin", "{text}"),
     }
 }
 

@@ -31,7 +31,7 @@ impl Backend for Nbdkit {
          parameters; parameters of the host: @threads=N: threads for parallel callbacks [default: 16]; \
          @timeout=TIME: a callback of a connection that does not return in this time fails; @watchdog=TIME: \
          a callback that does not return in this time ends the process [default: never]; @filter=NAME: put \
-         a filter of nbdkit over the plugin (1.42 only; may be repeated, the first is the outermost)"
+         a filter of nbdkit over the plugin (1.42 to 1.48; may be repeated, the first is the outermost)"
     }
 
     fn example(&self) -> &'static str {

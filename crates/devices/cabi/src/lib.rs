@@ -51,10 +51,11 @@ mod visit;
 mod watchdog;
 
 pub use about::{About, about};
+pub use api::set_server_name;
 pub use backend::Nbdkit;
 pub use blockhaul_block::ThreadModel;
 pub use dump::{dump, print_dump};
-pub use filter::about as about_filter;
+pub use filter::{about as about_filter, hosts as hosts_filter};
 pub use load::{PATH_VARIABLE, filter_folder, plugin_folder};
 pub use plugin::{HostSettings, Settings, wait_for_end};
 pub use stdio::{stdio_is_a_client, when_ready};

@@ -1,13 +1,40 @@
 //! The layout of nbdkit's `struct nbdkit_filter` and of the functions with which filters call the
-//! next backend. Neither is stable between releases: both are checked against [`VERSION`].
+//! next backend. Neither is stable between releases: a filter is hosted if it is of a known
+//! [`Release`].
+//!
+//! From 1.42 to 1.48 all offsets are the same. The interface changed once: since 1.44
+//! `thread_model` gets the model of the backend below (release notes of 1.44), and
+//! `nbdkit_extents_aligned` takes a count of 64 bits.
 
 use std::ffi::{c_char, c_int, c_void};
 
 use crate::lists::{ExportList, ExtentList};
 
-/// The version of the interface, and the prefix of the release's name: its layout is the one below.
+/// The version of the interface, of all known releases.
 pub(super) const API_VERSION: c_int = 6;
-pub(super) const VERSION: &str = "1.42.";
+/// The known releases, for messages.
+pub(super) const RELEASES: &str = "1.42, 1.44, 1.46 and 1.48";
+
+/// The interface of a stable release.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Release {
+    /// 1.42.
+    Old,
+    /// 1.44 to 1.48.
+    New,
+}
+
+impl Release {
+    /// The release of a version such as `1.48.1`; `None`: its layout is unknown.
+    pub(super) fn of(version: &str) -> Option<Release> {
+        let mut numbers = version.split('.');
+        match (numbers.next()?, numbers.next()?, numbers.next()?) {
+            ("1", "42", _) => Some(Release::Old),
+            ("1", "44" | "46" | "48", _) => Some(Release::New),
+            _ => None,
+        }
+    }
+}
 
 /// A level of `can_zero`, as filters see it.
 pub(super) const ZERO_EMULATE: c_int = 1;
@@ -37,6 +64,30 @@ pub(super) type NextOpen = unsafe extern "C" fn(Next, c_int, *const c_char) -> c
 pub(super) type Ask = unsafe extern "C" fn(Next, Handle) -> c_int;
 pub(super) type Range = unsafe extern "C" fn(Next, Handle, u32, u64, u32, *mut c_int) -> c_int;
 
+impl Filter {
+    /// The strictest thread model of this filter and of the backends below, which is `below`; -1: it
+    /// failed.
+    ///
+    /// # Safety
+    /// The filter is of this release, and the thread is that of the chain's life.
+    pub(super) unsafe fn stricter_model(&self, release: Release, below: c_int) -> c_int {
+        type Old = unsafe extern "C-unwind" fn() -> c_int;
+        type New = unsafe extern "C-unwind" fn(c_int) -> c_int;
+        let Some(call) = self.thread_model else { return below };
+        // SAFETY: the type of the release, and the caller's promise.
+        let own = unsafe {
+            match release {
+                Release::Old => std::mem::transmute::<UntypedCall, Old>(call)(),
+                Release::New => std::mem::transmute::<UntypedCall, New>(call)(below),
+            }
+        };
+        own.min(below)
+    }
+}
+
+/// A function whose type depends on the release.
+type UntypedCall = unsafe extern "C-unwind" fn();
+
 /// A filter's description.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -52,7 +103,7 @@ pub(super) struct Filter {
         Option<unsafe extern "C" fn(NextConfig, Backends, *const c_char, *const c_char) -> c_int>,
     pub(super) config_complete: Option<unsafe extern "C" fn(NextComplete, Backends) -> c_int>,
     pub(super) config_help: *const c_char,
-    pub(super) thread_model: Option<unsafe extern "C-unwind" fn() -> c_int>,
+    pub(super) thread_model: Option<UntypedCall>,
     pub(super) dump_plugin: Option<unsafe extern "C-unwind" fn()>,
     pub(super) get_ready: Option<unsafe extern "C" fn(c_int) -> c_int>,
     pub(super) after_fork: Option<unsafe extern "C" fn(Backends) -> c_int>,
@@ -124,9 +175,25 @@ pub(super) struct NextOps {
     pub(super) cache: unsafe extern "C" fn(Next, u32, u64, u32, *mut c_int) -> c_int,
 }
 
-// Sizes and offsets of that release, on 64-bit machines.
+// Sizes and offsets of these releases, on 64-bit machines.
 const _: () = {
     assert!(size_of::<Filter>() == 336 && size_of::<NextOps>() == 176);
     assert!(std::mem::offset_of!(Filter, config) == 56);
     assert!(std::mem::offset_of!(Filter, cache) == 328);
 };
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stable_releases_from_1_42_to_1_48_are_known() {
+        assert_eq!(Release::of("1.42.3"), Some(Release::Old));
+        for version in ["1.44.0", "1.46.2", "1.48.1"] {
+            assert_eq!(Release::of(version), Some(Release::New), "{version}");
+        }
+        for version in ["1.40.5", "1.43.8", "1.45.11", "1.50.0", "2.42.1", "1.42", "1.4", ""] {
+            assert_eq!(Release::of(version), None, "{version}");
+        }
+    }
+}

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicI32, Ordering};
 
 use blockhaul_block::{Error, Kind, Result};
 
-use super::abi::{self, Backends, Filter};
+use super::abi::{self, Backends, Filter, Release};
 use crate::about::About;
 use crate::api::text;
 use crate::context::{self, said};
@@ -36,6 +36,8 @@ pub struct Backend {
     path: PathBuf,
     /// None: the plugin.
     pub(super) filter: Option<Filter>,
+    /// The release that the filter is of.
+    pub(super) release: Release,
 }
 
 /// The process's chain.
@@ -51,8 +53,10 @@ pub(crate) fn set_up(
     loaded: &mut dyn FnMut(&Library, &str),
 ) -> Result<&'static Chain> {
     let c_name = CString::new(name).map_err(|_| wrong(name, "its name holds a zero byte"))?;
-    let mut backends =
-        vec![Backend { index: 0, name: c_name, path: path.to_path_buf(), filter: None }];
+    let path = path.to_path_buf();
+    let plugin_backend =
+        Backend { index: 0, name: c_name, path, filter: None, release: Release::New };
+    let mut backends = vec![plugin_backend];
     for filter in filters.iter().rev() {
         let (backend, library) = open(filter)?;
         loaded(&library, &backend.name());
@@ -123,15 +127,18 @@ fn open(name: &str) -> Result<(Backend, Library)> {
     // SAFETY: not null; every release's struct begins with these two, which identify its layout.
     let (api, version) =
         unsafe { ((*described).api_version, text((*described).version).unwrap_or_default()) };
-    if api != abi::API_VERSION || !version.starts_with(abi::VERSION) {
+    let release = Release::of(&version).filter(|_| api == abi::API_VERSION);
+    let Some(release) = release else {
         let why = format!(
-            "it is of nbdkit {version} (interface {api}); filters are hosted of nbdkit {}x only, \
-             interface {}",
-            abi::VERSION,
+            "it is of nbdkit {version} (interface {api}); filters are hosted of nbdkit {} only, interface {}",
+            abi::RELEASES,
             abi::API_VERSION
         );
-        return Err(wrong(name, &why));
-    }
+        return Err(wrong(name, &why).with_remedy(format!(
+            "use a layer of blockhaul (`blockhaul help layers`), or install nbdkit's filters of {}",
+            abi::RELEASES
+        )));
+    };
     // SAFETY: not null, and of the release with this layout.
     let filter = unsafe { described.read() };
     if filter.name.is_null() {
@@ -139,7 +146,7 @@ fn open(name: &str) -> Result<(Backend, Library)> {
     }
     // SAFETY: not null: a C string, the filter's description.
     let c_name = unsafe { CStr::from_ptr(filter.name) }.to_owned();
-    Ok((Backend { index: 0, name: c_name, path, filter: Some(filter) }, library))
+    Ok((Backend { index: 0, name: c_name, path, filter: Some(filter), release }, library))
 }
 
 /// Loads a filter for its description.
@@ -163,6 +170,12 @@ pub fn about(name: &str) -> Result<About> {
         description: owned(filter.description),
         config_help: owned(filter.config_help),
     })
+}
+
+/// Whether nbdkit's filter of this name is installed, and is of a release that can be hosted. Loads
+/// it, and it stays loaded.
+pub fn hosts(name: &str) -> bool {
+    find(name).and_then(|_| open(name)).map(|(_, library)| library.keep()).is_ok()
 }
 
 /// The chain; it exists whenever a backend does.
@@ -192,16 +205,18 @@ impl Chain {
     /// The strictest of all models.
     pub(super) fn thread_model(&self) -> c_int {
         let mut model = self.plugin.thread_model;
-        let others = self.backends.iter().map(|backend| match &backend.filter {
-            Some(filter) => filter.thread_model,
-            None => self.plugin.thread_model_now,
-        });
-        for callback in others.flatten() {
+        if let Some(callback) = self.plugin.thread_model_now {
             // SAFETY: a callback without arguments, on the thread of the chain's life.
-            match unsafe { callback() } {
-                -1 => return -1,
-                other => model = model.min(other),
+            model = model.min(unsafe { callback() });
+        }
+        for backend in &self.backends {
+            if let Some(filter) = backend.filter.filter(|_| model != -1) {
+                // SAFETY: the release was found when it was loaded; the thread as above.
+                model = unsafe { filter.stricter_model(backend.release, model) };
             }
+        }
+        if model == -1 {
+            return -1;
         }
         self.model.store(model, Ordering::Relaxed);
         model
@@ -292,6 +307,11 @@ impl Backend {
             Some(index) => chain().backends[index].address(),
             None => ptr::null(),
         }
+    }
+
+    /// The release of the filter above it, which calls it.
+    pub(super) fn caller(&self) -> Release {
+        chain().backends.get(self.index + 1).map_or(Release::New, |above| above.release)
     }
 
     /// The address by which filters identify it.

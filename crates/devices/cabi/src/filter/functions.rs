@@ -3,7 +3,7 @@
 use std::ffi::{c_char, c_int};
 use std::ptr;
 
-use super::abi::{Backends, Next};
+use super::abi::{Backends, Next, Release};
 use super::{context as open, data};
 use crate::abi::FLAG_REQ_ONE;
 use crate::context::{self, said};
@@ -107,14 +107,22 @@ unsafe extern "C" fn nbdkit_extents_full(
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nbdkit_extents_aligned(
     own: Next,
-    count: u32,
+    count: u64,
     at: u64,
     flags: u32,
     align: u32,
     extents: *mut ExtentList,
     error: *mut c_int,
 ) -> c_int {
-    let end = at.saturating_add(count.into());
+    // SAFETY: the filter's promise.
+    let open = unsafe { open::known(own) };
+    let count = match open.backend().caller() {
+        // Its type is of 32 bits, and the upper half of the register undefined.
+        Release::Old => count & u64::from(u32::MAX),
+        Release::New => count.min(open.size().saturating_sub(at)),
+    };
+    let end = at.saturating_add(count);
+    let count = u32::try_from(count).unwrap_or(u32::MAX);
     let mut found = ExtentList::new(at, end);
     // SAFETY: the filter's promise, and a list that lives through the call.
     if unsafe { data::extents(own, count, at, flags, &raw mut found, error) } == -1 {

@@ -1,5 +1,5 @@
-//! Hosts nbdkit's filters, of the one release whose layout is known: shared objects between the
-//! host and a plugin. For the rest of this crate, a chain of filters over a plugin looks like one
+//! Hosts nbdkit's filters, of the releases whose layout is known: shared objects between the host
+//! and a plugin. For the rest of this crate, a chain of filters over a plugin looks like one
 //! plugin.
 //!
 //! - `abi`: the layout. `chain`: the backends and their life. `calls`: their configuration, and calls
@@ -21,6 +21,6 @@ mod face;
 mod functions;
 mod zeroes;
 
-pub use chain::about;
+pub use chain::{about, hosts};
 pub(crate) use chain::{find, set_up};
 pub(crate) use face::face;
