@@ -113,8 +113,8 @@ impl ExportTable {
             self.restore_jobs(&export).await?;
             self.served.add(storage)?;
         }
-        let all = adjustable_layers(&self.config.registry, &self.config.layers)?;
         if self.config.has_several() {
+            let all = adjustable_layers(&self.config.registry, &self.config.layers)?;
             return Ok(guarded(self.served.clone(), &gates(&all))?);
         }
         let first = self.exports();
