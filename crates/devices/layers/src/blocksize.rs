@@ -14,6 +14,8 @@ use crate::declared::{layer, param, param_or, usage};
 use crate::masked::{masked, whole_size};
 use crate::scratch::Scratch;
 
+/// Longest piece of a read in bytes: what a reader may expect as one request of `maxdata`.
+const PIECE_MAX: u64 = 1 << 20;
 /// Pieces of a request before other requests get their turn.
 const PIECES_AT_ONCE: usize = 64;
 
@@ -28,7 +30,7 @@ requests that violate minimum or maximum, or the block sizes of a plugin below, 
 size of the device is not a multiple of `minimum`, the largest power of two that divides the size is \
 advertised and enforced, because clients could not read the end otherwise.
 
-`minblock`, `maxdata` and `maxlen` apply to the device: it gets reads and writes of whole \
+`minblock`, `maxdata` and `maxlen` apply to the device: it gets reads, writes and cache hints of whole \
 blocks of `minblock` bytes (partial blocks are read, changed and written back), in pieces of \
 at most `maxdata` bytes, and other requests in pieces of at most `maxlen` bytes, whatever the \
 client sends. If the size of the device is not a multiple of `minblock`, a warning says so, and the \
@@ -64,7 +66,11 @@ blockhaul serve --layer 'blocksize?minimum=4k&minblock=4k' memory:64M \
             "Minimum block size of requests to the device; a power of two \
                                             to 64k.",
         ),
-        param("maxdata", ParamKind::Size, "Maximum size of reads and writes to the device."),
+        param(
+            "maxdata",
+            ParamKind::Size,
+            "Maximum size of reads, writes and cache hints to the device [default: maxlen].",
+        ),
         param("maxlen", ParamKind::Size, "Maximum size of other requests to the device."),
     ],
     changeable: &[],
@@ -143,17 +149,17 @@ impl Limits {
         }
         let below = device.facts();
         let most = u64::from(below.block.maximum);
-        let maxdata = self.maxdata.unwrap_or(most).min(most);
+        let maxdata = self.maxdata.or(self.maxlen).unwrap_or(most).min(most);
         if self.maxdata.is_some() || self.maxlen.is_some() {
             let maxlen = self.maxlen.unwrap_or(u64::MAX);
-            let scratch = Scratch::new(maxdata.min(Scratch::PIECE));
+            let scratch = Scratch::new(maxdata.min(PIECE_MAX));
             let mut kept = Hints::ZEROED
                 | Hints::TAKES_PARKED
                 | Hints::FLUSH_FAILURES_STAY
                 | Hints::IN_FLIGHT
                 | Hints::EXTENTS;
             // Reads in pieces take their buffer before the data arrives.
-            kept.set(Hints::CLAIMS_ROOM, self.maxdata.is_none());
+            kept.set(Hints::CLAIMS_ROOM, maxdata == most);
             let facts = Arc::new(Facts::over(&below).keeping(&below, kept));
             device = Arc::new(Split { facts, inner: device, maxdata, maxlen, scratch });
         }
@@ -277,6 +283,35 @@ async fn in_blocks(
     Ok(blocks)
 }
 
+/// The extents of pieces that follow each other, as far as the device reports whole pieces.
+async fn extents_of_pieces(
+    inner: &Arc<dyn Device>,
+    contexts: Contexts,
+    flags: Flags,
+    pieces: impl Iterator<Item = (u64, u64)>,
+) -> Result<Reply> {
+    let mut all = Vec::new();
+    for (at, len) in pieces {
+        let asked = Request::extents(at, len, contexts).with(flags);
+        let lists = match inner.submit(asked).await {
+            Ok(Reply::Extents(lists)) => lists,
+            Ok(_) => return Err(Error::misfit()),
+            // What precedes the failure is right, and the caller gets the failure when it goes on.
+            Err(_) if !all.is_empty() => break,
+            Err(error) => return Err(error),
+        };
+        all.resize_with(lists.len(), Extents::new);
+        for (all, list) in all.iter_mut().zip(&lists) {
+            let end = all.total() + len;
+            list.runs().iter().for_each(|run| all.push(run.len.min(end - all.total()), run.state));
+        }
+        if lists.iter().any(|list| list.total() < len) {
+            break;
+        }
+    }
+    Ok(Reply::Extents(all))
+}
+
 /// Splits requests into pieces.
 struct Split {
     inner: Arc<dyn Device>,
@@ -292,8 +327,9 @@ impl Device for Split {
     }
 
     fn submit(&self, request: Request) -> Pending {
-        let payload = matches!(request.op, Op::Read(_) | Op::Write(_));
-        let most = if payload { self.maxdata } else { self.maxlen };
+        // Some devices read what they are told to cache.
+        let is_data = matches!(request.op, Op::Read(_) | Op::Write(_) | Op::Cache);
+        let most = if is_data { self.maxdata } else { self.maxlen };
         let Request { op, at, len, flags } = request;
         if len <= most {
             return self.inner.submit(Request { op, at, len, flags });
@@ -303,8 +339,15 @@ impl Device for Split {
         // The pieces: offset in the request, and length.
         let pieces = move || (0..len).step_by(most as usize).map(move |s| (s, most.min(len - s)));
         match op {
-            // The caller requests the rest again.
-            Op::Extents(_) => inner.submit(Request { op, at, len: most, flags }),
+            Op::Extents(_) if flags.contains(Flags::ONE_EXTENT) => {
+                inner.submit(Request { op, at, len: most, flags })
+            }
+            Op::Extents(contexts) => Pending::start(async move {
+                // The caller requests the rest again.
+                let pieces = pieces().take(PIECES_AT_ONCE);
+                let pieces = pieces.map(|(start, len)| (at + start, len));
+                extents_of_pieces(&inner, contexts, flags, pieces).await
+            }),
             Op::Read(room) => Pending::start(async move {
                 let mut buf = room.into_buf();
                 // Pieces of the scratch memory are no longer than `maxdata`.

@@ -30,7 +30,7 @@ cat requests.log
     needs_content: false,
     writes_below: true,
     transparent: true,
-    params: &[Out::PARAM],
+    params: &[Out::PARAM, Out::APPEND],
     changeable: &[],
     configure: |args| configure(args),
 };

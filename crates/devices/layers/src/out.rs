@@ -19,14 +19,28 @@ impl Out {
         name: "file",
         kind: ParamKind::Text,
         default: None,
-        doc: "Append to this file [default: standard error].",
+        doc: "Write to this file [default: standard error].",
     };
 
-    /// Opens the file of `file=` for appending; default: standard error.
+    /// The parameter for a file with lines of former runs.
+    pub(crate) const APPEND: Param = Param {
+        name: "append",
+        kind: ParamKind::Switch,
+        default: Some("on"),
+        doc: "Append to the file; off: replace its contents.",
+    };
+
+    /// Opens the file of `file=`; default: standard error.
     pub(crate) fn open(layer: &str, args: &Args) -> Result<Out> {
         let Some(path) = args.text("file") else { return Ok(Out::Stderr) };
         match OpenOptions::new().create(true).append(true).open(path) {
-            Ok(file) => Ok(Out::File(Mutex::new(file))),
+            Ok(file) => {
+                if !args.switch("append") {
+                    // Terminals and pipes have nothing to remove.
+                    let _ = file.set_len(0);
+                }
+                Ok(Out::File(Mutex::new(file)))
+            }
             Err(error) => {
                 let text = format!("{layer}: cannot open file={path} for writing");
                 Err(Error::system(text, error))

@@ -22,7 +22,7 @@ blockhaul serve --layer stats sample:64M --run 'blockhaul copy "$uri" null:'
     needs_content: false,
     writes_below: true,
     transparent: true,
-    params: &[Out::PARAM],
+    params: &[Out::PARAM, Out::APPEND],
     changeable: &[],
     configure: |args| configure(args),
 };

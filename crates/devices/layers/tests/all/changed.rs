@@ -492,3 +492,39 @@ fn a_fast_zeroing_in_pieces_is_refused_as_a_whole_or_not_at_all() {
         }
     });
 }
+
+/// Refuses requests of more than 4 KiB.
+struct ShortRequests(Arc<dyn Device>);
+
+impl Device for ShortRequests {
+    fn facts(&self) -> Arc<Facts> {
+        self.0.facts()
+    }
+
+    fn submit(&self, request: Request) -> blockhaul_block::Pending {
+        if request.len > 4096 {
+            return Error::new(Kind::Invalid, "more than 4 KiB").into();
+        }
+        self.0.submit(request)
+    }
+}
+
+#[test]
+fn the_longest_request_is_the_longest_of_data_as_well() {
+    on_workers(|| async {
+        let memory = blockhaul_block::emulate::emulate(blockhaul_backends::memory(1 << 20));
+        let device = stacked(Arc::new(ShortRequests(memory)), &["blocksize?maxlen=4k"]).unwrap();
+        write(&device, 5000, &[1; 32 << 10]).await;
+        assert_eq!(read(&device, 5000, 32 << 10).await, [1; 32 << 10]);
+        device.submit(Request::cache(0, 64 << 10)).await.unwrap();
+        device.submit(Request::zero(512 << 10, 64 << 10)).await.unwrap();
+        // Extents of many requests are one reply.
+        let contexts = device.facts().context(BASE_ALLOCATION).unwrap();
+        let asked = Request::extents(0, 1 << 20, contexts);
+        let Reply::Extents(lists) = device.submit(asked).await.unwrap() else { panic!() };
+        assert_eq!(lists[0].total(), 256 << 10);
+        let asked = Request::extents(0, 1 << 20, contexts).with(Flags::ONE_EXTENT);
+        let Reply::Extents(lists) = device.submit(asked).await.unwrap() else { panic!() };
+        assert_eq!(lists[0].runs().len(), 1);
+    });
+}

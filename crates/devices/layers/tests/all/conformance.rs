@@ -308,7 +308,7 @@ const HINTS: &[(&str, &str)] = &[
     ("blocksize?minimum=4k&maximum=64k", "zpcfie"),
     ("blocksize?minblock=4k", "zpfie"),
     ("blocksize?maxdata=64k", "zpfie"),
-    ("blocksize?maxlen=64k", "zpcfie"),
+    ("blocksize?maxlen=64k", "zpfie"),
     ("cache", "zie"),
     ("cache?cache=writethrough", "zie"),
     ("checkwrite", "zcie"),

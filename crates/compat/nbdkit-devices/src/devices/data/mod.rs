@@ -1,6 +1,7 @@
 //! `data:TEXT`: bytes given literally, in a part of the format of nbdkit's data plugin:
 //!
 //! - `0x55`, `85`, `0125`: one byte, in hexadecimal, decimal or octal
+//! - `base64:TEXT`: the bytes that it encodes
 //! - `"text"`: its bytes, with the escapes of C (`\n`, `\x1b`, `\"` …)
 //! - `<FILE`: the bytes of a file
 //! - `X*N`: X N times
@@ -146,6 +147,7 @@ mod tests {
             ("1*0 2", &[2]),
             ("\"\"*7E 1", &[1]),
             ("</dev/null 1", &[1]),
+            ("base64:AAEC*2 3 base64:/w==", &[0, 1, 2, 0, 1, 2, 3, 255]),
         ];
         for (text, expected) in cases {
             assert_eq!(bytes(text).unwrap(), *expected, "{text}");
@@ -188,6 +190,8 @@ mod tests {
             ("$x", "variables"),
             ("<(echo 1)", "scripts"),
             ("le16:1", "numbers"),
+            ("base64 AAEC", "numbers"),
+            ("base64:A", "base64"),
         ];
         for (text, part) in cases {
             let error = bytes(text).unwrap_err().to_string();

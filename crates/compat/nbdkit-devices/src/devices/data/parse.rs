@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io::Read as _;
 
+use blockhaul_backends::support::decode_base64;
 use blockhaul_block::{Error, Kind, Result};
 use blockhaul_catalog::{parse_number, parse_size};
 
@@ -58,10 +59,11 @@ impl Parser<'_> {
             b'[' => Err(self.of_plugin("slices, [N:M],")),
             b'\\' | b'-' => Err(self.of_plugin("names, -> \\name,")),
             b'$' => Err(self.of_plugin("variables, $NAME,")),
+            b'b' if self.text[self.at..].starts_with(b"base64:") => self.base64(),
             b'l' | b'b' => Err(self.of_plugin("numbers of several bytes, le16:N,")),
             _ => Err(self.wrong(
-                "not understood; known are bytes (0x55, 85, 0125), \"text\", <FILE, @OFFSET, *N and # \
-                 comments",
+                "not understood; known are bytes (0x55, 85, 0125), \"text\", base64:TEXT, <FILE, @OFFSET, *N \
+                 and # comments",
             )),
         }
     }
@@ -75,6 +77,18 @@ impl Parser<'_> {
             count = count.checked_mul(self.size()?).ok_or_else(too_large)?;
         }
         Ok(count)
+    }
+
+    /// `base64:TEXT`
+    fn base64(&mut self) -> Result<Vec<u8>> {
+        let start = self.at + "base64:".len();
+        self.at = start;
+        while self.peek().is_some_and(|byte| byte.is_ascii_alphanumeric() || b"+/=".contains(&byte))
+        {
+            self.at += 1;
+        }
+        let text = String::from_utf8_lossy(&self.text[start..self.at]);
+        decode_base64(&text).map_err(|error| self.wrong(&error.text()))
     }
 
     /// `<FILE`
