@@ -144,15 +144,56 @@ with_nbdkit!(exit_statuses_are_the_same, |both| {
     }
 });
 
-with_nbdkit!(lists_of_options_are_the_same, |both| {
-    both.same(&["--long-options"]);
-    let words = |output: Output| {
-        let mut words: Vec<String> = lossy(&output.stdout).lines().map(str::to_string).collect();
-        words.sort();
-        words
+/// The long options of nbdkit 1.48.1, in its order.
+const LONG_1_48: &str = "ipv4-only ipv6-only debug dump-config dump-plugin exit-with-parent export \
+    export-name exportname filter foreground no-fork group help ip-addr ipaddr keepalive keep-alive \
+    log long-options mask-handshake name new-style newstyle no-mc no-meta-contexts no-sr \
+    no-structured-replies old-style oldstyle pid-file pidfile print-uri print-url port read-only \
+    readonly run selinux-label short-options show-uri show-url single stdin swap threads timeout \
+    time-out tls tls-certificates tls-priority tls-psk tls-verify-peer unix user verbose version \
+    vsock";
+/// Its short options.
+const SHORT_1_48: &str = "4 6 D e f g i n o p P r s t u U v V";
+
+/// The lines of an output, sorted.
+fn lines(output: &Output) -> Vec<String> {
+    let mut lines: Vec<String> = lossy(&output.stdout).lines().map(str::to_string).collect();
+    lines.sort();
+    lines
+}
+
+/// Each is accepted, or on the page with the reason why it is not.
+fn assert_accepted_or_explained(theirs: &[String], ours: &[String]) {
+    let page = include_str!("../../../docs/coming-from-nbdkit.md");
+    for option in theirs {
+        let is_explained = page.contains(&format!("`{option}` is not accepted"));
+        assert!(
+            ours.contains(option) || is_explained,
+            "{option} is neither accepted nor explained"
+        );
+    }
+}
+
+#[test]
+fn options_of_the_newest_release_are_accepted() {
+    let ours =
+        |option: &str| bounded(Command::new(program()).args(["compat", "nbdkit", option]), LIMIT);
+    let named = |names: &str, dashes: &str| {
+        names.split_whitespace().map(|name| format!("{dashes}{name}")).collect::<Vec<_>>()
     };
-    let list = ["--short-options"];
-    assert_eq!(words(both.ours(&list)), words(both.theirs(&list)));
+    assert_accepted_or_explained(&named(LONG_1_48, "--"), &lines(&ours("--long-options")));
+    assert_accepted_or_explained(&named(SHORT_1_48, "-"), &lines(&ours("--short-options")));
+    // What completion offers is what that release offers, in its order.
+    let listed = named(LONG_1_48, "--").join("\n") + "\n";
+    assert_eq!(lossy(&ours("--long-options").stdout), listed);
+}
+
+with_nbdkit!(options_of_the_installed_nbdkit_are_accepted, |both| {
+    for list in ["--long-options", "--short-options"] {
+        let theirs = lines(&both.theirs(&[list]));
+        assert!(theirs.len() > 15, "{theirs:?}");
+        assert_accepted_or_explained(&theirs, &lines(&both.ours(&[list])));
+    }
 });
 
 with_nbdkit!(the_configuration_has_the_same_keys, |both| {
@@ -166,7 +207,7 @@ with_nbdkit!(the_configuration_has_the_same_keys, |both| {
         let text = lossy(&output.stdout);
         text.lines().find_map(|line| line.strip_prefix(key).map(str::to_string))
     };
-    for key in ["plugindir=", "filterdir=", "version=", "libdir=", "soext="] {
+    for key in ["plugindir=", "filterdir=", "version_major=", "libdir=", "soext="] {
         assert_eq!(value(both.ours(&dump), key), value(both.theirs(&dump), key), "{key}");
     }
 });
@@ -174,13 +215,26 @@ with_nbdkit!(the_configuration_has_the_same_keys, |both| {
 with_nbdkit!(plugins_and_filters_describe_themselves, |both| {
     both.same(&["null", "--dump-plugin"]);
     both.same(&["--filter=noparallel", "null", "--dump-plugin", "serialize=connections"]);
-    both.same(&["--version"]);
-    both.same(&["--version", "--filter=cow", "file"]);
+    // Our own layers and devices have our version, hosted ones have theirs.
+    let names = |output: Output| {
+        let text = lossy(&output.stdout);
+        text.lines().map(|line| line.split(' ').next().unwrap().to_string()).collect::<Vec<_>>()
+    };
+    let version = ["--version", "--filter=cow", "--filter=noparallel", "file"];
+    assert_eq!(names(both.ours(&version)), names(both.theirs(&version)));
+    let hosted = lossy(&both.theirs(&["--version", "--filter=noparallel", "sh"]).stdout);
+    let hosted: Vec<_> = hosted.lines().skip(1).collect();
+    let ours = lossy(&both.ours(&["--version", "--filter=noparallel", "sh"]).stdout);
+    assert_eq!(ours.lines().skip(1).collect::<Vec<_>>(), hosted);
     let help = lossy(&both.ours(&["--help", "--filter=delay", "memory"]).stdout);
     let theirs = lossy(&both.theirs(&["--help", "--filter=delay", "memory"]).stdout);
-    for line in ["filter: delay (nbdkit delay filter)", "plugin: memory"] {
+    for line in ["filter: delay (", "plugin: memory"] {
         assert!(help.contains(line) && theirs.contains(line), "{line}");
     }
+    let both_know = ["rdelay=", "delay-read=", "size="];
+    assert!(both_know.iter().all(|key| help.contains(key) && theirs.contains(key)), "{help}");
+    let help = lossy(&both.ours(&["--help", "--filter=noparallel", "sh"]).stdout);
+    assert!(help.contains("filter: noparallel (nbdkit noparallel filter)"), "{help}");
 });
 
 with_nbdkit!(scripts_on_standard_input_are_plugins_in_the_background, |both| {

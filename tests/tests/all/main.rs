@@ -24,6 +24,7 @@ mod lost_writes;
 mod main_job;
 mod mounted;
 mod negotiations;
+mod newer_nbdkit;
 mod parity;
 mod peers_on_our_server;
 mod platforms;

@@ -137,8 +137,16 @@ fn find<'a>(table: &'a [Opt], name: &str) -> Result<&'a Opt, String> {
 
 /// The long options, one per line, for completion. Omits those that print these lists.
 pub fn long_list(specification: &'static str) -> String {
-    let listed = table(specification).into_iter().filter(|opt| !HIDDEN.contains(&opt.long));
-    listed.map(|opt| format!("--{}\n", opt.long)).collect()
+    lines(table(specification).into_iter().filter(|opt| !HIDDEN.contains(&opt.long)))
+}
+
+/// All long options, one per line.
+pub fn whole_long_list(specification: &'static str) -> String {
+    lines(table(specification).into_iter())
+}
+
+fn lines(options: impl Iterator<Item = Opt>) -> String {
+    options.map(|opt| format!("--{}\n", opt.long)).collect()
 }
 
 /// The short options, one per line.
@@ -214,6 +222,7 @@ mod tests {
     #[test]
     fn lists_name_options_once() {
         assert_eq!(long_list(TABLE), "--connections\n--color\n--colour\n--progress\n--verbose\n");
+        assert!(whole_long_list(TABLE).ends_with("--verbose\n--long-options\n"));
         assert_eq!(short_list(TABLE), "-C\n-p\n-v\n");
     }
 }

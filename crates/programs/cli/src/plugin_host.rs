@@ -2,8 +2,8 @@
 
 #[cfg(feature = "nbdkit-plugins")]
 pub use blockhaul_cabi::{
-    About, Settings, about, about_filter, dump, filter_folder, plugin_folder, print_dump,
-    stdio_is_a_client, wait_for_end, when_ready,
+    About, Settings, about, about_filter, dump, filter_folder, hosts_filter, plugin_folder,
+    print_dump, set_server_name, stdio_is_a_client, wait_for_end, when_ready,
 };
 
 #[cfg(not(feature = "nbdkit-plugins"))]
@@ -63,6 +63,15 @@ mod absent {
 
     pub fn print_dump(_settings: &Settings) -> Result<()> {
         Err(unsupported())
+    }
+
+    pub fn hosts_filter(_name: &str) -> bool {
+        false
+    }
+
+    /// Nothing can ask for the name.
+    pub fn set_server_name(_name: &str) -> std::result::Result<(), std::ffi::NulError> {
+        Ok(())
     }
 
     /// Where nbdkit's plugins are on Debian.

@@ -10,6 +10,18 @@ struct Row {
     /// Parameters with the same name and values here.
     same: &'static [&'static str],
     keys: &'static [Key],
+    /// An option of the layer, and its value if no parameter sets it: where the defaults differ.
+    default: Option<(&'static str, &'static str)>,
+}
+
+/// A row for a filter whose layer has the same defaults.
+const fn row(
+    filter: &'static str,
+    layer: &'static str,
+    same: &'static [&'static str],
+    keys: &'static [Key],
+) -> Row {
+    Row { filter, layer, same, keys, default: None }
 }
 
 impl Row {
@@ -18,6 +30,12 @@ impl Row {
         let same = self.same.iter().find(|name| **name == parameter).map(|name| (*name, Same));
         let key = || self.keys.iter().find(|key| key.0 == parameter).map(|key| (key.1, key.2));
         same.or_else(key)
+    }
+
+    /// The names of the parameters, and of the layer's options.
+    fn options(&self) -> impl Iterator<Item = (&'static str, &'static str)> {
+        let same = self.same.iter().map(|name| (*name, *name));
+        same.chain(self.keys.iter().map(|Key(name, option, _)| (*name, *option)))
     }
 }
 
@@ -38,9 +56,13 @@ enum Convert {
     Secret,
     /// nbdkit's boolean words.
     Switch,
+    /// A probability as a percentage.
+    Share,
+    /// Names that form one list, which a comma separates.
+    Names,
 }
 
-use Convert::{Bits, List, Path, Same, Secret, Switch};
+use Convert::{Bits, List, Names, Path, Same, Secret, Share, Switch};
 
 const ROWS: &[Row] = &[
     row("blocksize", "blocksize", &["minblock", "maxdata", "maxlen"], &[]),
@@ -77,6 +99,7 @@ const ROWS: &[Row] = &[
         &[],
         &[
             Key("rdelay", "read", Same),
+            Key("wdelay", "write,zero,trim", Same),
             Key("delay-read", "read", Same),
             Key("delay-reads", "read", Same),
             Key("delay-write", "write", Same),
@@ -92,6 +115,22 @@ const ROWS: &[Row] = &[
             Key("delay-cache", "cache", Same),
         ],
     ),
+    Row {
+        filter: "error",
+        layer: "error",
+        same: &["error"],
+        keys: &[
+            Key("error-rate", "all", Share),
+            Key("error-pread-rate", "read", Share),
+            Key("error-pwrite-rate", "write", Share),
+            Key("error-trim-rate", "trim", Share),
+            Key("error-zero-rate", "zero", Share),
+            Key("error-extents-rate", "extents", Share),
+            Key("error-cache-rate", "cache", Share),
+        ],
+        // Nothing fails unless a rate is given.
+        default: Some(("all", "0%")),
+    },
     row("evil", "evil", &["evil", "evil-probability", "evil-stuck-probability", "evil-seed"], &[]),
     row("exitlast", "exitlast", &[], &[]),
     row(
@@ -107,16 +146,37 @@ const ROWS: &[Row] = &[
             Key("exit-when-pid-exits", "exit-when-process-exits", List),
         ],
     ),
+    row(
+        "exportname",
+        "exportname",
+        &["default-export", "exportname-list", "exportdesc"],
+        &[
+            Key("exportname-strict", "exportname-strict", Switch),
+            Key("exportname", "exportname", Names),
+        ],
+    ),
     row("extentlist", "extentlist", &[], &[Key("extentlist", "extentlist", Path)]),
-    row("fua", "fua", &["fuamode"], &[]),
+    row("fua", "fua", &["fuamode"], &[Key("fua-mode", "fuamode", Same)]),
     row("gzip", "gz", &[], &[]),
     row("ip", "ip", &[], &[Key("allow", "allow", List), Key("deny", "deny", List)]),
     row("limit", "limit", &["limit"], &[]),
+    Row {
+        filter: "log",
+        layer: "log",
+        same: &[],
+        keys: &[Key("logfile", "file", Path), Key("logappend", "append", Switch)],
+        default: Some(("append", "off")),
+    },
     row("luks", "luks", &[], &[Key("passphrase", "passphrase", Secret)]),
     row("multi-conn", "multi-conn", &[], &[Key("multi-conn-mode", "mode", Same)]),
-    row("nocache", "nocache", &["cachemode"], &[]),
+    row("nocache", "nocache", &["cachemode"], &[Key("cache-mode", "cachemode", Same)]),
     row("noextents", "noextents", &[], &[]),
-    row("nozero", "nozero", &["zeromode", "fastzeromode"], &[]),
+    row(
+        "nozero",
+        "nozero",
+        &["zeromode", "fastzeromode"],
+        &[Key("zero-mode", "zeromode", Same), Key("fast-zero-mode", "fastzeromode", Same)],
+    ),
     row("offset", "offset", &["offset", "range"], &[]),
     row("partition", "partition", &["partition", "partition-sectorsize"], &[]),
     row("pause", "pause", &[], &[Key("pause-control", "pause-control", Path)]),
@@ -150,6 +210,13 @@ const ROWS: &[Row] = &[
             Key("scan-forever", "scan-forever", Switch),
         ],
     ),
+    Row {
+        filter: "stats",
+        layer: "stats",
+        same: &[],
+        keys: &[Key("statsfile", "file", Path), Key("statsappend", "append", Switch)],
+        default: Some(("append", "off")),
+    },
     row("swab", "swab", &["swab-bits"], &[]),
     row("tar", "tar", &["tar-entry", "tar-limit"], &[]),
     row("tls-fallback", "tls-fallback", &["tlsreadme"], &[]),
@@ -157,34 +224,42 @@ const ROWS: &[Row] = &[
     row("xz", "xz", &["xz-max-block", "xz-max-depth"], &[]),
 ];
 
-const fn row(
-    filter: &'static str,
-    layer: &'static str,
-    same: &'static [&'static str],
-    keys: &'static [Key],
-) -> Row {
-    Row { filter, layer, same, keys }
-}
-
-/// Filters whose layers work in a different way that scripts can see: advertised sizes, how often
-/// the plugin is called and opened, the handling of flags, and of plugins without hints.
+/// Filters that scripts can distinguish from their layers: by what they print, by the sizes that they
+/// advertise, by how often they call and open the plugin, or by their treatment of flags and of plugins
+/// without hints.
 const DIFFERENT: &[&str] = &[
-    "blocksize",
-    "blocksize-policy",
     "cacheextents",
+    "exportname",
     "fua",
+    "log",
     "multi-conn",
-    "nozero",
     "readahead",
     "retry",
     "retry-request",
     "scan",
-    "swab",
+    "stats",
 ];
 
 /// Whether scripts can distinguish the layer from the filter.
-pub fn differs(filter: &str) -> bool {
-    DIFFERENT.contains(&filter)
+pub fn differs(filter: &str, parameters: &[Parameter]) -> bool {
+    let is_key =
+        |(name, _): &Parameter| matches!(name.as_deref(), Some("minblock" | "maxdata" | "maxlen"));
+    match filter {
+        // Only the sizes that a plugin declares have another effect.
+        "blocksize" => !parameters.iter().any(is_key),
+        _ => DIFFERENT.contains(&filter),
+    }
+}
+
+/// The layer in the place of a filter.
+pub fn layer_name(filter: &str) -> Option<&'static str> {
+    ROWS.iter().find(|row| row.filter == filter).map(|row| row.layer)
+}
+
+/// The parameters of a filter with a layer: their names, and the names of the layer's options.
+pub fn keys(filter: &str) -> impl Iterator<Item = (&'static str, &'static str)> {
+    let rows = ROWS.iter().filter(move |row| row.filter == filter);
+    rows.flat_map(Row::options)
 }
 
 /// Removes filters that change nothing: `swab` with words of 8 bits, for which nbdkit 1.42 writes
@@ -214,17 +289,25 @@ pub fn layer(
     let mut options: Vec<(&str, String)> = Vec::new();
     let mut left = Vec::new();
     for (name, value) in parameters.iter() {
-        let Some((option, convert)) = name.as_deref().and_then(|name| row.option(name)) else {
+        let Some((names, convert)) = name.as_deref().and_then(|name| row.option(name)) else {
             left.push((name.clone(), value.clone()));
             continue;
         };
         let value = convert.apply(value)?;
-        match options.iter_mut().find(|(name, _)| *name == option) {
-            Some((_, list)) if matches!(convert, List | Path) => *list += &format!(",{value}"),
-            // The filter itself handles repeated parameters.
-            Some(_) => return None,
-            None => options.push((option, value)),
+        for option in names.split(',') {
+            match options.iter_mut().find(|(name, _)| *name == option) {
+                Some((_, list)) if matches!(convert, List | Names | Path) => {
+                    *list += &format!(",{value}");
+                }
+                // The filter itself handles repeated parameters.
+                Some(_) => return None,
+                None => options.push((option, value.clone())),
+            }
         }
+    }
+    let missing = |option: &str| options.iter().all(|(name, _)| *name != option);
+    if let Some((option, value)) = row.default.filter(|(option, _)| missing(option)) {
+        options.push((option, value.into()));
     }
     // A parameter of this filter that is not in the table: the layer does not support it.
     let prefix = format!("{filter}-");
@@ -249,15 +332,18 @@ pub fn layer(
 /// Parameters of filters with layers that those layers do not support, and whose names do not show
 /// the filter.
 const OTHERS: &[(&str, &str)] = &[
+    ("blocksize-policy", "blocksize-write-disconnect"),
     ("cow", "cow-on-cache"),
     ("cow", "cow-on-read"),
-    ("delay", "wdelay"),
     ("delay", "delay-open"),
     ("delay", "delay-close"),
     ("delay", "delay-fast-zero"),
+    ("fua", "flush-on-close"),
+    ("log", "logscript"),
     ("rate", "burstiness"),
     ("rate", "connection-rate"),
     ("rate", "connection-rate-file"),
+    ("stats", "statsthreshold"),
     ("tar", "tar"),
 ];
 
@@ -266,6 +352,8 @@ impl Convert {
     fn apply(self, value: &str) -> Option<String> {
         match self {
             Same | List => Some(value.to_string()),
+            Names => (!value.is_empty() && !value.contains(',')).then(|| value.to_string()),
+            Share => Some(format!("{}%", percent(value)?)),
             Bits => {
                 let bits = blockhaul_catalog::parse_size(value).ok()?;
                 (bits >= 8).then(|| (bits / 8).to_string())
@@ -285,6 +373,17 @@ impl Convert {
             }
         }
     }
+}
+
+/// The percentage of a probability: `25%`, `0.25`, `1:4` or `1/4`.
+fn percent(text: &str) -> Option<f64> {
+    let number = |text: &str| text.parse::<f64>().ok();
+    let percent = match (text.strip_suffix('%'), text.split_once([':', '/'])) {
+        (Some(percent), _) => number(percent)?,
+        (None, Some((part, whole))) => 100.0 * number(part)? / number(whole)?,
+        (None, None) => 100.0 * number(text)?,
+    };
+    (0.0..=100.0).contains(&percent).then_some(percent)
 }
 
 #[cfg(test)]
@@ -315,6 +414,22 @@ mod tests {
         assert_eq!(taken("rate", "rate=8M").0.unwrap(), "rate?rate=1048576");
         assert_eq!(taken("luks", "passphrase=+/x").0.unwrap(), "luks?passphrase=%2b/x");
         assert_eq!(taken("noextents", "x=1").0.unwrap(), "noextents");
+        assert_eq!(taken("error", "error=EPERM").0.unwrap(), "error?error=EPERM&all=0%25");
+        assert_eq!(taken("error", "error-pread-rate=1:4").0.unwrap(), "error?read=25%25&all=0%25");
+        assert_eq!(taken("error", "error-rate=0.5").0.unwrap(), "error?all=50%25");
+        assert_eq!(taken("delay", "wdelay=1ms").0.unwrap(), "delay?write=1ms&zero=1ms&trim=1ms");
+        assert_eq!(taken("fua", "fua-mode=pass").0.unwrap(), "fua?fuamode=pass");
+        assert_eq!(
+            taken("exportname", "exportname=a exportname=b exportname-strict=true").0.unwrap(),
+            "exportname?exportname=a%2cb&exportname-strict=on"
+        );
+        assert_eq!(taken("stats", "statsfile=/s").0.unwrap(), "stats?file=/s&append=off");
+    }
+
+    #[test]
+    fn visible_differences_depend_on_parameters() {
+        assert!(differs("blocksize", &words("/disk")) && differs("retry", &[]));
+        assert!(!differs("blocksize", &words("/disk maxlen=4k")) && !differs("cow", &[]));
     }
 
     #[test]
@@ -334,7 +449,15 @@ mod tests {
     #[test]
     fn what_layers_cannot_do_is_left_whole() {
         for (filter, text) in [
+            ("blocksize-policy", "blocksize-write-disconnect=1M"),
             ("delay", "rdelay=1 delay-open=2"),
+            ("delay", "wdelay=1 delay-zero=2"),
+            ("error", "error-pread=EIO error-rate=1"),
+            ("error", "error-rate=2"),
+            ("exportname", "exportname=a,b"),
+            ("fua", "flush-on-close=true"),
+            ("log", "logscript=true"),
+            ("stats", "statsfile=/s statsthreshold=50"),
             ("rate", "rate=1M connection-rate=2"),
             ("retry", "retries=1 retries=2"),
             ("luks", "passphrase=-"),
@@ -358,8 +481,9 @@ mod tests {
         let registry = Registry { layers, gates, ..Registry::default() };
         for row in ROWS {
             let layer = registry.kind(row.layer).unwrap();
-            for option in row.same.iter().chain(row.keys.iter().map(|key| &key.1)) {
-                let known = layer.params().iter().any(|param| param.name == *option);
+            let options = row.options().flat_map(|(_, options)| options.split(','));
+            for option in options.chain(row.default.map(|(option, _)| option)) {
+                let known = layer.params().iter().any(|param| param.name == option);
                 assert!(known, "{}: {option}", row.layer);
             }
         }

@@ -3,20 +3,22 @@
 use std::ffi::{OsStr, OsString};
 use std::net::{IpAddr, ToSocketAddrs as _};
 use std::os::unix::ffi::OsStrExt as _;
+use std::path::PathBuf;
 
+use super::parameter_file;
 use crate::getopt;
 
-/// nbdkit's options, in its order.
+/// nbdkit's options, in its order (1.48).
 pub const OPTIONS: &str = "\
     4|ipv4-only 6|ipv6-only D|debug= dump-config dump-plugin exit-with-parent \
     export:exportname= export-name:exportname= e|exportname= filter= f|foreground \
     no-fork:foreground g|group= help ip-addr:ipaddr= i|ipaddr= keepalive keep-alive:keepalive \
-    log= long-options mask-handshake= new-style:newstyle n|newstyle no-mc \
+    log= long-options mask-handshake= name= new-style:newstyle n|newstyle no-mc \
     no-meta-contexts:no-mc no-sr no-structured-replies:no-sr old-style:oldstyle o|oldstyle \
     pid-file:pidfile= P|pidfile= print-uri print-url:print-uri p|port= read-only:readonly \
     r|readonly run= selinux-label= short-options show-uri:print-uri show-url:print-uri \
     s|single stdin:single swap t|threads= timeout= time-out:timeout= tls= tls-certificates= \
-    tls-psk= tls-verify-peer U|unix= u|user= v|verbose V|version vsock";
+    tls-priority= tls-psk= tls-verify-peer U|unix= u|user= v|verbose V|version vsock";
 
 /// The first word of a server that has restarted itself to go to the background.
 pub const IN_BACKGROUND: &str = "--in-background";
@@ -41,6 +43,8 @@ pub struct Line {
     pub parameters: Vec<Parameter>,
     /// The destination of errors.
     pub log: Log,
+    /// The name of this server in messages.
+    pub name: Option<String>,
     /// Print more detail.
     pub verbose: bool,
     /// Nothing will be changed.
@@ -64,7 +68,7 @@ pub struct Line {
 }
 
 /// The destination of errors.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum Log {
     /// Standard error; syslog for a server in the background.
     #[default]
@@ -75,6 +79,8 @@ pub enum Log {
     Syslog,
     /// Nowhere.
     Null,
+    /// The end of this file.
+    File(PathBuf),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -97,7 +103,7 @@ impl Line {
             None => None,
         };
         for operand in operands {
-            line.parameters.push(parameter(&text(operand, "a parameter")?));
+            parameter_file::expand(&text(operand, "a parameter")?, &mut line.parameters)?;
         }
         if line.ask.is_none() {
             line.place()?;
@@ -127,8 +133,9 @@ impl Line {
             "keepalive" => {}
             // The default.
             "newstyle" => self.serve.retain(|word| word != "--oldstyle"),
-            "log" => self.log = log(&text(value, "--log")?)?,
+            "log" => self.log = log(&value)?,
             "mask-handshake" => self.pair("--mask-handshake", value),
+            "name" => self.name = Some(text(value, "--name")?),
             "no-mc" => self.flag("--no-contexts"),
             "no-sr" => self.flag("--no-structured"),
             "oldstyle" => self.flag("--oldstyle"),
@@ -158,6 +165,7 @@ impl Line {
                 self.tls = true;
                 self.pair("--tls", value);
             }
+            "tls-priority" => priority(&text(value, "--tls-priority")?)?,
             "tls-certificates" | "tls-psk" => {
                 self.credentials = true;
                 self.pair(&format!("--{name}"), value);
@@ -254,13 +262,32 @@ fn text(word: OsString, what: &str) -> Result<String, String> {
     word.into_string().map_err(|word| format!("{what} is not UTF-8: {}", word.display()))
 }
 
-fn log(text: &str) -> Result<Log, String> {
-    match text {
-        "stderr" => Ok(Log::Stderr),
-        "syslog" => Ok(Log::Syslog),
-        "null" => Ok(Log::Null),
-        _ => Err("--log must be \"stderr\", \"syslog\" or \"null\"".into()),
+fn log(value: &OsStr) -> Result<Log, String> {
+    match value.to_str() {
+        Some("default") => Ok(Log::Usual),
+        Some("stderr") => Ok(Log::Stderr),
+        Some("syslog") => Ok(Log::Syslog),
+        Some("null") => Ok(Log::Null),
+        _ if value.as_bytes().starts_with(b"/") => Ok(Log::File(value.into())),
+        _ => Err("--log must be \"default\", \"stderr\", \"syslog\", \"null\" or an absolute path"
+            .into()),
     }
+}
+
+/// Checks a priority string of GnuTLS: OpenSSL has none. One that only permits algorithms changes
+/// nothing; one that forbids some is refused, as it would not be obeyed.
+fn priority(text: &str) -> Result<(), String> {
+    let permits = |word: &str| {
+        matches!(word, "NORMAL" | "PERFORMANCE" | "LEGACY" | "SYSTEM")
+            || word.starts_with(['@', '+'])
+    };
+    if text.split(':').all(permits) {
+        return Ok(());
+    }
+    Err(format!(
+        "--tls-priority={text}: only NORMAL, PERFORMANCE, LEGACY, SYSTEM and additions (+…) are supported: \
+         TLS is OpenSSL's here, and its openssl.cnf (MinProtocol, CipherString) restricts algorithms"
+    ))
 }
 
 /// Parses a parameter. The text before `=` is a key if it looks like one.
@@ -365,9 +392,17 @@ mod tests {
 
     #[test]
     fn what_does_not_go_together_is_refused() {
-        for bad in
-            ["-U s -p 1 x", "-s -U s x", "-s --run y x", "--log=x y", "--what", "--threads=x y"]
-        {
+        for bad in [
+            "-U s -p 1 x",
+            "-s -U s x",
+            "-s --run y x",
+            "--log=x y",
+            "--log=./x y",
+            "--what",
+            "--threads=x y",
+            "--tls-priority=NORMAL:-VERS-TLS1.2 y",
+            "x @/no/such/file",
+        ] {
             assert!(line(bad).is_err(), "{bad}");
         }
         for bad in ["=", ".", "=.", ".=", ".a=1", "a.=1", "a.b="] {
@@ -375,6 +410,14 @@ mod tests {
             assert!(error.contains("must have the format"), "{error}");
         }
         assert_eq!(line("-D a.b.c=1 x").unwrap().debug, [("a".into(), "b_c".into(), 1)]);
+    }
+
+    #[test]
+    fn errors_go_where_the_option_says() {
+        assert_eq!(line("--log=null --log=default x").unwrap().log, Log::Usual);
+        assert_eq!(line("--log=/a/b x").unwrap().log, Log::File("/a/b".into()));
+        let parsed = line("--name in --tls-priority=NORMAL:+ECDHE-PSK x").unwrap();
+        assert_eq!(parsed.name.as_deref(), Some("in"));
     }
 
     #[test]

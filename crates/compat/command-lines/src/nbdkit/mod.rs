@@ -1,28 +1,33 @@
 //! The command line of nbdkit as that of `blockhaul serve`.
 //!
-//! - `line`: the command line. `plugins`, `filters`: which become a device or a layer, and which
-//!   are hosted; `natives`: parameters of plugins as options of devices.
+//! - `line`: the command line; `parameter_file`: files of parameters. `plugins`, `filters`: which
+//!   become a device or a layer, and which are hosted; `natives`: parameters of plugins as options of
+//!   devices; `own`: what `--help` says about plugins that are devices.
 
 mod filters;
 mod line;
 mod natives;
+mod own;
+mod parameter_file;
 mod plugins;
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
+pub use filters::{keys as filter_keys, layer_name};
 pub use line::{IN_BACKGROUND, Line, Log, OPTIONS, Parameter};
+pub use own::{OwnPlugin, own_plugin};
 
 use crate::words;
 
 /// The emulated version of nbdkit, which scripts compare.
-pub const VERSION: &str = "1.42.3";
+pub const VERSION: &str = "1.48.1";
 
 /// The output of `--help`, without the parts of plugin and filters.
 pub const HELP: &str = "\
 Serves a block device made by a plugin to NBD clients.
 
-    nbdkit [OPTIONS] PLUGIN [[KEY=]VALUE…]
+    nbdkit [OPTIONS] PLUGIN [[KEY=]VALUE | @FILE]…
     nbdkit --dump-config
     nbdkit PLUGIN --dump-plugin
 
@@ -39,10 +44,11 @@ This is blockhaul, with the command line of nbdkit.
                             change to this group and user once listening
     -i, --ipaddr=ADDR; -p, --port=PORT
                             listen on TCP
-    --log=stderr|syslog|null
+    --log=default|stderr|syslog|null|/FILE
                             where to write errors
     --mask-handshake=MASK, --no-mc, --no-sr
                             offer fewer features, for tests of clients
+    --name=NAME             name of this server in its messages
     -n, --newstyle          use the newstyle handshake (default)
     -o, --oldstyle          use the oldstyle handshake
     -P, --pidfile=FILE      write the process ID when ready
@@ -55,6 +61,7 @@ This is blockhaul, with the command line of nbdkit.
     -t, --threads=N         parallel calls of a plugin
     --timeout=TIME          time limit for the handshake
     --tls=off|on|require, --tls-certificates=DIR, --tls-psk=FILE, --tls-verify-peer
+    --tls-priority=PRIORITY GnuTLS's string; only ones that forbid nothing are accepted
     -U, --unix=SOCKET       listen on a Unix socket; -: a private one
     -v, --verbose           print more detail
     -V, --version           print the version of nbdkit that this implements
@@ -71,6 +78,8 @@ pub struct Host<'a> {
     pub plugins: PathBuf,
     /// The folder of nbdkit's filters.
     pub filters: PathBuf,
+    /// Whether nbdkit's filter of this name is installed, and can be hosted.
+    pub hosts: &'a dyn Fn(&str) -> bool,
 }
 
 impl Host<'_> {
@@ -81,8 +90,16 @@ impl Host<'_> {
         is_path || file(".so").exists() || file("").exists()
     }
 
-    fn installed(&self, filter: &str) -> bool {
-        self.filters.join(format!("nbdkit-{filter}-filter.so")).exists()
+    /// Our device for a plugin, unless the plugin itself is preferred.
+    pub fn own_plugin(&self, name: &str) -> Option<&'static OwnPlugin> {
+        own_plugin(name).filter(|own| !own.is_substitute || !self.has_plugin(name))
+    }
+
+    /// Our layer for a filter with these parameters. `None`: there is none, or scripts can distinguish
+    /// it from the filter, and that is installed and can be hosted.
+    pub fn own_layer(&self, filter: &str, parameters: &[Parameter]) -> Option<&'static str> {
+        let is_preferred = |_: &&str| filters::differs(filter, parameters) && (self.hosts)(filter);
+        layer_name(filter).filter(|layer| !is_preferred(layer))
     }
 }
 
@@ -110,8 +127,8 @@ pub fn serve_words(mut line: Line, in_background: bool, host: &Host<'_>) -> Vec<
     words.push(if in_background { "--in-background" } else { "--foreground" }.into());
     let mut filters = std::mem::take(&mut line.filters);
     filters::drop_idle(&mut filters, &mut line.parameters);
-    let flags = line.debug.iter().any(|(name, _, _)| name != "nbdkit");
-    let (layers, hosted) = layers_and_hosted(&filters, &mut line.parameters, flags, host);
+    let flags: Vec<String> = line.debug.iter().map(|(name, _, _)| name.clone()).collect();
+    let (layers, hosted) = layers_and_hosted(&filters, &mut line.parameters, &flags, host);
     words.extend(layers.iter().rev().map(|layer| format!("--layer={layer}").into()));
     // Only the plugin checks later, per client, whether another user may write to a file; not if it
     // is already open.
@@ -120,8 +137,11 @@ pub fn serve_words(mut line: Line, in_background: bool, host: &Host<'_>) -> Vec<
     let as_other = matches!(line.plugin.as_deref(), Some("file" | "split"))
         && words.iter().any(is_user)
         && !line.parameters.iter().any(is_fd);
+    // Only the plugin itself has variables for debugging.
+    let is_debugged = |name: &str| flags.iter().any(|flag| flag == name) && host.has_plugin(name);
+    let is_debugged = line.plugin.as_deref().is_some_and(is_debugged);
     let native =
-        if hosted.is_empty() && !flags && !as_other { plugins::native(&line) } else { None };
+        if hosted.is_empty() && !is_debugged && !as_other { plugins::native(&line) } else { None };
     if let (Some(threads), Some(_)) = (line.threads, &native) {
         words.push(format!("--threads={}", threads.min(65_536)).into());
     }
@@ -143,24 +163,22 @@ pub fn serve_words(mut line: Line, in_background: bool, host: &Host<'_>) -> Vec<
     words
 }
 
-/// The layers in the place of filters, outermost first, and the filters that are hosted. `flags`: debug
-/// flags were given, which only nbdkit's own filters know.
+/// The layers in the place of filters, outermost first, and the filters that are hosted. `flags`: the
+/// plugins and filters with debug flags, which only nbdkit's own know.
 fn layers_and_hosted<'a>(
     filters: &'a [String],
     parameters: &mut Vec<line::Parameter>,
-    flags: bool,
+    flags: &[String],
     host: &Host<'_>,
 ) -> (Vec<String>, &'a [String]) {
     // The first filter is outermost and the first to be offered parameters. From the first hosted
     // one on all are hosted, as a hosted one calls the next.
     let mut layers = Vec::new();
     for (index, filter) in filters.iter().enumerate() {
-        // If scripts can see a difference, use nbdkit's own filter, if it is installed.
-        let layer = if flags || filters::differs(filter) && host.installed(filter) {
-            None
-        } else {
-            filters::layer(filter, parameters, host.known)
-        };
+        let is_preferred = host.own_layer(filter, parameters).is_none()
+            || flags.contains(filter) && (host.hosts)(filter);
+        let layer =
+            if is_preferred { None } else { filters::layer(filter, parameters, host.known) };
         let Some(layer) = layer else {
             return (layers, &filters[index..]);
         };
@@ -215,7 +233,8 @@ mod tests {
         let words: Vec<OsString> = text.split_whitespace().map(OsString::from).collect();
         let known = |layer: &str| ["offset", "readonly"].iter().any(|name| layer.starts_with(name));
         let folder = PathBuf::from("/no/such/folder");
-        let host = Host { known: &known, plugins: folder.clone(), filters: folder };
+        let host =
+            Host { known: &known, plugins: folder.clone(), filters: folder, hosts: &|_| false };
         let words = serve_words(Line::parse(&words).unwrap(), false, &host);
         let words: Vec<String> =
             words.into_iter().map(|word| word.into_string().unwrap()).collect();
@@ -245,6 +264,10 @@ mod tests {
         assert_eq!(device("random size=1M").0, "random:1M");
         assert_eq!(device("zero").0, "zero:0");
         assert_eq!(device("zero 1M").0, "nbdkit:zero?1M");
+        assert_eq!(device("file dir=/no/such cache=none").0, "dir:/no/such?links=on");
+        assert_eq!(device("file fd=77 fadvise=random").0, "file:?fd=77");
+        assert_eq!(device("file /a rdelay=1").0, "nbdkit:file?/a&rdelay=1");
+        assert_eq!(device("-D nbdkit.backend.datapath=0 -D null.x=1 null").0, "null:0");
         assert_eq!(device("nbd nbd://h/e").0, "nbd://h/e");
         assert_eq!(device("nbd hostname=::1 export=a%").0, "nbd://[::1]:10809/a%25");
         assert_eq!(device("nbd socket=/s k export=a").0, "nbdkit:nbd?socket=/s&k&export=a");

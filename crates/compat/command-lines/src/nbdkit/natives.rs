@@ -111,6 +111,9 @@ fn sparse_random(parameters: &[Parameter]) -> Option<String> {
 fn info(parameters: &[Parameter]) -> Option<String> {
     let mut options = last(parameters, "mode");
     let mode = options.remove("mode").unwrap_or_default();
+    if mode.eq_ignore_ascii_case("version") {
+        return options.is_empty().then(|| format!("data:?raw={}", super::VERSION));
+    }
     options.is_empty().then(|| format!("info:{}", escaped(&mode)))
 }
 
@@ -175,5 +178,9 @@ mod tests {
         assert_eq!(word("info", &[]).unwrap(), "info:");
         assert_eq!(word("info", &["mode=time"]).unwrap(), "info:time");
         assert_eq!(word("info", &["x=y"]), None);
+        assert_eq!(
+            word("info", &["version"]).unwrap(),
+            format!("data:?raw={}", super::super::VERSION)
+        );
     }
 }

@@ -36,9 +36,12 @@ pub fn substitute(line: &Line) -> Option<OsString> {
     let parameters = &line.parameters;
     let script = |key: &Option<String>| key.as_deref().is_none_or(|key| key == "script");
     match (line.plugin.as_deref()?, &parameters[..]) {
-        ("file", [(key, path)]) if key.as_deref().is_none_or(|key| key == "file") => {
-            Some(format!("file:{}", escaped(path)).into())
-        }
+        ("file", parameters) => Some(match served_file(parameters)? {
+            ("file", path) => format!("file:{}", escaped(path)).into(),
+            ("dir", path) => format!("dir:{}?links=on", escaped(path)).into(),
+            ("dirfd", number) => format!("dir:?dirfd={}&links=on", escaped(number)).into(),
+            (_, number) => format!("file:?fd={}", escaped(number)).into(),
+        }),
         ("sh", [(key, path), rest @ ..]) if script(key) => {
             let options = assignments(rest)?;
             Some(format!("sh:{}?{options}", escaped(path)).trim_end_matches('?').into())
@@ -139,15 +142,34 @@ fn size(parameters: &[Parameter], otherwise: &str) -> Option<String> {
 
 /// A file that can be opened as requested. A plugin without write permission serves it read-only.
 fn file(line: &Line) -> Option<OsString> {
-    let [(key, path)] = &line.parameters[..] else { return None };
-    match key.as_deref() {
-        None | Some("file") => {}
-        Some("fd") => return descriptor(path),
-        Some("dir") => return folder(path),
-        Some("dirfd") => return folder_descriptor(path),
-        Some(_) => return None,
+    match served_file(&line.parameters)? {
+        ("fd", number) => descriptor(number),
+        ("dir", path) => folder(path),
+        ("dirfd", number) => folder_descriptor(number),
+        (_, path) => openable(path, line).map(PathBuf::into_os_string),
     }
-    openable(path, line).map(PathBuf::into_os_string)
+}
+
+/// The only parameter of the plugin `file` that names a file, and its value. The others are hints
+/// about the page cache, which change no data: the kernel decides here.
+fn served_file(parameters: &[Parameter]) -> Option<(&'static str, &str)> {
+    let mut served = None;
+    for (key, value) in parameters {
+        let key = match key.as_deref().unwrap_or("file") {
+            "file" => "file",
+            "fd" => "fd",
+            "dir" | "directory" => "dir",
+            "dirfd" => "dirfd",
+            "cache" if matches!(value.as_str(), "default" | "none") => continue,
+            "fadvise" if matches!(value.as_str(), "normal" | "random" | "sequential") => continue,
+            "reduce-memory-pressure" if blockhaul_catalog::parse_switch(value).is_ok() => continue,
+            _ => return None,
+        };
+        if served.replace((key, value.as_str())).is_some() {
+            return None;
+        }
+    }
+    served
 }
 
 /// A file by its absolute path, if it can be opened as requested.
@@ -213,4 +235,24 @@ pub fn hosted(line: &Line, filters: &[String]) -> OsString {
     let plugin = escaped(line.plugin.as_deref().unwrap_or_default());
     let word = format!("nbdkit:{plugin}?{}", options.join("&"));
     word.trim_end_matches('?').into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hints_about_the_page_cache_are_accepted_and_others_are_the_plugins() {
+        let served = |words: &[&str]| {
+            let parameters: Vec<_> =
+                words.iter().map(|word| super::super::line::parameter(word)).collect();
+            served_file(&parameters).map(|(key, value)| format!("{key}={value}"))
+        };
+        assert_eq!(served(&["/a", "cache=none"]).unwrap(), "file=/a");
+        let words = ["dir=/a", "reduce-memory-pressure=on", "fadvise=sequential"];
+        assert_eq!(served(&words).unwrap(), "dir=/a");
+        for bad in [&["cache=none"][..], &["/a", "/b"], &["/a", "cache=x"], &["/a", "rdelay=1"]] {
+            assert_eq!(served(bad), None, "{bad:?}");
+        }
+    }
 }

@@ -3,9 +3,11 @@
 use std::ffi::OsString;
 use std::time::Duration;
 
+use blockhaul_catalog::Registry;
 use blockhaul_command_lines::getopt;
 use blockhaul_command_lines::nbdkit::{
-    HELP, Host, IN_BACKGROUND, Line, OPTIONS, VERSION, dump_config, serve_words,
+    HELP, Host, IN_BACKGROUND, Line, Log, OPTIONS, OwnPlugin, VERSION, dump_config, filter_keys,
+    own_plugin, serve_words,
 };
 
 use super::nbdkit_log as log;
@@ -32,17 +34,21 @@ fn start(words: &[OsString]) -> Outcome {
         words => (false, words),
     };
     let line = Line::parse(words).map_err(|text| failure(format!("{text}; see nbdkit --help")))?;
-    log::start(&line, in_background);
+    log::start(&line, in_background).map_err(|error| log_failure(&line, &error))?;
+    if let Some(name) = &line.name {
+        plugin_host::set_server_name(name).map_err(|_| failure("--name holds a zero byte"))?;
+    }
     let registry = devices::registry(Duration::ZERO);
     let host = Host {
         known: &|layer| registry.layer_or_gate(layer).is_ok(),
         plugins: plugin_host::plugin_folder(),
         filters: plugin_host::filter_folder(),
+        hosts: &plugin_host::hosts_filter,
     };
     match line.ask {
-        Some("long-options") => return answer(&getopt::long_list(OPTIONS)),
+        Some("long-options") => return answer(&getopt::whole_long_list(OPTIONS)),
         Some("short-options") => return answer(&getopt::short_list(OPTIONS)),
-        Some("help") => return answer(&help(&line, &host)?),
+        Some("help") => return answer(&help(&line, &host, &registry)?),
         Some("version") => return answer(&version(&line, &host)?),
         Some("dump-config") => return answer(&dump_config(&host)),
         Some(_) if is_our_python(&line, &host) => return dump_python(&line),
@@ -67,11 +73,45 @@ fn start(words: &[OsString]) -> Outcome {
     {
         log::environment();
     }
-    let (cli, groups) = own(serve_words(line, in_background, &host))?;
+    let flags = line.debug.clone();
+    let plugin = line.plugin.clone().unwrap_or_default();
+    let words = serve_words(line, in_background, &host);
+    check_plugin(&words, &plugin, &flags, &host)?;
+    let (cli, groups) = own(words)?;
     let Command::Serve(args) = cli.command else {
         return Err(failure("the command line was not understood"));
     };
     serve::run(&args, &groups)
+}
+
+fn log_failure(line: &Line, error: &std::io::Error) -> Failure {
+    match &line.log {
+        Log::File(path) => failure(format!("{}: {}", path.display(), crate::exit::plain(error))),
+        _ => failure(crate::exit::plain(error)),
+    }
+}
+
+/// Reports flags that nothing uses, and parameters for which only nbdkit's plugin would do.
+fn check_plugin(
+    words: &[OsString],
+    plugin: &str,
+    flags: &[(String, String, i32)],
+    host: &Host<'_>,
+) -> Result<(), Failure> {
+    let device = words.last().map(|word| word.to_string_lossy()).unwrap_or_default();
+    if !device.starts_with("nbdkit:") {
+        for (name, flag, _) in flags.iter().filter(|(name, ..)| name != "nbdkit") {
+            log::warning(&format!("debug flag -D {name}.{flag} was not used"));
+        }
+        return Ok(());
+    }
+    if own_plugin(plugin).is_some() && !host.has_plugin(plugin) && !device.contains("@filter=") {
+        return Err(failure(format!(
+            "plugin {plugin}: nbdkit's plugin is not installed, and blockhaul's own does not take these \
+             parameters, or not all of these values; see nbdkit {plugin} --help"
+        )));
+    }
+    Ok(())
 }
 
 fn wrong(error: &blockhaul_block::Error) -> Failure {
@@ -99,40 +139,80 @@ fn dump_python(line: &Line) -> Outcome {
     answer(&blockhaul_python::dump(&settings).map_err(|error| wrong(&error))?)
 }
 
-/// What plugin and filters of the line say about themselves, filters first, outermost first.
-fn described(line: &Line, host: &Host<'_>) -> Result<Vec<plugin_host::About>, Failure> {
-    let ours = is_our_python(line, host);
-    let filters = line.filters.iter().map(|filter| plugin_host::about_filter(filter));
-    let plugin = line.plugin.iter().filter(|_| !ours).map(|plugin| plugin_host::about(plugin));
-    filters.chain(plugin).collect::<Result<_, _>>().map_err(|error| wrong(&error))
+/// The descriptions of plugin and filters of the line, filters first, outermost first. `ours`: those
+/// of our own layers and plugins.
+fn described<T>(
+    line: &Line,
+    host: &Host<'_>,
+    layer: impl Fn(&str, &str) -> T,
+    plugin: impl Fn(&OwnPlugin) -> T,
+    theirs: impl Fn(plugin_host::About) -> T,
+) -> Result<Vec<T>, Failure> {
+    let mut all = Vec::new();
+    for filter in &line.filters {
+        all.push(match host.own_layer(filter, &line.parameters) {
+            Some(name) => layer(filter, name),
+            None => theirs(plugin_host::about_filter(filter).map_err(|error| wrong(&error))?),
+        });
+    }
+    if let Some(name) = &line.plugin {
+        all.push(match host.own_plugin(name) {
+            Some(own) => plugin(own),
+            None => theirs(plugin_host::about(name).map_err(|error| wrong(&error))?),
+        });
+    }
+    Ok(all)
 }
 
-fn help(line: &Line, host: &Host<'_>) -> Result<String, Failure> {
-    let mut text = HELP.to_string();
-    for about in described(line, host)? {
-        let name = match &about.longname {
-            Some(longname) => format!("{} ({longname})", about.name),
-            None => about.name.clone(),
-        };
-        text += &format!("\n{}: {name}\n({})\n", about.what, about.path.display());
-        for part in [&about.description, &about.config_help].into_iter().flatten() {
-            text += part.trim_end();
-            text.push('\n');
-        }
+fn help(line: &Line, host: &Host<'_>, registry: &Registry) -> Result<String, Failure> {
+    let layer = |filter: &str, layer: &str| layer_help(filter, layer, registry);
+    let plugin = |own: &OwnPlugin| {
+        format!("\nplugin: {} (a device of blockhaul)\n{}", own.name, ended(own.help))
+    };
+    let parts = described(line, host, layer, plugin, |about| about_help(&about))?;
+    Ok(HELP.to_string() + &parts.concat())
+}
+
+/// A filter that is a layer, with its parameters by their names in nbdkit.
+fn layer_help(filter: &str, layer: &str, registry: &Registry) -> String {
+    let mut text = format!("\nfilter: {filter} (a layer of blockhaul)\n");
+    let Ok(kind) = registry.kind(layer) else { return text };
+    text += &ended(kind.summary());
+    for (name, option) in filter_keys(filter) {
+        let option = option.split(',').next().unwrap_or(option);
+        let Some(param) = kind.params().iter().find(|param| param.name == option) else { continue };
+        text += &format!("{name}=<{}>\n    {}\n", param.kind.placeholder(), param.doc);
     }
-    Ok(text)
+    text
+}
+
+/// A plugin or filter of nbdkit.
+fn about_help(about: &plugin_host::About) -> String {
+    let name = match &about.longname {
+        Some(longname) => format!("{} ({longname})", about.name),
+        None => about.name.clone(),
+    };
+    let mut text = format!("\n{}: {name}\n({})\n", about.what, about.path.display());
+    for part in [&about.description, &about.config_help].into_iter().flatten() {
+        text += &ended(part);
+    }
+    text
+}
+
+/// The text with one newline at its end; nothing for an empty one.
+fn ended(text: &str) -> String {
+    let text = text.trim_end();
+    if text.is_empty() { String::new() } else { format!("{text}\n") }
 }
 
 fn version(line: &Line, host: &Host<'_>) -> Result<String, Failure> {
-    let mut text = format!("nbdkit {VERSION}\n");
-    for about in described(line, host)? {
+    let ours = |name: &str| format!("{name} {VERSION}\n");
+    let theirs = |about: plugin_host::About| {
         let version = about.version.map(|version| format!(" {version}")).unwrap_or_default();
-        text += &format!("{}{version}\n", about.name);
-    }
-    if is_our_python(line, host) {
-        text += &format!("python {}\n", env!("CARGO_PKG_VERSION"));
-    }
-    Ok(text)
+        format!("{}{version}\n", about.name)
+    };
+    let parts = described(line, host, |filter, _| ours(filter), |own| ours(own.name), theirs)?;
+    Ok(ours("nbdkit") + &parts.concat())
 }
 
 fn dump_plugin(line: &Line) -> Outcome {

@@ -1,4 +1,8 @@
-//! The log of a server in nbdkit's place: standard error, the system's log, or none.
+//! The log of a server in nbdkit's place: standard error, a file, the system's log, or none.
+
+use std::fs::{File, OpenOptions};
+use std::io::Write as _;
+use std::sync::OnceLock;
 
 use blockhaul_command_lines::nbdkit::{Line, Log};
 use log::{Level, Metadata, Record};
@@ -6,18 +10,32 @@ use log::{Level, Metadata, Record};
 use crate::out::{self, one_line};
 use crate::syslog::{self, Severity};
 
+/// The start of a message: the program, and the name of this server.
+static SENDER: OnceLock<String> = OnceLock::new();
+
+fn sender() -> &'static str {
+    SENDER.get().map_or("nbdkit", String::as_str)
+}
+
 /// Reports an error before there is a server.
 pub fn error(text: &str) {
-    out::error(&format!("nbdkit: error: {}\n", one_line(text)));
+    out::error(&format!("{}: error: {}\n", sender(), one_line(text)));
+}
+
+/// Reports what may be a mistake before there is a server.
+pub fn warning(text: &str) {
+    out::error(&format!("{}: warning: {}\n", sender(), one_line(text)));
 }
 
 /// Prints a debug message.
 pub fn debug(text: &str) {
-    out::error(&format!("nbdkit: debug: {text}\n"));
+    out::error(&format!("{}: debug: {text}\n", sender()));
 }
 
 struct Logger {
     to: Log,
+    /// The open file, if that is the destination.
+    file: Option<File>,
     verbose: bool,
 }
 
@@ -31,20 +49,23 @@ impl log::Log for Logger {
             // Debugging always goes to standard error.
             Level::Debug | Level::Trace if self.verbose => {
                 let text = escaped(record.args().to_string().as_bytes());
-                return out::error(&format!("nbdkit: debug: {text}\n"));
+                return debug(&text);
             }
             Level::Debug | Level::Trace => return,
             Level::Error => "error",
             Level::Warn | Level::Info => "warning",
         };
         let text = one_line(&record.args().to_string());
+        let line = format!("{}: {level}: {text}\n", sender());
         match self.to {
             Log::Null => {}
             // nbdkit sends everything with this severity.
             Log::Syslog => syslog::send("nbdkit", Severity::Error, &format!("{level}: {text}")),
-            Log::Usual | Log::Stderr => {
-                out::error(&format!("nbdkit: {level}: {text}\n"));
+            Log::File(_) => {
+                // A full disk must not end the server.
+                let _ = self.file.as_ref().map(|mut file| file.write_all(line.as_bytes()));
             }
+            Log::Usual | Log::Stderr => out::error(&line),
         }
     }
 
@@ -55,7 +76,7 @@ impl log::Log for Logger {
 pub fn environment() {
     for (name, value) in std::env::vars_os() {
         let text = escaped(value.as_encoded_bytes());
-        out::error(&format!("nbdkit: debug: {}={text}\n", name.display()));
+        debug(&format!("{}={text}", name.display()));
     }
 }
 
@@ -77,12 +98,23 @@ fn escaped(bytes: &[u8]) -> String {
 }
 
 /// Starts logging before the server does, which then only sets the level.
-pub fn start(line: &Line, in_background: bool) {
-    let to = match line.log {
+///
+/// # Errors
+/// The file for messages cannot be opened.
+pub fn start(line: &Line, in_background: bool) -> std::io::Result<()> {
+    if let Some(name) = &line.name {
+        SENDER.get_or_init(|| format!("nbdkit[{}]", out::one_word(name)));
+    }
+    let to = match &line.log {
         // The output of a background server is not seen, unless it is verbose.
         Log::Usual if in_background && !line.verbose => Log::Syslog,
-        to => to,
+        to => to.clone(),
+    };
+    let file = match &to {
+        Log::File(path) => Some(OpenOptions::new().create(true).append(true).open(path)?),
+        _ => None,
     };
     // Fails only if a logger is already set, which is then used.
-    let _ = log::set_boxed_logger(Box::new(Logger { to, verbose: line.verbose }));
+    let _ = log::set_boxed_logger(Box::new(Logger { to, file, verbose: line.verbose }));
+    Ok(())
 }

@@ -1,4 +1,5 @@
-//! The program called as `nbdcopy` and `nbdinfo`: what scripts read, and the originals' lists.
+//! The program called as `nbdcopy`, `nbdinfo` and `nbdkit`: what scripts read, and the originals'
+//! lists.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader};
@@ -333,6 +334,134 @@ fn a_missing_filter_is_named_and_not_the_plugin_below_it() {
     assert_eq!(output.status.code(), Some(1), "{said}");
     assert!(said.contains("nbdkit-nosuch-filter.so"), "{said}");
     assert!(!said.contains("no plugin file"), "{said}");
+}
+
+/// What virt-v2v asks nbdkit before it uses it.
+#[test]
+fn programs_that_probe_nbdkit_find_what_they_need() {
+    let place = Place::new();
+    let version = text(&place.succeed("nbdkit --version").stdout);
+    let number = version.trim().strip_prefix("nbdkit ").unwrap();
+    let config = text(&place.succeed("nbdkit --dump-config").stdout);
+    assert!(config.lines().any(|line| line == format!("version={number}")), "{config}");
+    let options = text(&place.succeed("nbdkit --long-options").stdout);
+    assert!(options.lines().any(|option| option == "--name"), "{options}");
+    for (line, wanted) in [
+        ("nbdkit file --version", "file"),
+        ("nbdkit null --filter=cow --version", "cow"),
+        ("nbdkit --version --filter=blocksize --filter=retry memory maxlen=4k", "blocksize"),
+    ] {
+        let said = text(&place.succeed(line).stdout);
+        assert!(said.lines().any(|line| line == format!("{wanted} {number}")), "{line}: {said}");
+    }
+    let help = text(&place.succeed("nbdkit file --help").stdout);
+    for parameter in ["reduce-memory-pressure=", "cache=", "[file=]", "dir="] {
+        assert!(help.lines().any(|line| line.starts_with(parameter)), "{parameter}: {help}");
+    }
+    let help = text(&place.succeed("nbdkit --filter=delay null --help").stdout);
+    assert!(help.lines().any(|line| line.starts_with("delay-read=<")), "{help}");
+}
+
+/// Its command lines, and what else is new since 1.42.
+#[test]
+fn command_lines_of_newer_releases_are_accepted() {
+    let place = Place::new();
+    fs::create_dir(place.file("disks")).unwrap();
+    for disk in ["disks/disk0", "disks/disk1"] {
+        fs::write(place.file(disk), vec![1; 3 << 20]).unwrap();
+    }
+    let lines = [
+        (
+            "nbdkit --name in --exit-with-parent --foreground --pidfile P --threads 16 \
+             -D nbdkit.backend.datapath=0 --filter cow file dir=disks reduce-memory-pressure=on",
+            "/disk1",
+            "3145728",
+        ),
+        ("nbdkit file disks/disk0 cache=none", "/", "3145728"),
+        ("nbdkit --tls-priority=NORMAL --log=default memory 0x10_0000", "/", "1048576"),
+        ("nbdkit --filter=offset memory 1_M @./parameters", "/", "4096"),
+        ("nbdkit --filter=delay null 64k wdelay=1ms", "/", "65536"),
+        (
+            "nbdkit --filter=error --filter=exportname null 1M exportname=a exportname=b",
+            "/",
+            "1048576",
+        ),
+        ("nbdkit --filter=pause null 1M pause-control=control", "/", "1048576"),
+    ];
+    fs::write(place.file("parameters"), "# of the filter\noffset=64k\n\nrange=0x1000\n").unwrap();
+    for (line, path, size) in lines {
+        let script =
+            format!("{line} -U - --run 'nbdinfo --size \"nbd+unix://{path}?socket=$unixsocket\"'");
+        let output = place.shell(&script);
+        assert_eq!(text(&output.stdout).trim(), size, "{line}: {output:?}");
+    }
+}
+
+#[test]
+fn overlays_of_two_exports_do_not_mix() {
+    let place = Place::new();
+    fs::create_dir(place.file("disks")).unwrap();
+    for (disk, byte) in [("disks/disk0", b'a'), ("disks/disk1", b'b')] {
+        fs::write(place.file(disk), vec![byte; 1 << 20]).unwrap();
+    }
+    for (name, byte) in [("in0", b'0'), ("in1", b'1')] {
+        let mut bytes = vec![b'a'; 1 << 20];
+        bytes[70_001..200_003].fill(byte);
+        fs::write(place.file(name), bytes).unwrap();
+    }
+    let output = place.shell(
+        "nbdkit --filter=cow file dir=disks -U - --run '
+         disk() { echo \"nbd+unix:///disk$1?socket=$unixsocket\"; }
+         for n in 0 1; do nbdcopy in$n $(disk $n) || exit 1; done
+         for n in 0 1; do nbdcopy $(disk $n) out$n || exit 1; done'",
+    );
+    assert!(output.status.success(), "{output:?}");
+    for n in 0..2 {
+        let (given, got) = (place.file(&format!("in{n}")), place.file(&format!("out{n}")));
+        assert!(fs::read(given).unwrap() == fs::read(got).unwrap(), "disk{n}");
+    }
+    assert!(fs::read(place.file("disks/disk1")).unwrap().iter().all(|byte| *byte == b'b'));
+}
+
+#[test]
+fn messages_have_the_servers_name_and_go_to_its_file() {
+    let place = Place::new();
+    fs::write(place.file("log"), "before\n").unwrap();
+    let log = place.file("log");
+    let script = format!(
+        "nbdkit --name=in --log={} --filter=error memory 1M error-rate=100% \
+         --run 'nbdcopy \"$uri\" null:'",
+        log.display()
+    );
+    let output = place.shell(&script);
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let said = fs::read_to_string(&log).unwrap();
+    let (first, rest) = said.split_once('\n').unwrap();
+    assert_eq!(first, "before");
+    assert!(rest.lines().all(|line| line.starts_with("nbdkit[in]: ")), "{said}");
+    assert!(
+        rest.contains("nbdkit[in]: error: ") || rest.contains("nbdkit[in]: warning: "),
+        "{said}"
+    );
+    let output = place.run("nbdkit --log=/no/such/folder/log null");
+    assert_eq!(output.status.code(), Some(1));
+    let output = place.run("nbdkit --name=in nosuch");
+    assert!(text(&output.stderr).starts_with("nbdkit[in]: error: "), "{output:?}");
+}
+
+#[test]
+fn what_only_a_missing_plugin_could_do_is_said_of_its_parameters() {
+    if std::path::Path::new("/usr/lib/x86_64-linux-gnu/nbdkit").exists() {
+        return;
+    }
+    let place = Place::new();
+    let output = place.run("nbdkit memory 1M allocator=zstd");
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("does not take these parameters"), "{said}");
+    let output = place.run("nbdkit file dir=/no/such/folder");
+    let said = text(&output.stderr);
+    assert!(said.contains("/no/such/folder") && !said.contains("no plugin file"), "{said}");
 }
 
 #[test]

@@ -1,0 +1,123 @@
+//! The plugins that are devices of this program: their parameters, as `--help` shows them.
+
+/// A plugin for which this program has a device.
+pub struct OwnPlugin {
+    /// Its name.
+    pub name: &'static str,
+    /// The plugin itself is preferred where it is installed.
+    pub is_substitute: bool,
+    /// Its parameters, one per line.
+    pub help: &'static str,
+}
+
+const fn own(name: &'static str, help: &'static str) -> OwnPlugin {
+    OwnPlugin { name, is_substitute: false, help }
+}
+
+const fn substitute(name: &'static str, help: &'static str) -> OwnPlugin {
+    OwnPlugin { name, is_substitute: true, help }
+}
+
+const SIZE: &str = "[size=]<SIZE>           size of the disk";
+const SCRIPT: &str = "[script=]<SCRIPT>       the script, and its own parameters";
+
+const OWN: &[OwnPlugin] = &[
+    own(
+        "data",
+        "[data=]<DATA>           the disk in the format of nbdkit-data-plugin(1)
+raw=<TEXT>              the disk as it is
+base64=<TEXT>           the disk in base64
+size=<SIZE>             size of the disk
+<VARIABLE>=<DATA>       a variable of the format",
+    ),
+    substitute("eval", "<METHOD>=<SCRIPT>       a script for each method"),
+    own(
+        "file",
+        "[file=]<FILE>           file or block device to serve
+dir=<DIRECTORY>         directory whose files are exports
+fd=<N>                  file or block device that is open as this descriptor
+dirfd=<N>               directory that is open as this descriptor
+reduce-memory-pressure=<BOOL>
+                        accepted; the kernel decides what it caches
+cache=default|none      the same by its older name
+fadvise=normal|random|sequential
+                        accepted; the kernel decides how it reads ahead",
+    ),
+    own(
+        "floppy",
+        "[dir=]<DIRECTORY>       directory to show as a FAT disk
+label=<LABEL>           its label
+size=<SIZE>             size of the disk",
+    ),
+    own("full", SIZE),
+    own("info", "[mode=]<MODE>           information about the client or the server to serve"),
+    own(
+        "iso",
+        "[dir=]<DIRECTORY>       directory to show as a CD, may be repeated
+params=<OPTIONS>        options of the program that makes the image
+prog=<PROGRAM>          that program",
+    ),
+    own(
+        "linuxdisk",
+        "[dir=]<DIRECTORY>       directory to show as a partition
+label=<LABEL>           its label
+type=ext2|ext3|ext4     its file system
+size=[+]<SIZE>          its size",
+    ),
+    own("memory", SIZE),
+    substitute(
+        "nbd",
+        "[uri=]<URI>             the server
+socket=<PATH>           the server's Unix socket
+hostname=<HOST>, port=<PORT>
+                        the server's address
+export=<NAME>           the export",
+    ),
+    own("null", SIZE),
+    own(
+        "ondemand",
+        "dir=<DIRECTORY>         directory for the disks
+[size=]<SIZE>           size of a new disk
+command=<COMMAND>       makes a disk; further parameters are its variables
+label=<LABEL>, type=<TYPE>, wait=<BOOL>, share=<BOOL>
+                        as in nbdkit-ondemand-plugin(1)",
+    ),
+    own("ones", SIZE),
+    own(
+        "partitioning",
+        "[file=]<FILE>           a partition, may be repeated
+alignment=<SIZE>, mbr-id=<ID>, type-guid=<GUID>
+                        for the partitions after it
+partition-type=mbr|gpt  kind of the partition table",
+    ),
+    own("pattern", SIZE),
+    substitute("python", SCRIPT),
+    substitute(
+        "random",
+        "[size=]<SIZE>           size of the disk
+seed=<SEED>             seed of its contents",
+    ),
+    substitute("sh", SCRIPT),
+    own(
+        "sparse-random",
+        "[size=]<SIZE>           size of the disk
+seed=<SEED>             seed of its contents
+percent=<N>             share of data
+runlength=<SIZE>        average length of data
+random-content=<BOOL>   blocks of random bytes",
+    ),
+    own("split", "[file=]<FILE>           a part of the disk, may be repeated"),
+    own(
+        "tmpdisk",
+        "[size=]<SIZE>           size of the disk of each client
+command=<COMMAND>       makes a disk; further parameters are its variables
+label=<LABEL>, type=<TYPE>
+                        as in nbdkit-tmpdisk-plugin(1)",
+    ),
+    substitute("zero", ""),
+];
+
+/// Our device for a plugin of this name.
+pub fn own_plugin(name: &str) -> Option<&'static OwnPlugin> {
+    OWN.iter().find(|own| own.name == name)
+}
