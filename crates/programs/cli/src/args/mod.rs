@@ -16,7 +16,7 @@ mod layout;
 #[cfg(feature = "fuse")]
 mod mount;
 mod pages;
-mod serve;
+pub(crate) mod serve;
 mod tls;
 pub(crate) mod value;
 
@@ -43,9 +43,9 @@ pub use self::info::{Info, InspectionOptions, Map};
 pub use self::layout::laid_out;
 #[cfg(feature = "fuse")]
 pub use self::mount::{Mount, MountExport};
-pub use self::serve::{Serve, ServeExport, ServeTls};
+pub use self::serve::{Serve, ServeExport};
 pub use self::tls::{Tls, TlsCommand, TlsInit};
-pub use self::value::{QmpClient, TlsMode, TlsRecords, VsockPlace, total_memory};
+pub use self::value::{QmpClient, VsockPlace, total_memory};
 pub use crate::serve::control::commands::{Ctl, CtlCommand};
 use crate::{brackets, devices, exit, out};
 

@@ -533,7 +533,7 @@ mod tests {
     #[test]
     fn uris_have_nbdkits_form() {
         let secured = |keys: Option<&str>| {
-            Secured::new(&args::ServeTls {
+            Secured::new(&crate::args::serve::ServeTls {
                 tls: None,
                 tls_certificates: None,
                 tls_psk: keys.map(PathBuf::from),

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use blockhaul_server::Tls;
 use blockhaul_tls::{Acceptor, Credentials, Records};
 
-use crate::args::{self, TlsMode, TlsRecords};
+use crate::args::serve::ServeTls;
+use crate::args::value::{TlsMode, TlsRecords};
 use crate::exit::{Failure, OPEN, USAGE};
 
 /// The TLS options.
@@ -23,7 +24,7 @@ pub struct Secured {
 
 impl Secured {
     /// Checks the options, and makes paths absolute: a background server leaves the directory.
-    pub fn new(args: &args::ServeTls) -> Result<Secured, Failure> {
+    pub fn new(args: &ServeTls) -> Result<Secured, Failure> {
         let given = args.tls_certificates.is_some() || args.tls_psk.is_some();
         let given = given || args.tls_verify_peer;
         let mode = args.tls.unwrap_or(if given { TlsMode::Require } else { TlsMode::Off });
@@ -116,7 +117,7 @@ mod tests {
 
     fn secured(tls: Option<TlsMode>, keys: Option<&str>) -> Secured {
         let tls_psk = keys.map(PathBuf::from);
-        let args = args::ServeTls {
+        let args = ServeTls {
             tls,
             tls_certificates: None,
             tls_psk,
