@@ -111,7 +111,7 @@ const COMMANDS: &[Command] = &[
     },
     Command {
         name: "info",
-        options: "h|help f|format= image-opts output= object= backing-chain t|cache= limits \
+        options: "h|help f|format= image-opts output= object= b|backing-chain t|cache= limits \
                   U|force-share",
         refused: &[],
     },
@@ -320,14 +320,6 @@ mod tests {
         assert_eq!(found.value("target-format"), Some("raw"));
         assert_eq!(found.value("parallel"), Some("16"));
         assert!(found.has("progress") && !found.has("quiet"));
-        let found = line("rebase -b a -B raw --backing-cache none c").unwrap();
-        assert_eq!(found.value("backing-format"), Some("raw"));
-        let found =
-            line("convert --source-image-opts --target-cache none --target-format-options a=1 b c");
-        let found = found.unwrap();
-        assert_eq!((found.has("image-opts"), found.value("cache")), (true, Some("none")));
-        assert_eq!(found.creation().unwrap(), [("a".to_string(), "1".to_string())]);
-        assert_eq!(line("compare --a-format raw a b").unwrap().value("format"), Some("raw"));
         assert_eq!(line("resize -q a -5M").unwrap().operands, ["a", "-5M"]);
         let pairs = found.creation().unwrap();
         assert_eq!(pairs.len(), 3);
@@ -338,6 +330,19 @@ mod tests {
             assert!(said.contains("Invalid option list"), "{said}");
         }
         assert_eq!(pairs[1], ("b".to_string(), "on".to_string()));
+    }
+
+    #[test]
+    fn spellings_of_other_versions_mean_the_same() {
+        let found = line("rebase -b a -B raw --backing-cache none c").unwrap();
+        assert_eq!(found.value("backing-format"), Some("raw"));
+        let found =
+            line("convert --source-image-opts --target-cache none --target-format-options a=1 b c");
+        let found = found.unwrap();
+        assert_eq!((found.has("image-opts"), found.value("cache")), (true, Some("none")));
+        assert_eq!(found.creation().unwrap(), [("a".to_string(), "1".to_string())]);
+        assert_eq!(line("compare --a-format raw a b").unwrap().value("format"), Some("raw"));
+        assert!(line("info -b a").unwrap().has("backing-chain"));
     }
 
     #[test]

@@ -444,7 +444,7 @@ fn only_the_named_contexts_are_shown() {
         };
         let depth = "qemu:allocation-depth".to_string();
         let base = "base:allocation".to_string();
-        assert_eq!(names("contexts").0, [base.clone()]);
+        assert_eq!(names("contexts").0, std::slice::from_ref(&base));
         let (all, device) = names(&format!("contexts?show={depth}"));
         assert_eq!(all, [base, depth.clone()]);
         let context = device.facts().context(&depth).unwrap();

@@ -73,6 +73,20 @@ fn assert_known(program: &str, option: &str) {
     assert!(!refused || listed, "{program} --{option}: {said}");
 }
 
+/// Checks that a program, or one of its commands, knows the letters at the start of lines of its help.
+#[track_caller]
+fn assert_letters_known(program: &str, help: &str) {
+    let lines = help.lines().filter_map(|line| line.trim_start().strip_prefix('-'));
+    for line in lines.filter(|line| line.as_bytes().get(1) == Some(&b',')) {
+        let letter = &line[..1];
+        let mut command = Command::new(OURS);
+        command.arg("compat").args(program.split(' '));
+        command.args([&format!("-{letter}"), "--help"]);
+        let said = text(&tools::output(&mut command, LIMIT).unwrap().stderr);
+        assert!(!said.contains("unknown option"), "{program} -{letter}: {said}");
+    }
+}
+
 /// The long options in a text.
 fn long_options(help: &str) -> BTreeSet<String> {
     let words = help.split(|letter: char| !letter.is_ascii_alphanumeric() && letter != '-');
@@ -95,7 +109,9 @@ fn options_of_the_installed_qemu_are_known_or_documented() {
     for program in ["qemu-nbd", "qemu-storage-daemon"] {
         let peer = require_peer!(program);
         let done = tools::output(peer.command().arg("--help"), LIMIT).unwrap();
-        let options = long_options(&text(&done.stdout));
+        let help = text(&done.stdout);
+        assert_letters_known(program, &help);
+        let options = long_options(&help);
         assert!(options.len() > 5, "{program}: {options:?}");
         options.iter().for_each(|option| assert_known(program, option));
     }
@@ -110,7 +126,9 @@ fn options_of_the_installed_qemu_are_known_or_documented() {
         commands += 1;
         let done = tools::output(peer.command().args([name, "--help"]), LIMIT).unwrap();
         let command = format!("qemu-img {name}");
-        let options = long_options(&text(&done.stdout));
+        let help = text(&done.stdout);
+        assert_letters_known(&command, &help);
+        let options = long_options(&help);
         options.iter().for_each(|option| assert_known(&command, option));
     }
     assert!(commands > 10, "{help}");
