@@ -241,10 +241,10 @@ impl Tar {
     /// What a search without result has found.
     fn missing(&self, search: &Search, is_beyond: bool) -> String {
         let Tar { entry, limit, .. } = self;
-        match is_beyond {
-            true => format!("{entry:?} is not within the first {limit} bytes (tar-limit)"),
-            false => format!("there is no member {entry:?}; {}", search.list()),
+        if is_beyond {
+            return format!("{entry:?} is not within the first {limit} bytes (tar-limit)");
         }
+        format!("there is no member {entry:?}; {}", search.list())
     }
 
     /// Offset and length of a member, which is shown if it is a file within `size` bytes.

@@ -124,7 +124,7 @@ fn json_name(driver: &str, file: &str) -> String {
 #[test]
 fn backing_files_named_in_json_are_those_of_qemu() {
     let Some(qemu) = Qemu::find() else { return };
-    qemu.create("base.qcow2", "", 3 * CLUSTER);
+    qemu.create("base.qcow2", "cluster_size=64k", 3 * CLUSTER);
     qemu.io("qcow2", "base.qcow2", &["write -P 1 0 64k".into()]);
     qemu.img(&["convert", "-O", "raw", "base.qcow2", "base.raw"]);
     let [image, raw] = ["base.qcow2", "base.raw"].map(|name| qemu.file(name).display().to_string());
@@ -154,7 +154,7 @@ fn backing_files_named_in_json_are_those_of_qemu() {
         assert!(text.contains("names=allow"), "{text}");
     }
     // The name alone tells the format.
-    qemu.create("top", "", 3 * CLUSTER);
+    qemu.create("top", "cluster_size=64k", 3 * CLUSTER);
     let bare = |name: &str| {
         let mut header = std::fs::read(qemu.file("top")).unwrap();
         header[8..16].copy_from_slice(&4096_u64.to_be_bytes());
