@@ -84,8 +84,8 @@ pub trait Sink {
 /// with the default cluster size), some MiB for each worker, and [`StreamOptions::memory`].
 ///
 /// # Errors
-/// [`Kind::Usage`] if an option is out of range, or the cluster size too small for the disk; those
-/// of the source and the sink; and [`Kind::Io`] if the source has changed in the meantime.
+/// [`Kind::Usage`](blockhaul_block::Kind::Usage) if an option is out of range, or the cluster size too small for the disk; those
+/// of the source and the sink; and [`Kind::Io`](blockhaul_block::Kind::Io) if the source has changed in the meantime.
 pub async fn stream(
     source: &Arc<dyn Device>,
     options: StreamOptions,
