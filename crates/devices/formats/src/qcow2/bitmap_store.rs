@@ -5,6 +5,7 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use blockhaul_block::Result;
 use blockhaul_catalog::{BitmapStore, ImageBitmap, ImageBitmaps, Opened, Opening, Target};
@@ -27,17 +28,22 @@ pub(super) async fn open(target: &Target) -> Result<Opened> {
     let chain = chain::open(target).await?;
     let slot = target.context.registry().bitmaps.upgrade();
     if let Some(slot) = slot.filter(|_| target.intent.write) {
-        slot.put(Arc::new(ChainBitmaps(chain.clone())));
+        let has_any = Arc::default();
+        slot.put(Arc::new(ChainBitmaps { chain: chain.clone(), has_any }));
     }
     chain.opened()
 }
 
 /// The bitmaps of the top image of a chain.
-struct ChainBitmaps(Arc<Chain>);
+struct ChainBitmaps {
+    chain: Arc<Chain>,
+    /// Whether the image had bitmaps when they were taken or stored.
+    has_any: Arc<AtomicBool>,
+}
 
 impl BitmapStore for ChainBitmaps {
     fn check(&self, name: &str, granularity: u64) -> Opening<()> {
-        let chain = self.0.clone();
+        let chain = self.chain.clone();
         let name = name.to_string();
         Box::pin(async move {
             let handle = chain.top()?;
@@ -52,20 +58,30 @@ impl BitmapStore for ChainBitmaps {
     }
 
     fn take(&self) -> Opening<ImageBitmaps> {
-        let chain = self.0.clone();
+        let chain = self.chain.clone();
+        let has_any = self.has_any.clone();
         Box::pin(async move {
             let handle = chain.top()?;
             let parts = handle.parts();
-            take(parts).await.map_err(|error| error.on(&parts.file.facts().name))
+            let found = take(parts).await.map_err(|error| error.on(&parts.file.facts().name))?;
+            has_any.store(found != ImageBitmaps::default(), Ordering::SeqCst);
+            Ok(found)
         })
     }
 
     fn store(&self, bitmaps: ImageBitmaps) -> Opening<()> {
-        let chain = self.0.clone();
+        let chain = self.chain.clone();
+        let has_any = self.has_any.clone();
         Box::pin(async move {
+            if !has_any.load(Ordering::SeqCst) && bitmaps.consistent.is_empty() {
+                // There is nothing to change, also if the device does not answer any more.
+                return Ok(());
+            }
             let handle = chain.top()?;
             let parts = handle.parts();
-            store(parts, &bitmaps).await.map_err(|error| error.on(&parts.file.facts().name))
+            store(parts, &bitmaps).await.map_err(|error| error.on(&parts.file.facts().name))?;
+            has_any.store(bitmaps != ImageBitmaps::default(), Ordering::SeqCst);
+            Ok(())
         })
     }
 }
@@ -146,9 +162,6 @@ async fn ranges(bitmap: &Bitmap, parts: &Parts, size: u64) -> Result<Vec<(u64, u
 /// Stores these bitmaps in place of those of the image.
 async fn store(parts: &Parts, bitmaps: &ImageBitmaps) -> Result<()> {
     let Directory { header, entries } = Directory::read(parts).await?;
-    if entries.is_empty() && bitmaps.consistent.is_empty() {
-        return Ok(());
-    }
     check_version(&header)?;
     let stays = |entry: &Entry| {
         let is_new = bitmaps.consistent.iter().any(|one| one.name == entry.name);
