@@ -39,7 +39,7 @@ fn request(args: &args::Restore, groups: &Groups) -> Result<RestoreRequest, Fail
 
 /// How the copy is shown.
 fn run_options(args: &args::Restore) -> RunOptions {
-    let args::Reporting { progress, no_progress, verbose } = args.reporting;
+    let args::ProgressOptions { progress, no_progress, verbose } = args.reporting;
     let shows_map = progress == Some(Style::Map);
     let session = SessionOptions { shows_map, ..SessionOptions::default() };
     RunOptions { progress, no_progress, verbose, digest: DigestLine::Named, session }

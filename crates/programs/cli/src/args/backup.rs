@@ -51,12 +51,12 @@ pub struct PullArgs {
     pub json: bool,
 
     #[command(flatten)]
-    pub reporting: Reporting,
+    pub reporting: ProgressOptions,
 }
 
 /// Options about what a command prints while it runs.
 #[derive(Debug, Args)]
-pub struct Reporting {
+pub struct ProgressOptions {
     /// Show progress: a bar, lines on descriptor FD, or JSON
     ///
     /// As for blockhaul copy.
@@ -104,7 +104,7 @@ pub struct Restore {
     pub journal: Option<PathBuf>,
 
     #[command(flatten)]
-    pub reporting: Reporting,
+    pub reporting: ProgressOptions,
 }
 
 /// Options of `blockhaul chain`.

@@ -25,7 +25,7 @@ use std::path::PathBuf;
 
 use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
-pub use self::backup::{Chain, ChainCommand, PullArgs, Reporting, Restore};
+pub use self::backup::{Chain, ChainCommand, ProgressOptions, PullArgs, Restore};
 #[cfg(feature = "bench")]
 pub use self::bench::{Bench, BenchAction};
 #[cfg(feature = "formats")]
