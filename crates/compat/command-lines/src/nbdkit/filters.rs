@@ -228,6 +228,7 @@ const ROWS: &[Row] = &[
 /// advertise, by how often they call and open the plugin, or by their treatment of flags and of plugins
 /// without hints.
 const DIFFERENT: &[&str] = &[
+    "blocksize",
     "cacheextents",
     "exportname",
     "fua",
@@ -242,13 +243,10 @@ const DIFFERENT: &[&str] = &[
 
 /// Whether scripts can distinguish the layer from the filter.
 pub fn differs(filter: &str, parameters: &[Parameter]) -> bool {
-    let is_key =
-        |(name, _): &Parameter| matches!(name.as_deref(), Some("minblock" | "maxdata" | "maxlen"));
-    match filter {
-        // Only the sizes that a plugin declares have another effect.
-        "blocksize" => !parameters.iter().any(is_key),
-        _ => DIFFERENT.contains(&filter),
-    }
+    let has = |key: &str| parameters.iter().any(|(name, _)| name.as_deref() == Some(key));
+    // What virtnbdmap gives: requests are cut in the same way.
+    let only_cuts = has("maxlen") && !has("minblock") && !has("maxdata");
+    DIFFERENT.contains(&filter) && !(filter == "blocksize" && only_cuts)
 }
 
 /// The layer in the place of a filter.
@@ -430,6 +428,7 @@ mod tests {
     fn visible_differences_depend_on_parameters() {
         assert!(differs("blocksize", &words("/disk")) && differs("retry", &[]));
         assert!(!differs("blocksize", &words("/disk maxlen=4k")) && !differs("cow", &[]));
+        assert!(differs("blocksize", &words("maxlen=4k minblock=4k")));
     }
 
     #[test]

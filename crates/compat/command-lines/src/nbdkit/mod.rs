@@ -16,12 +16,9 @@ use std::path::{Path, PathBuf};
 
 pub use filters::{keys as filter_keys, layer_name};
 pub use line::{IN_BACKGROUND, Line, Log, OPTIONS, Parameter};
-pub use own::{OwnPlugin, own_plugin};
+pub use own::{OwnPlugin, VERSION, own_plugin};
 
 use crate::words;
-
-/// The emulated version of nbdkit, which scripts compare.
-pub const VERSION: &str = "1.48.1";
 
 /// The output of `--help`, without the parts of plugin and filters.
 pub const HELP: &str = "\

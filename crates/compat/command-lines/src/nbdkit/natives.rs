@@ -112,7 +112,7 @@ fn info(parameters: &[Parameter]) -> Option<String> {
     let mut options = last(parameters, "mode");
     let mode = options.remove("mode").unwrap_or_default();
     if mode.eq_ignore_ascii_case("version") {
-        return options.is_empty().then(|| format!("data:?raw={}", super::VERSION));
+        return options.is_empty().then(|| format!("data:?raw={}", super::own::VERSION));
     }
     options.is_empty().then(|| format!("info:{}", escaped(&mode)))
 }
@@ -180,7 +180,7 @@ mod tests {
         assert_eq!(word("info", &["x=y"]), None);
         assert_eq!(
             word("info", &["version"]).unwrap(),
-            format!("data:?raw={}", super::super::VERSION)
+            format!("data:?raw={}", super::super::own::VERSION)
         );
     }
 }

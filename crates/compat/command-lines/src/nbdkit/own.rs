@@ -1,4 +1,8 @@
-//! The plugins that are devices of this program: their parameters, as `--help` shows them.
+//! The plugins that are devices of this program: their version, and their parameters, as `--help` shows
+//! them.
+
+/// The emulated version of nbdkit, which scripts compare.
+pub const VERSION: &str = "1.48.1";
 
 /// A plugin for which this program has a device.
 pub struct OwnPlugin {

@@ -5,7 +5,6 @@ use std::cell::RefCell;
 use std::ffi::{CString, c_char, c_void};
 use std::fmt::Write as _;
 use std::sync::OnceLock;
-use std::time::SystemTime;
 
 /// Bytes of a line of a dump.
 const LINE: u64 = 16;
@@ -37,8 +36,10 @@ extern "C" fn nbdkit_timestamp() -> *const c_char {
     thread_local! {
         static LAST: RefCell<CString> = RefCell::default();
     }
-    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    let text = CString::new(timestamp(now.as_secs(), now.subsec_micros())).unwrap_or_default();
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the pointer is valid during the call.
+    unsafe { libc::clock_gettime(libc::CLOCK_REALTIME, &raw mut now) };
+    let text = CString::new(timestamp(now.tv_sec, now.tv_nsec / 1000)).unwrap_or_default();
     LAST.with_borrow_mut(|last| {
         *last = text;
         last.as_ptr()
@@ -46,10 +47,9 @@ extern "C" fn nbdkit_timestamp() -> *const c_char {
 }
 
 /// Seconds and microseconds since 1970 as a date and a time of day.
-fn timestamp(seconds: u64, micros: u32) -> String {
+fn timestamp(seconds: libc::time_t, micros: libc::c_long) -> String {
     // SAFETY: numbers and a pointer: zeroes are valid.
     let mut time: libc::tm = unsafe { std::mem::zeroed() };
-    let seconds = libc::time_t::try_from(seconds).unwrap_or(libc::time_t::MAX);
     // SAFETY: both pointers are valid during the call.
     unsafe { libc::gmtime_r(&raw const seconds, &raw mut time) };
     let libc::tm { tm_mon, tm_mday, tm_hour, tm_min, tm_sec, .. } = time;
