@@ -351,7 +351,7 @@ impl Device for Split {
             Op::Read(room) => Pending::start(async move {
                 let mut buf = room.into_buf();
                 // Pieces of the scratch memory are no longer than `maxdata`.
-                if scratch.fill(&inner, at, &mut buf).await? {
+                if scratch.fill_ahead(&inner, at, &mut buf).await? {
                     Ok(Reply::Data(buf.into()))
                 } else {
                     Ok(Reply::Hole)

@@ -2,6 +2,7 @@
 //!
 //! A task that holds a piece waits only for the device below, so waiting for a piece always ends.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use blockhaul_block::{Device, Error, Kind, Reply, Request, Result};
@@ -9,6 +10,8 @@ use blockhaul_io::{Data, Pool, Reservation, is_zero};
 
 /// Maximum number of pieces held at a time.
 const PIECES: u64 = 8;
+/// Maximum number of pieces that one read holds.
+const AHEAD: usize = 4;
 
 /// A layer's own memory.
 #[derive(Clone)]
@@ -82,6 +85,51 @@ impl Scratch {
             next += part.len() as u64;
         }
         Ok(found_data)
+    }
+
+    /// Reads into existing memory, several pieces at a time: a device that works on another thread
+    /// need not wait for the next piece. False if all of it is zero.
+    ///
+    /// # Errors
+    /// Those of [`Scratch::read`].
+    pub async fn fill_ahead(
+        &self,
+        device: &Arc<dyn Device>,
+        at: u64,
+        out: &mut [u8],
+    ) -> Result<bool> {
+        let mut found_data = false;
+        let mut started = VecDeque::with_capacity(AHEAD);
+        let mut parts = out.chunks_mut(self.piece as usize);
+        let mut next = at;
+        let mut part = parts.next();
+        loop {
+            while let Some(into) = part.take_if(|_| started.len() < AHEAD) {
+                let len = into.len() as u64;
+                // Only who holds no piece waits for one.
+                let room = if started.is_empty() {
+                    Some(self.room(len).await?)
+                } else {
+                    self.pool.try_reserve(into.len())
+                };
+                let Some(room) = room else {
+                    part = Some(into);
+                    break;
+                };
+                started.push_back((into, device.submit(Request::read(next, room))));
+                next += len;
+                part = parts.next();
+            }
+            let Some((into, pending)) = started.pop_front() else { return Ok(found_data) };
+            match pending.await? {
+                Reply::Data(data) => {
+                    into.copy_from_slice(data.bytes());
+                    found_data = true;
+                }
+                Reply::Hole => into.fill(0),
+                _ => return Err(Error::misfit()),
+            }
+        }
     }
 
     /// Whether the device contains these bytes; without bytes, whether it is zero.
