@@ -38,7 +38,7 @@ pub fn substitute(line: &Line) -> Option<OsString> {
     match (line.plugin.as_deref()?, &parameters[..]) {
         ("file", parameters) => Some(match served_file(parameters)? {
             ("file", path) => format!("file:{}", escaped(path)).into(),
-            ("dir", path) => format!("dir:{}?links=on", escaped(path)).into(),
+            ("dir" | "directory", path) => format!("dir:{}?links=on", escaped(path)).into(),
             ("dirfd", number) => format!("dir:?dirfd={}&links=on", escaped(number)).into(),
             (_, number) => format!("file:?fd={}", escaped(number)).into(),
         }),
@@ -145,6 +145,8 @@ fn file(line: &Line) -> Option<OsString> {
     match served_file(&line.parameters)? {
         ("fd", number) => descriptor(number),
         ("dir", path) => folder(path),
+        // The plugin lists files in the order of the directory, ours by name.
+        ("directory", _) => None,
         ("dirfd", number) => folder_descriptor(number),
         (_, path) => openable(path, line).map(PathBuf::into_os_string),
     }
@@ -158,7 +160,8 @@ fn served_file(parameters: &[Parameter]) -> Option<(&'static str, &str)> {
         let key = match key.as_deref().unwrap_or("file") {
             "file" => "file",
             "fd" => "fd",
-            "dir" | "directory" => "dir",
+            "dir" => "dir",
+            "directory" => "directory",
             "dirfd" => "dirfd",
             "cache" if matches!(value.as_str(), "default" | "none") => continue,
             "fadvise" if matches!(value.as_str(), "normal" | "random" | "sequential") => continue,
