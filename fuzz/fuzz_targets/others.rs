@@ -5,9 +5,9 @@ use std::ffi::OsStr;
 use std::sync::OnceLock;
 
 use blockhaul_block::{Request, Result};
-use blockhaul_catalog::{Below, Intent, Registry, Spec};
+use blockhaul_catalog::{DeviceSpec, Intent, LayerBase, Registry};
 use blockhaul_engine::Manifest;
-use blockhaul_io::{Config, Data, Runtime};
+use blockhaul_io::{Data, Runtime, RuntimeConfig};
 use blockhaul_registry::device_registry;
 use blockhaul_testkit::mutate::look;
 
@@ -47,7 +47,7 @@ fn data(data: &[u8]) {
     }
     let device = format!("data:data={}", text.replace('%', "%25").replace('&', "%26"));
     on_a_worker(async move |registry| {
-        let spec = Spec::parse(OsStr::new(&device))?;
+        let spec = DeviceSpec::parse(OsStr::new(&device))?;
         let stack = registry.open(&spec, Vec::new(), Intent::READ).await?;
         look(&**stack.device()).await
     });
@@ -59,7 +59,7 @@ fn device(data: &[u8], layer: &'static str, len: u64) {
     on_a_worker(async move |registry| {
         let device = blockhaul_backends::memory(len.max(data.len() as u64));
         device.submit(Request::write(0, data)).await?;
-        let below = Below { device, intent: Intent::READ, reopen: None, export: None };
+        let below = LayerBase { device, intent: Intent::READ, reopen: None, export: None };
         let device = registry.layer(layer)?.open(below).await?;
         look(&*device).await
     });
@@ -70,7 +70,8 @@ fn on_a_worker(opens: impl AsyncFnOnce(&Registry) -> Result<()> + Send + 'static
     static RUNTIME: OnceLock<Runtime> = OnceLock::new();
     static REGISTRY: OnceLock<Registry> = OnceLock::new();
     let runtime = RUNTIME.get_or_init(|| {
-        Runtime::start(&Config { workers: 1, ..Config::default() }).expect("a worker can start")
+        Runtime::start(&RuntimeConfig { workers: 1, ..RuntimeConfig::default() })
+            .expect("a worker can start")
     });
     runtime.block_on(move || async move {
         let _ = opens(REGISTRY.get_or_init(device_registry)).await;

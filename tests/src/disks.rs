@@ -6,7 +6,7 @@ use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use blockhaul_testkit::tools::{self, Scratch, text as lossy};
+use blockhaul_testkit::tools::{self, ScratchDir, text as lossy};
 use rustix::fs::{Mode, OFlags};
 
 use crate::{LIMIT, text};
@@ -56,7 +56,7 @@ impl Drop for Loop {
 pub struct LossyDisk {
     disk: Loop,
     folder: Mounted,
-    _scratch: Scratch,
+    _scratch: ScratchDir,
 }
 
 impl LossyDisk {
@@ -102,7 +102,7 @@ impl LossyDisk {
     }
 
     fn over(room: u64, fill: impl FnOnce(&File) -> io::Result<()>) -> Option<LossyDisk> {
-        let scratch = Scratch::on_disk().expect("a scratch directory");
+        let scratch = ScratchDir::on_disk().expect("a scratch directory");
         let folder = scratch.file("storage");
         std::fs::create_dir(&folder).expect("a scratch directory can be written");
         let options = format!("huge=never,size={room}");

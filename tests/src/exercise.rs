@@ -336,11 +336,11 @@ fn open(path: &Path, rules: Rules) -> io::Result<(File, Option<File>)> {
 mod tests {
     use super::*;
     use blockhaul_testkit::rng::seed;
-    use blockhaul_testkit::tools::Scratch;
+    use blockhaul_testkit::tools::ScratchDir;
 
     #[test]
     fn a_byte_that_changes_by_itself_is_found() {
-        let scratch = Scratch::on_disk().unwrap();
+        let scratch = ScratchDir::on_disk().unwrap();
         let path = scratch.file("f");
         fs::write(&path, vec![0; 1 << 20]).unwrap();
         let seed = seed();

@@ -17,7 +17,9 @@ use std::time::{Duration, SystemTime};
 use blockhaul_testkit::image;
 // Here `text` is that of a path.
 pub use blockhaul_testkit::tools::text as lossy;
-use blockhaul_testkit::tools::{self, Peer, Reason, Scratch, Server, skip_or_fail};
+use blockhaul_testkit::tools::{
+    self, PeerProgram, PeerServer, ScratchDir, SkipReason, skip_or_fail,
+};
 
 pub mod disks;
 pub mod exercise;
@@ -125,7 +127,7 @@ pub fn blockhaul(args: &[&str]) -> Command {
     let mut command = Command::new(program());
     command.args(args);
     // All peers lie in one directory.
-    let peers = Peer::find("nbdkit").ok();
+    let peers = PeerProgram::find("nbdkit").ok();
     if let Some(dir) = peers.as_ref().and_then(|peer| peer.program().parent()) {
         let mut path = dir.as_os_str().to_owned();
         path.push(":");
@@ -175,7 +177,7 @@ pub fn done(command: &mut Command) -> String {
 /// # Panics
 /// Where it fails or does not end.
 #[track_caller]
-pub fn peer(peer: &Peer, args: &[&str]) -> String {
+pub fn peer(peer: &PeerProgram, args: &[&str]) -> String {
     done(peer.command().args(args))
 }
 
@@ -197,8 +199,9 @@ pub fn bounded(command: &mut Command, limit: Duration) -> Output {
 /// # Panics
 /// Where it does not start.
 #[track_caller]
-pub fn serve(scratch: &Scratch, name: &str, args: &[&str]) -> Server {
-    Server::blockhaul(program(), &scratch.socket(name), args).unwrap_or_else(|why| panic!("{why}"))
+pub fn serve(scratch: &ScratchDir, name: &str, args: &[&str]) -> PeerServer {
+    PeerServer::blockhaul(program(), &scratch.socket(name), args)
+        .unwrap_or_else(|why| panic!("{why}"))
 }
 
 /// Starts a program that listens on a TCP port of this machine, passed to it: one that was free a
@@ -225,7 +228,7 @@ pub fn with_port<T>(mut start: impl FnMut(u16) -> Result<T, String>) -> (T, u16)
 ///
 /// # Panics
 /// Where it cannot be compiled.
-pub fn compile(source: &Path, define: &str, scratch: &Scratch) -> Option<PathBuf> {
+pub fn compile(source: &Path, define: &str, scratch: &ScratchDir) -> Option<PathBuf> {
     compile_with(source, define, scratch, &[])
 }
 
@@ -236,13 +239,13 @@ pub fn compile(source: &Path, define: &str, scratch: &Scratch) -> Option<PathBuf
 pub fn compile_with(
     source: &Path,
     define: &str,
-    scratch: &Scratch,
+    scratch: &ScratchDir,
     more: &[&OsStr],
 ) -> Option<PathBuf> {
-    let nbdkit = Peer::require("nbdkit")?;
+    let nbdkit = PeerProgram::require("nbdkit")?;
     let there = nbdkit.program().parent()?.parent()?.join("root/usr/include");
     if !there.join("nbdkit-plugin.h").is_file() {
-        skip_or_fail(&Reason::new("the peers have no nbdkit-plugin.h"));
+        skip_or_fail(&SkipReason::new("the peers have no nbdkit-plugin.h"));
         return None;
     }
     // Those alone: beside them are those of the peers' C library, which is not this machine's.
@@ -367,7 +370,7 @@ mod tests {
 
     #[test]
     fn only_blocks_with_something_in_them_count() {
-        let scratch = Scratch::new().unwrap();
+        let scratch = ScratchDir::new().unwrap();
         let path = scratch.file("x");
         let file = File::create(&path).unwrap();
         file.set_len(100_001).unwrap();

@@ -12,9 +12,9 @@ use std::process::{Child, ExitStatus};
 use std::time::Duration;
 
 use blockhaul_testkit::peer::Conversation;
-use blockhaul_testkit::tools::{Scratch, until, until_ok, wait_within};
+use blockhaul_testkit::tools::{ScratchDir, until, until_ok, wait_within};
 use blockhaul_tests::{LIMIT, blockhaul, compile, text};
-use blockhaul_wire::{Command, Replies};
+use blockhaul_wire::{CommandCode, ReplyForm};
 use rustix::process::{Pid, Resource, Signal, getrlimit, kill_process, setrlimit};
 
 /// A server of ours in the foreground, killed when this is dropped.
@@ -33,7 +33,7 @@ impl Drop for Running {
 }
 
 impl Running {
-    fn start(scratch: &Scratch, args: &[&str]) -> Running {
+    fn start(scratch: &ScratchDir, args: &[&str]) -> Running {
         let socket = scratch.socket("s");
         let mut command = blockhaul(&["serve", "-f", "--exit-with-parent", "-U", text(&socket)]);
         let child = command.args(args).spawn().unwrap();
@@ -52,7 +52,7 @@ impl Running {
 
     fn client(&self) -> Conversation {
         let mut client = self.silent();
-        client.open("", Replies::Structured).unwrap();
+        client.open("", ReplyForm::Structured).unwrap();
         client
     }
 
@@ -74,7 +74,7 @@ impl Running {
 }
 
 /// A device by the plugin of these tests, with one of nbdkit's thread models.
-fn plugin(model: &str, scratch: &Scratch) -> Option<PathBuf> {
+fn plugin(model: &str, scratch: &ScratchDir) -> Option<PathBuf> {
     compile(Path::new("tests/tests/defects.c"), model, scratch)
 }
 
@@ -83,7 +83,7 @@ const SIZE: u64 = 160 << 20;
 /// B1: zeroing more than 64 MiB where storage cannot zero wrote the first 64 MiB again and again.
 #[test]
 fn long_zeroing_that_has_to_be_written_is_written_everywhere() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let mut devices =
         vec![vec!["memory:160M".to_string(), "--layer=nozero?zeromode=emulate".into()]];
     devices
@@ -97,7 +97,7 @@ fn long_zeroing_that_has_to_be_written_is_written_everywhere() {
         for &at in &places {
             assert_eq!(client.write(at, &[0xff; 512]).unwrap(), 0);
         }
-        let zero = client.request(Command::WriteZeroes, 0, SIZE);
+        let zero = client.request(CommandCode::WriteZeroes, 0, SIZE);
         assert_eq!(client.ask(&zero, &[]).unwrap().error, 0, "{device:?}");
         for &at in &places {
             assert_eq!(client.read(at, 512).unwrap(), [0; 512], "{device:?} at {at}");
@@ -109,7 +109,7 @@ fn long_zeroing_that_has_to_be_written_is_written_everywhere() {
 /// not closed when it did.
 #[test]
 fn a_stop_waits_for_no_idle_client_and_closes_what_it_has_open() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     for model in ["PARALLEL", "REQUESTS", "CONNECTIONS"] {
         let Some(path) = plugin(model, &scratch) else { return };
         let log = scratch.file("log");
@@ -128,7 +128,7 @@ fn a_stop_waits_for_no_idle_client_and_closes_what_it_has_open() {
 /// out.
 #[test]
 fn a_client_that_says_nothing_is_in_nobodys_way() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     for model in ["PARALLEL", "REQUESTS"] {
         let Some(path) = plugin(model, &scratch) else { return };
         let device = format!("nbdkit:{}", text(&path));
@@ -143,7 +143,7 @@ fn a_client_that_says_nothing_is_in_nobodys_way() {
 /// too slow for it himself tries again.
 #[test]
 fn the_time_for_the_handshake_ends_for_every_plugin() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     for model in ["PARALLEL", "REQUESTS", "CONNECTIONS"] {
         let Some(path) = plugin(model, &scratch) else { return };
         let device = format!("nbdkit:{}", text(&path));
@@ -155,7 +155,7 @@ fn the_time_for_the_handshake_ends_for_every_plugin() {
         // With one connection at a time this one waits for the other's end.
         until("somebody is served", || {
             let mut client = server.silent();
-            let opened = client.open("", Replies::Structured);
+            let opened = client.open("", ReplyForm::Structured);
             opened.is_ok() && client.read(0, 512).unwrap() == [0; 512]
         });
         silent.expect_close().unwrap();
@@ -168,7 +168,7 @@ fn a_thousand_idle_clients_need_little_memory() {
     let mut files = getrlimit(Resource::Nofile);
     files.current = files.maximum;
     setrlimit(Resource::Nofile, files).unwrap();
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let server = Running::start(&scratch, &["pattern:1G"]);
     let mut crowd: Vec<_> = (0..1000).map(|_| server.client()).collect();
     for client in &mut crowd {
@@ -185,14 +185,14 @@ fn a_thousand_idle_clients_need_little_memory() {
 /// held within the limits of the whole server, and others are served meanwhile.
 #[test]
 fn slow_clients_and_floods_stay_within_the_limits() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let limits = ["--memory=64M", "--limit=bytes=32M", "--limit=handshakes=100"];
     let server = Running::start(&scratch, &[&["pattern:1G"], &limits[..]].concat());
     let before = server.resident();
     let mut greedy: Vec<_> = (0..30).map(|_| server.client()).collect();
     for client in &mut greedy {
         client.patience(Duration::from_millis(50)).unwrap();
-        let read = client.request(Command::Read, 0, 1 << 20);
+        let read = client.request(CommandCode::Read, 0, 1 << 20);
         let requests = read.encode(client.headers).unwrap().repeat(2000);
         // It is not read from without end.
         let _ = client.send(&requests);

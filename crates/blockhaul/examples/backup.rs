@@ -5,13 +5,13 @@ use std::error::Error;
 use std::sync::Arc;
 use std::time::Duration;
 
-use blockhaul::device::Spec;
+use blockhaul::device::DeviceSpec;
 use blockhaul::jobs::{
     BackupConfig, BackupDisk, ExportConfig, ExportTable, ExportTableConfig, JobError, Jobs,
     SnapshotConfig,
 };
 use blockhaul::runtime::{self, Listener, Runtime};
-use blockhaul::server::{Config, Server};
+use blockhaul::server::{Server, ServerConfig};
 
 /// Name of the dirty bitmap.
 const BITMAP: &str = "changes";
@@ -21,16 +21,16 @@ fn main() -> Result<(), Box<dyn Error>> {
     let [disk, socket, target] = &args[..] else {
         return Err("usage: backup DISK SOCKET TARGET".into());
     };
-    let (disk, target): (Spec, Spec) = (disk.parse()?, target.parse()?);
+    let (disk, target): (DeviceSpec, DeviceSpec) = (disk.parse()?, target.parse()?);
     let listener = Listener::bind_unix(socket.as_ref())?;
-    let runtime = Runtime::start(&runtime::Config::default())?;
+    let runtime = Runtime::start(&runtime::RuntimeConfig::default())?;
     let exports = vec![ExportConfig::new("disk", disk)];
     let config =
         ExportTableConfig { exports, ..ExportTableConfig::new(blockhaul::device_registry()) };
     let table = Arc::new(ExportTable::new(config));
     let (served, jobs) = (table.clone(), Arc::new(Jobs::default()));
     let server = runtime.block_on(async move || {
-        let server = Server::new(Config::new(served.open().await?));
+        let server = Server::new(ServerConfig::new(served.open().await?));
         drop(runtime::spawn(server.clone().listen(listener)));
         Ok::<_, JobError>(server)
     })?;

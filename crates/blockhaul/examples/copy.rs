@@ -15,7 +15,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut request =
         CopyRequest::new(Endpoint::Device(source.parse()?), Endpoint::Device(target.parse()?));
     request.options.verify = true;
-    let runtime = Runtime::start(&runtime::Config::default())?;
+    let runtime = Runtime::start(&runtime::RuntimeConfig::default())?;
     let report = runtime.block_on(async move || {
         let copy = request.open(&blockhaul::device_registry()).await?;
         let control = copy.control();

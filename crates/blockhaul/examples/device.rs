@@ -4,9 +4,11 @@ use std::error::Error;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use blockhaul::device::{self, Can, Device, Facts, Kind, Op, Pending, Reply, Request, Stack};
+use blockhaul::device::{
+    self, Can, Device, Facts, Kind, Op, PendingRequest, Reply, Request, Stack,
+};
 use blockhaul::runtime::{self, Listener, Runtime};
-use blockhaul::server::{Config, Server};
+use blockhaul::server::{Server, ServerConfig};
 
 /// A disk in memory.
 struct MemoryDisk {
@@ -19,11 +21,11 @@ impl Device for MemoryDisk {
         self.facts.clone()
     }
 
-    fn submit(&self, request: Request) -> Pending {
+    fn submit(&self, request: Request) -> PendingRequest {
         // The caller has checked that the range lies inside the disk.
         let range = request.at as usize..(request.at + request.len) as usize;
         let mut bytes = self.bytes.lock().expect("no panic under this lock");
-        Pending::ready(match request.op {
+        PendingRequest::ready(match request.op {
             Op::Read(memory) => {
                 let mut buf = memory.into_buf();
                 buf.copy_from_slice(&bytes[range]);
@@ -45,8 +47,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let facts = Facts { can: Can::WRITE, ..Facts::new("memory", size) };
     let bytes = Mutex::new(vec![0; size as usize]);
     let disk = Arc::new(MemoryDisk { facts: Arc::new(facts), bytes });
-    let server = Server::new(Config::new(Stack::over(disk).shared("")));
-    let runtime = Runtime::start(&runtime::Config::default())?;
+    let server = Server::new(ServerConfig::new(Stack::over(disk).shared("")));
+    let runtime = Runtime::start(&runtime::RuntimeConfig::default())?;
     let listening = (server.clone(), Listener::bind_unix(socket.as_ref())?);
     runtime.block_on(async move || drop(runtime::spawn(listening.0.listen(listening.1))));
     std::io::stdin().read_line(&mut String::new())?;

@@ -2,14 +2,14 @@
 //!
 //! ```
 //! use blockhaul::copy::{CopyRequest, Endpoint};
-//! use blockhaul::runtime::{Config, Pool, Runtime};
+//! use blockhaul::runtime::{Pool, Runtime, RuntimeConfig};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let source = Endpoint::Device("sample:16M".parse()?);
 //! let target = Endpoint::Device("memory:16M".parse()?);
 //! let mut request = CopyRequest::new(source, target);
 //! request.options.flush = true;
-//! let runtime = Runtime::start(&Config::default())?;
+//! let runtime = Runtime::start(&RuntimeConfig::default())?;
 //! let report = runtime.block_on(async move || {
 //!     let copy = request.open(&blockhaul::device_registry()).await?;
 //!     let pool = Pool::new(copy.memory());
@@ -37,7 +37,7 @@
 //! - Not the command `blockhaul`: it parses no command lines, prints nothing, handles no signals and has no
 //!   exit statuses. Messages about what happens meanwhile go to the crate `log`.
 //! - Not a general asynchronous runtime, and not for one: futures of this crate run on the workers of
-//!   [`runtime::Runtime`] only. A program with another runtime calls [`runtime::Remote::spawn`] and awaits the
+//!   [`runtime::Runtime`] only. A program with another runtime calls [`runtime::WorkerHandle::spawn`] and awaits the
 //!   ticket, which any executor can poll.
 //! - Not portable: it needs Linux.
 //! - Not stable: before version 1.0 a release may change every interface.
@@ -84,9 +84,9 @@ pub use blockhaul_registry::device_registry;
 ///
 /// A device is its facts and one method. To implement one, return [`Facts`](device::Facts) that list its
 /// abilities, and complete each [`Request`](device::Request) with a [`Reply`](device::Reply) or an
-/// [`Error`](device::Error): at once ([`Pending::ready`](device::Pending::ready)), by a task
-/// ([`Pending::start`](device::Pending::start)), or from any thread
-/// ([`Pending::completer`](device::Pending::completer)).
+/// [`Error`](device::Error): at once ([`PendingRequest::ready`](device::PendingRequest::ready)), by a task
+/// ([`PendingRequest::start`](device::PendingRequest::start)), or from any thread
+/// ([`PendingRequest::completer`](device::PendingRequest::completer)).
 /// [`Stack::over`](device::Stack::over) checks requests before they reach the device, and emulates abilities that
 /// it lacks.
 ///
@@ -96,12 +96,14 @@ pub use blockhaul_registry::device_registry;
 pub mod device {
     #[doc(inline)]
     pub use blockhaul_block::{
-        Access, BlockSizes, Can, Contexts, Device, DeviceExt, Error, Extent, Extents, Facts,
-        FileRange, Flags, HOLE, Hints, Kind, Op, OpKind, Outcome, Pending, Reply, Request, Result,
-        ZERO,
+        BlockSizes, Can, ContextSet, Device, DeviceExt, Error, Extent, Extents, Facts, FileRange,
+        HOLE, Hints, Kind, LeaseAccess, Op, OpKind, Outcome, PendingRequest, Reply, Request,
+        RequestFlags, Result, ZERO,
     };
     #[doc(inline)]
-    pub use blockhaul_catalog::{ConnectionSettings, Direct, Intent, Registry, Spec, Stack};
+    pub use blockhaul_catalog::{
+        ConnectionSettings, DeviceSpec, DirectMode, Intent, Registry, Stack,
+    };
     #[doc(inline)]
     pub use blockhaul_io::{Buf, Completer, Data, Reservation};
 }
@@ -109,16 +111,19 @@ pub mod device {
 /// NBD servers.
 ///
 /// A [`Server`](server::Server) serves [`Exports`](server::Exports): one device
-/// ([`Stack::shared`](device::Stack::shared)), several named ones ([`Several`](server::Several)), or a table of
-/// exports with jobs ([`ExportTable`](jobs::ExportTable)). It listens on any number of
+/// ([`Stack::shared`](device::Stack::shared)), several named ones ([`NamedStorages`](server::NamedStorages)), or a
+/// table of exports with jobs ([`ExportTable`](jobs::ExportTable)). It listens on any number of
 /// [listeners](runtime::Listener), serves clients on all workers, and limits the memory of each client.
 pub mod server {
     #[doc(inline)]
-    pub use blockhaul_catalog::{Exports, Named, Several, Shared};
+    pub use blockhaul_catalog::{Exports, NamedStorage, NamedStorages, SharedDevice};
     #[doc(inline)]
-    pub use blockhaul_server::{Client, Config, Disconnected, Limits, Offers, Server, Sums, Tls};
+    pub use blockhaul_server::{
+        ConnectedClient, DisconnectResult, Limits, Offers, Server, ServerConfig, ServerTotals,
+        TlsPolicy,
+    };
     #[doc(inline)]
-    pub use blockhaul_tls::{Acceptor, Credentials};
+    pub use blockhaul_tls::{TlsAcceptor, TlsCredentials};
 }
 
 /// Copies of one disk to another.
@@ -127,11 +132,12 @@ pub mod server {
 /// [options](copy::TransferOptions). [`CopyRequest::open`](copy::CopyRequest::open) opens both sides and refuses
 /// what does not fit; the target is unchanged until [`OpenCopy::run`](copy::OpenCopy::run).
 /// [`CopyControl`](copy::CopyControl) pauses, limits and cancels the copy, and has its
-/// [progress](copy::Progress).
+/// [progress](copy::CopyProgress).
 pub mod copy {
     #[doc(inline)]
     pub use blockhaul_engine::{
-        Algorithm, MultiConn, Progress, Rate, Schedule, Side, Snapshot, Summary,
+        CopyProgress, CopySummary, DigestAlgorithm, MultiConn, ProgressSnapshot, RateLimit,
+        RateSchedule, Side,
     };
     #[doc(inline)]
     pub use blockhaul_transfer::{
@@ -146,7 +152,7 @@ pub mod copy {
 /// as zero, and returns the offset of the first difference.
 pub mod compare {
     #[doc(inline)]
-    pub use blockhaul_engine::{Comparison, CopyError, Options, compare};
+    pub use blockhaul_engine::{ComparisonResult, CopyError, EngineOptions, compare};
 }
 
 /// Backup jobs of disks that clients use.
@@ -169,7 +175,7 @@ pub mod jobs {
         NewBitmap, OpenExport, SnapshotConfig,
     };
     #[doc(inline)]
-    pub use blockhaul_snapshot::{OnFailure, Options, Trim};
+    pub use blockhaul_snapshot::{OnFailure, PointOptions, ViewTrim};
 }
 
 /// Workers, tasks, timers, listeners and memory.
@@ -179,7 +185,7 @@ pub mod jobs {
 pub mod runtime {
     #[doc(inline)]
     pub use blockhaul_io::{
-        Config, Elapsed, Engine, Listener, Lost, Pool, Remote, Runtime, Task, Ticket,
-        abort_on_panic, elapsed, now, offload, sleep, spawn, timeout,
+        IoEngine, Listener, LostCompletion, Pool, Runtime, RuntimeConfig, Task, Ticket,
+        TimeoutError, WorkerHandle, abort_on_panic, elapsed, now, offload, sleep, spawn, timeout,
     };
 }

@@ -5,12 +5,12 @@ use blockhaul_catalog::{LayerKind, Registry};
 /// The registry of all devices, layers and gates of this workspace. Features of the crate decide which image
 /// formats and plugins it has. Connections have the default settings ([`Registry::connecting`] changes them).
 pub fn device_registry() -> Registry {
-    let options = blockhaul_client::Options::default();
+    let options = blockhaul_client::ConnectOptions::default();
     let mut backends = blockhaul_backends::all();
     #[cfg(feature = "formats")]
     backends.extend(blockhaul_formats::all());
     backends.extend(blockhaul_store::all());
-    let limits = blockhaul_kubevirt::Options {
+    let limits = blockhaul_kubevirt::KubeVirtOptions {
         connect_timeout: options.connect_timeout,
         timeout: options.timeout,
     };

@@ -4,9 +4,9 @@ use std::ffi::OsStr;
 use std::path::Path;
 use std::process::ExitCode;
 
-use blockhaul_catalog::{Intent, Registry, Spec};
+use blockhaul_catalog::{DeviceSpec, Intent, Registry};
 use blockhaul_io::{Listener, Runtime};
-use blockhaul_server::{Config, Server};
+use blockhaul_server::{Server, ServerConfig};
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -29,12 +29,12 @@ fn serve(socket: &str, device: &str, layers: &[String]) -> Result<(), Box<dyn st
         layers: blockhaul_layers::all(),
         ..Registry::default()
     };
-    let spec = Spec::parse(OsStr::new(device))?;
+    let spec = DeviceSpec::parse(OsStr::new(device))?;
     let layers =
         layers.iter().map(|text| registry.layer(text)).collect::<blockhaul_block::Result<_>>()?;
-    let runtime = Runtime::start(&blockhaul_io::Config::default())?;
+    let runtime = Runtime::start(&blockhaul_io::RuntimeConfig::default())?;
     let opened = runtime.block_on(async move || registry.open(&spec, layers, Intent::WRITE).await);
-    let server = Server::new(Config::new(opened?.shared("")));
+    let server = Server::new(ServerConfig::new(opened?.shared("")));
     let path = Path::new(socket).to_path_buf();
     let bound = runtime.block_on(move || async move {
         let listener = Listener::bind_unix(&path)?;

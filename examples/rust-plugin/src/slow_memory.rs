@@ -6,9 +6,11 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use blockhaul_block::{
-    Can, Device, Error, Facts, Kind, Op, Outcome, Pending, Reply, Request, Result,
+    Can, Device, Error, Facts, Kind, Op, Outcome, PendingRequest, Reply, Request, Result,
 };
-use blockhaul_catalog::{Backend, Opened, Opening, Param, ParamKind, Target, parse_size};
+use blockhaul_catalog::{
+    Backend, BackendTarget, OpenFuture, OpenedDevice, Param, ParamKind, parse_size,
+};
 use blockhaul_io::{Buf, Completer, Data};
 
 /// Bytes under one lock.
@@ -45,12 +47,12 @@ impl Backend for SlowMemory {
         PARAMS
     }
 
-    fn open(&self, target: Target) -> Opening<Opened> {
+    fn open(&self, target: BackendTarget) -> OpenFuture<OpenedDevice> {
         Box::pin(async move {
             let size = parse_size(target.text()?)?;
             let delay = target.args.duration("delay").unwrap_or_default();
             let device: Arc<dyn Device> = Arc::new(SlowDevice::start(size, delay)?);
-            Ok(Opened::from(device))
+            Ok(OpenedDevice::from(device))
         })
     }
 }
@@ -121,14 +123,14 @@ impl Device for SlowDevice {
     }
 
     /// Queues the request and returns: the caller waits for the reply without a thread.
-    fn submit(&self, request: Request) -> Pending {
+    fn submit(&self, request: Request) -> PendingRequest {
         let work = match request.op {
             Op::Read(room) => Work::Read(room.into_buf()),
             Op::Write(data) => Work::Write(data),
             Op::Flush => Work::Flush,
             _ => return Error::new(Kind::Unsupported, "not a request of this device").into(),
         };
-        let (completer, pending) = Pending::completer();
+        let (completer, pending) = PendingRequest::completer();
         let due = Instant::now() + self.delay;
         self.shared.lock().jobs.push_back(Job { due, at: request.at, work, completer });
         self.shared.work.notify_one();

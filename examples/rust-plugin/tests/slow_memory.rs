@@ -6,16 +6,21 @@ use std::process::Command;
 use std::time::Duration;
 
 use blockhaul_block::DeviceExt as _;
-use blockhaul_catalog::{Intent, Registry, Spec};
+use blockhaul_catalog::{DeviceSpec, Intent, Registry};
 use blockhaul_io::{Data, Runtime};
-use blockhaul_testkit::conform::{self, Content, Options};
-use blockhaul_testkit::tools::Server;
+use blockhaul_testkit::conform::{self, ConformOptions, InitialContent};
+use blockhaul_testkit::tools::PeerServer;
 
 #[test]
 fn the_device_keeps_the_contract() {
     let latency = Duration::from_millis(2);
-    let options = Options { latency: Some(latency), rounds: 1, steps: 30, ..Options::default() };
-    conform::check("slow-memory", options.content(Content::Zeroes), || async {
+    let options = ConformOptions {
+        latency: Some(latency),
+        rounds: 1,
+        steps: 30,
+        ..ConformOptions::default()
+    };
+    conform::check("slow-memory", options.content(InitialContent::Zeroes), || async {
         let registry = Registry { backends: blockhaul_examples::all(), ..Registry::default() };
         registry.open(&spec("slow-memory:3M?delay=2ms"), Vec::new(), Intent::WRITE).await
     });
@@ -27,11 +32,11 @@ fn the_program_serves_what_is_written() {
     let socket = scratch.path().join("s");
     let mut program = Command::new(env!("CARGO_BIN_EXE_slow-memory"));
     program.arg(&socket).args(["slow-memory:9M?delay=1ms", "rate?rate=1G"]);
-    let program = Server::start(program, &socket).unwrap();
+    let program = PeerServer::start(program, &socket).unwrap();
     let uri = program.uri("");
-    let runtime = Runtime::start(&blockhaul_io::Config::default()).unwrap();
+    let runtime = Runtime::start(&blockhaul_io::RuntimeConfig::default()).unwrap();
     let answer = runtime.block_on(move || async move {
-        let backends = blockhaul_client::all(blockhaul_client::Options::default());
+        let backends = blockhaul_client::all(blockhaul_client::ConnectOptions::default());
         let registry = Registry { backends, ..Registry::default() };
         let stack = registry.open(&spec(&uri), Vec::new(), Intent::WRITE).await?;
         let device = stack.device();
@@ -60,6 +65,6 @@ fn the_program_says_what_is_wrong() {
     }
 }
 
-fn spec(text: &str) -> Spec {
-    Spec::parse(OsStr::new(text)).unwrap()
+fn spec(text: &str) -> DeviceSpec {
+    DeviceSpec::parse(OsStr::new(text)).unwrap()
 }

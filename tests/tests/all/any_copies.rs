@@ -10,7 +10,7 @@ use std::time::Duration;
 use blockhaul_testkit::image;
 use blockhaul_testkit::require_peer;
 use blockhaul_testkit::rng::{self, Rng};
-use blockhaul_testkit::tools::{Peer, Scratch, Server, wait_within};
+use blockhaul_testkit::tools::{PeerProgram, PeerServer, ScratchDir, wait_within};
 use blockhaul_tests::{LIMIT, blockhaul, bounded, done, garbage, lossy, serve, text};
 
 /// What [`garbage`] fills a file with.
@@ -51,16 +51,16 @@ enum Fault {
 
 /// The programs of others that take part.
 struct Peers {
-    nbdkit: Peer,
-    qemu_nbd: Peer,
-    qemu_img: Peer,
+    nbdkit: PeerProgram,
+    qemu_nbd: PeerProgram,
+    qemu_img: PeerProgram,
 }
 
 /// One copy with everything about it.
 struct Case<'a> {
     rng: Rng,
     peers: &'a Peers,
-    scratch: Scratch,
+    scratch: ScratchDir,
     from: From,
     to: To,
     size: u64,
@@ -112,7 +112,7 @@ impl<'a> Case<'a> {
             Fault::Flaky if from == From::Pipe => Fault::None,
             fault => *fault,
         };
-        let scratch = Scratch::new().unwrap();
+        let scratch = ScratchDir::new().unwrap();
         let told = format!("seed {seed}: {from:?} to {to:?}, {fault:?}, {size} bytes");
         Case {
             peers,
@@ -134,7 +134,7 @@ impl<'a> Case<'a> {
     }
 
     /// The source as words of the command line, and what serves it.
-    fn source(&mut self) -> (Vec<String>, Option<Server>) {
+    fn source(&mut self) -> (Vec<String>, Option<PeerServer>) {
         let file = self.file("source");
         image::sparse(&file, self.size, self.rng.number()).unwrap();
         let path = text(&file).to_string();
@@ -146,7 +146,7 @@ impl<'a> Case<'a> {
             From::OneConnection => serve(&self.scratch, "s", &one),
             From::Nbdkit => {
                 let args = ["-r", "file", &path];
-                Server::nbdkit(&self.peers.nbdkit, &self.scratch.socket("s"), &args).unwrap()
+                PeerServer::nbdkit(&self.peers.nbdkit, &self.scratch.socket("s"), &args).unwrap()
             }
             From::Qcow2 => {
                 let packed = self.file("packed");
@@ -160,7 +160,7 @@ impl<'a> Case<'a> {
     }
 
     /// The target likewise.
-    fn target(&mut self) -> (Vec<String>, Option<Server>) {
+    fn target(&mut self) -> (Vec<String>, Option<PeerServer>) {
         let file = self.file("target");
         let path = text(&file).to_string();
         let socket = self.scratch.socket("t");
@@ -189,11 +189,11 @@ impl<'a> Case<'a> {
                 let sizes = ["blocksize-minimum=4096", "blocksize-maximum=131072"];
                 let policy = ["--filter=blocksize-policy", "file", &file_is];
                 let args = [&policy[..], &sizes, &["blocksize-error-policy=error"]].concat();
-                Server::nbdkit(&self.peers.nbdkit, &socket, &args).unwrap()
+                PeerServer::nbdkit(&self.peers.nbdkit, &socket, &args).unwrap()
             }
             To::QemuRaw => {
                 let args = ["-t", "-f", "raw", "-e", "8", "--discard=unmap", &path];
-                Server::qemu_nbd(&self.peers.qemu_nbd, &socket, &args).unwrap()
+                PeerServer::qemu_nbd(&self.peers.qemu_nbd, &socket, &args).unwrap()
             }
         };
         (vec![server.uri("")], Some(server))

@@ -8,7 +8,7 @@ use std::process::Command;
 use blockhaul_testkit::image;
 use blockhaul_testkit::require_peer;
 use blockhaul_testkit::rng::seed;
-use blockhaul_testkit::tools::{self, Scratch, Server, until};
+use blockhaul_testkit::tools::{self, PeerServer, ScratchDir, until};
 use blockhaul_tests::disks::Loop;
 use blockhaul_tests::{
     assert_same, blockhaul, distinct, done, garbage, lossy, run, serve, succeed, text,
@@ -22,7 +22,7 @@ fn stored(file: &std::path::Path) -> u64 {
 
 #[test]
 fn a_disk_is_a_source_and_a_target() {
-    let scratch = Scratch::on_disk().unwrap();
+    let scratch = ScratchDir::on_disk().unwrap();
     let [source, below, back] = ["source", "below", "back"].map(|name| scratch.file(name));
     println!("BLOCKHAUL_SEED={}", seed());
     image::sparse(&source, SIZE, seed()).unwrap();
@@ -54,7 +54,7 @@ fn a_disk_is_a_source_and_a_target() {
 }
 
 /// Serves a disk, lets a client trim its third MiB, and gives what is stored before and after.
-fn trimmed(server: Server, below: &std::path::Path) -> Option<(u64, u64)> {
+fn trimmed(server: PeerServer, below: &std::path::Path) -> Option<(u64, u64)> {
     let nbdsh = require_peer!("nbdsh", None);
     let before = stored(below);
     let mut command = nbdsh.command();
@@ -66,7 +66,7 @@ fn trimmed(server: Server, below: &std::path::Path) -> Option<(u64, u64)> {
 
 #[test]
 fn what_is_trimmed_is_forgotten_with_and_without_fallocate() {
-    let scratch = Scratch::on_disk().unwrap();
+    let scratch = ScratchDir::on_disk().unwrap();
     let below: PathBuf = scratch.file("below");
     for (name, refused) in [("plain", None), ("refused", Some("fallocate"))] {
         garbage(&below, SIZE).unwrap();
@@ -79,7 +79,7 @@ fn what_is_trimmed_is_forgotten_with_and_without_fallocate() {
                 let mut command = Command::new(env!("CARGO_BIN_EXE_refuse"));
                 command.args(["ENOSYS", calls]).arg(served.get_program()).args(served.get_args());
                 command.arg(&socket).arg(&disk.device);
-                Server::start(command, &socket).unwrap()
+                PeerServer::start(command, &socket).unwrap()
             }
         };
         let Some((before, after)) = trimmed(server, &below) else { return };
@@ -98,7 +98,7 @@ fn refused(args: &[&str], status: i32, words: &str) {
 
 #[test]
 fn a_loop_device_is_the_file_below_it() {
-    let scratch = Scratch::on_disk().unwrap();
+    let scratch = ScratchDir::on_disk().unwrap();
     let [below, other] = ["below", "other"].map(|name| scratch.file(name));
     garbage(&below, SIZE).unwrap();
     fs::copy(&below, &other).unwrap();
@@ -117,7 +117,7 @@ fn a_loop_device_is_the_file_below_it() {
 
 #[test]
 fn one_server_does_not_write_a_file_and_a_loop_device_over_it() {
-    let scratch = Scratch::on_disk().unwrap();
+    let scratch = ScratchDir::on_disk().unwrap();
     let below = scratch.file("below");
     garbage(&below, SIZE).unwrap();
     let Some(disk) = Loop::over(&below) else { return };
@@ -163,7 +163,7 @@ fn one_server_does_not_write_a_file_and_a_loop_device_over_it() {
 
 #[test]
 fn a_partition_is_a_part_of_its_disk() {
-    let scratch = Scratch::on_disk().unwrap();
+    let scratch = ScratchDir::on_disk().unwrap();
     let below = scratch.file("below");
     let mut disk = vec![0; 8 << 20];
     // Two partitions of 2 MiB, at 1 and 4 MiB, of Linux.
@@ -201,7 +201,7 @@ fn a_partition_is_a_part_of_its_disk() {
 
 #[test]
 fn a_block_device_in_use_is_no_target() {
-    let scratch = Scratch::on_disk().unwrap();
+    let scratch = ScratchDir::on_disk().unwrap();
     let [source, below, fresh] = ["source", "below", "fresh"].map(|name| scratch.file(name));
     garbage(&source, 1 << 20).unwrap();
     fs::File::create(&below).unwrap().set_len(64 << 20).unwrap();
@@ -238,7 +238,7 @@ fn a_block_device_in_use_is_no_target() {
 #[test]
 fn verification_after_a_flush_reads_the_disk_and_not_its_page_cache() {
     const DAMAGED: u64 = 1 << 20;
-    let scratch = Scratch::on_disk().unwrap();
+    let scratch = ScratchDir::on_disk().unwrap();
     let [source, below] = ["source", "below"].map(|name| scratch.file(name));
     fs::write(&source, distinct(SIZE)).unwrap();
     for promise in ["--flush", "--journal"] {

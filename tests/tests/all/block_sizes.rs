@@ -5,7 +5,7 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::Output;
 
-use blockhaul_testkit::tools::{Peer, Scratch, among_peers};
+use blockhaul_testkit::tools::{PeerProgram, ScratchDir, among_peers};
 use blockhaul_tests::{LIMIT, bounded, compile, lossy, program, text};
 
 /// Requests below the minimum, unaligned, and beyond the maximum, from a client that does not care.
@@ -44,7 +44,7 @@ fn asked(program: &Path, args: &[&str]) -> String {
 /// Both servers with these words before and behind the plugin; `%` in them is where notes go. Gives
 /// what both clients saw and what both plugins got, which have to be the same.
 #[track_caller]
-fn same(scratch: &Scratch, args: &[&str]) -> (String, String) {
+fn same(scratch: &ScratchDir, args: &[&str]) -> (String, String) {
     let ours = scratch.file("nbdkit");
     if !ours.exists() {
         symlink(program(), &ours).unwrap();
@@ -64,9 +64,9 @@ fn same(scratch: &Scratch, args: &[&str]) -> (String, String) {
 }
 
 /// A directory, and the plugin that records its requests.
-fn sizes() -> Option<(Scratch, String)> {
-    Peer::require("nbdkit")?;
-    let scratch = Scratch::new().unwrap();
+fn sizes() -> Option<(ScratchDir, String)> {
+    PeerProgram::require("nbdkit")?;
+    let scratch = ScratchDir::new().unwrap();
     let plugin = compile(Path::new("tests/tests/block_sizes.c"), "SIZES", &scratch)?;
     let plugin = text(&plugin).to_string();
     Some((scratch, plugin))

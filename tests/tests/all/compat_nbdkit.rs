@@ -5,20 +5,20 @@ use std::os::unix::fs::symlink;
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
-use blockhaul_testkit::tools::{self, Peer, Scratch, among_peers};
+use blockhaul_testkit::tools::{self, PeerProgram, ScratchDir, among_peers};
 use blockhaul_tests::{LIMIT, bounded, lossy, program, text};
 
 /// nbdkit, and blockhaul in its place. Gone when dropped.
 struct Both {
-    scratch: Scratch,
+    scratch: ScratchDir,
     ours: PathBuf,
 }
 
 impl Both {
     /// `None`: there is no nbdkit.
     fn here() -> Option<Both> {
-        Peer::require("nbdkit")?;
-        let scratch = Scratch::new().unwrap();
+        PeerProgram::require("nbdkit")?;
+        let scratch = ScratchDir::new().unwrap();
         let ours = scratch.file("nbdkit");
         symlink(program(), &ours).unwrap();
         Some(Both { scratch, ours })

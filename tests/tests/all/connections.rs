@@ -12,10 +12,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blockhaul_testkit::model::Model;
-use blockhaul_testkit::peer::{self, HandshakeFault, Offer, Scripted};
+use blockhaul_testkit::peer::{self, HandshakeFault, Offer, ScriptedServer};
 use blockhaul_testkit::require_peer;
 use blockhaul_testkit::rng::Rng;
-use blockhaul_testkit::tools::{Peer, Scratch, Server, until, until_some, wait_within};
+use blockhaul_testkit::tools::{
+    PeerProgram, PeerServer, ScratchDir, until, until_some, wait_within,
+};
 use blockhaul_tests::{
     LIMIT, assert_same, blockhaul, bounded, lossy, serve, succeed, text, with_port,
 };
@@ -44,7 +46,7 @@ fn copy(options: &[&str], source: &str, target: &str) -> Copied {
 /// or a warning says why not, or this says that all has happened that will.
 #[track_caller]
 fn copy_until(options: &[&str], source: &str, target: &str, happened: impl Fn() -> bool) -> Copied {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let control = scratch.socket("c");
     let said = scratch.file("said");
     let slow = |kind| format!("delay?{kind}={}ms", PACE.as_millis());
@@ -123,13 +125,13 @@ fn content(seed: u64) -> Vec<u8> {
 }
 
 /// An image without holes.
-fn image(scratch: &Scratch) -> PathBuf {
+fn image(scratch: &ScratchDir) -> PathBuf {
     let path = scratch.file("image");
     fs::write(&path, content(1)).unwrap();
     path
 }
 
-fn empty(scratch: &Scratch, name: &str) -> PathBuf {
+fn empty(scratch: &ScratchDir, name: &str) -> PathBuf {
     let path = scratch.file(name);
     File::create(&path).unwrap().set_len(SIZE).unwrap();
     path
@@ -137,20 +139,20 @@ fn empty(scratch: &Scratch, name: &str) -> PathBuf {
 
 /// nbdkit's tmpdisk, which has a script make a disk for each connection. The script finds the scratch
 /// directory in `$base`.
-fn tmpdisk(nbdkit: &Peer, scratch: &Scratch, script: &str) -> Server {
+fn tmpdisk(nbdkit: &PeerProgram, scratch: &ScratchDir, script: &str) -> PeerServer {
     let socket = scratch.socket("tmpdisk");
     let mut command = nbdkit.tied_command();
     command.env("TMPDIR", scratch.path());
     command.args(["--foreground", "--unix"]).arg(&socket).arg("tmpdisk");
     command.arg(format!("size={SIZE}")).arg(format!("base={}", text(scratch.path())));
     command.arg(format!("command={script}"));
-    Server::start(command, &socket).unwrap()
+    PeerServer::start(command, &socket).unwrap()
 }
 
 #[test]
 fn a_source_with_a_disk_for_each_connection() {
     let nbdkit = require_peer!("nbdkit");
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let image = image(&scratch);
     let target = scratch.file("target");
     let script = "if mkdir \"$base/one\"; then cp \"$base/image\" \"$disk\"; \
@@ -163,7 +165,7 @@ fn a_source_with_a_disk_for_each_connection() {
 #[test]
 fn a_target_with_a_disk_for_each_connection() {
     let nbdkit = require_peer!("nbdkit");
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let image = image(&scratch);
     let script = "truncate -s \"$size\" \"$disk\"; \
                   if mkdir \"$base/one\"; then ln \"$disk\" \"$base/kept\"; fi";
@@ -177,13 +179,13 @@ fn a_target_with_a_disk_for_each_connection() {
 struct NbdServer {
     uri: String,
     pid: PathBuf,
-    _scratch: Scratch,
+    _scratch: ScratchDir,
 }
 
 impl NbdServer {
     /// Serves a file; `options` are lines of its export's section.
-    fn start(nbd_server: &Peer, file: &Path, options: &str) -> NbdServer {
-        let scratch = Scratch::new().unwrap();
+    fn start(nbd_server: &PeerProgram, file: &Path, options: &str) -> NbdServer {
+        let scratch = ScratchDir::new().unwrap();
         let socket = scratch.socket("nbd-server");
         let pid = scratch.file("pid");
         let config = scratch.file("config");
@@ -226,7 +228,7 @@ impl Drop for NbdServer {
 #[test]
 fn nbd_server_with_one_disk_and_with_copies_on_write() {
     let nbd_server = require_peer!("nbd-server");
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let image = image(&scratch);
     let disk = empty(&scratch, "disk");
     let target = scratch.file("target");
@@ -249,7 +251,7 @@ fn nbd_server_with_one_disk_and_with_copies_on_write() {
 #[test]
 fn servers_that_refuse_a_second_connection() {
     let nbdkit = require_peer!("nbdkit");
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let image = image(&scratch);
     let target = scratch.file("target");
     let from_dir = scratch.file("from");
@@ -262,7 +264,7 @@ fn servers_that_refuse_a_second_connection() {
         let dir = format!("dir={}", text(dir));
         let size = format!("size={SIZE}");
         let args = ["ondemand", &dir, &size, "command=truncate -s \"$size\" \"$disk\""];
-        Server::nbdkit(&nbdkit, &scratch.socket(name), &args).unwrap()
+        PeerServer::nbdkit(&nbdkit, &scratch.socket(name), &args).unwrap()
     };
     let from = ondemand("f", &from_dir);
     copy(&[], &from.uri(""), text(&target)).used_one("cannot open an export");
@@ -277,13 +279,13 @@ fn servers_that_refuse_a_second_connection() {
 #[test]
 fn qemu_nbd_for_one_client() {
     let qemu_nbd = require_peer!("qemu-nbd");
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let image = image(&scratch);
     let target = scratch.file("target");
     let disk = empty(&scratch, "disk");
     let served = |name: &str, file: &Path| {
         let args = ["-f", "raw", text(file)];
-        Server::qemu_nbd(&qemu_nbd, &scratch.socket(name), &args).unwrap()
+        PeerServer::qemu_nbd(&qemu_nbd, &scratch.socket(name), &args).unwrap()
     };
     let from = served("f", &image);
     let copied = copy_until(&[], &from.uri(""), text(&target), || dialled_twice(&from));
@@ -297,13 +299,13 @@ fn qemu_nbd_for_one_client() {
 
 /// Whether a server has a second connection, accepted or not: then the socket's name is in the table
 /// for the listener and for each of them.
-fn dialled_twice(server: &Server) -> bool {
+fn dialled_twice(server: &PeerServer) -> bool {
     let table = fs::read_to_string("/proc/net/unix").unwrap();
     table.lines().filter(|line| line.ends_with(text(server.socket()))).count() > 2
 }
 
 /// A server whose first connection is as it should be, and whose further ones have a fault.
-fn second_has(fault: HandshakeFault, content: Vec<u8>) -> (Scripted, Arc<Offer>) {
+fn second_has(fault: HandshakeFault, content: Vec<u8>) -> (ScriptedServer, Arc<Offer>) {
     let first = Offer::new(Model::new(SIZE).with_content(content));
     let mut second = Offer::new(Model::new(SIZE)).handshake(fault);
     second.model = first.model.clone();
@@ -314,12 +316,12 @@ fn second_has(fault: HandshakeFault, content: Vec<u8>) -> (Scripted, Arc<Offer>)
         let _ = peer::serve(talk, number, if number == 0 { &offer } else { &second });
         Ok(())
     };
-    (Scripted::start(script), first)
+    (ScriptedServer::start(script), first)
 }
 
 #[test]
 fn second_connections_with_a_fault() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let image = image(&scratch);
     let target = scratch.file("target");
     let cases = [
@@ -337,7 +339,7 @@ fn second_connections_with_a_fault() {
             None => assert_eq!(copied.lanes, 1, "{what}"),
         };
         // Where nothing is said about it, the second connection is all that can be waited for.
-        let dialled = |server: &Scripted| why.is_none() && server.connections() > 1;
+        let dialled = |server: &ScriptedServer| why.is_none() && server.connections() > 1;
         let (from, _) = second_has(fault.clone(), content(1));
         check(copy_until(&[], &from.uri(), text(&target), || dialled(&from)));
         assert!(from.connections() > 1, "{what}: no second connection was tried");
@@ -350,19 +352,23 @@ fn second_connections_with_a_fault() {
 }
 
 /// A memory disk that does not promise multi-conn, with a log of what it is asked.
-fn without_promise(nbdkit: &Peer, scratch: &Scratch, name: &str) -> (Server, PathBuf) {
+fn without_promise(
+    nbdkit: &PeerProgram,
+    scratch: &ScratchDir,
+    name: &str,
+) -> (PeerServer, PathBuf) {
     let log = scratch.file(&format!("{name}.log"));
     let logfile = format!("logfile={}", text(&log));
     let size = SIZE.to_string();
     let filters = ["--filter=log", "--filter=multi-conn"];
     let args = [&filters[..], &["memory", &size, &logfile, "multi-conn-mode=disable"]].concat();
-    (Server::nbdkit(nbdkit, &scratch.socket(name), &args).unwrap(), log)
+    (PeerServer::nbdkit(nbdkit, &scratch.socket(name), &args).unwrap(), log)
 }
 
 #[test]
 fn multi_conn_is_a_choice() {
     let nbdkit = require_peer!("nbdkit");
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let image = image(&scratch);
     let cases = [("auto", true, true), ("always", true, false), ("advertised", false, false)];
     for (choice, several, examined) in cases {
@@ -393,7 +399,7 @@ fn multi_conn_is_a_choice() {
 #[test]
 fn every_connection_that_wrote_is_flushed_after_its_replies() {
     let nbdkit = require_peer!("nbdkit");
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let image = image(&scratch);
     let (to, log) = without_promise(&nbdkit, &scratch, "t");
     copy(&["--flush"], text(&image), &to.uri("")).used_several();
@@ -424,13 +430,13 @@ fn every_connection_that_wrote_is_flushed_after_its_replies() {
 #[test]
 fn a_target_is_not_read_where_its_promise_is_enough() {
     let nbdkit = require_peer!("nbdkit");
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let image = image(&scratch);
     let log = scratch.file("log");
     let logfile = format!("logfile={}", text(&log));
     let size = SIZE.to_string();
     let args = ["--filter=log", "memory", &size, &logfile];
-    let to = Server::nbdkit(&nbdkit, &scratch.socket("t"), &args).unwrap();
+    let to = PeerServer::nbdkit(&nbdkit, &scratch.socket("t"), &args).unwrap();
     copy(&["--flush"], text(&image), &to.uri("")).used_several();
     to.stop().unwrap();
     assert!(!fs::read_to_string(log).unwrap().contains(" Read "), "the target was read");

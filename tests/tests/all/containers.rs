@@ -3,13 +3,13 @@
 
 use std::process::{Command, Output};
 
-use blockhaul_testkit::tools::Scratch;
+use blockhaul_testkit::tools::ScratchDir;
 use blockhaul_tests::{LIMIT, bounded, lossy, program, text};
 
 /// Runs a line of shell with the program in `$0` and a socket that is not there yet in `$1`. In it,
 /// `$apart` runs a command in a PID namespace of its own, in a session without a terminal which began
 /// outside.
-fn run(scratch: &Scratch, line: &str) -> Output {
+fn run(scratch: &ScratchDir, line: &str) -> Output {
     let root = rustix::process::getuid().is_root();
     let flags = if root { "-pf" } else { "-rpf" };
     let line = format!("apart='setsid unshare {flags} --kill-child'\n{line}");
@@ -19,7 +19,7 @@ fn run(scratch: &Scratch, line: &str) -> Output {
 }
 
 /// Whether namespaces may be made here.
-fn possible(scratch: &Scratch) -> bool {
+fn possible(scratch: &ScratchDir) -> bool {
     let output = run(scratch, "$apart true");
     let possible = output.status.success();
     if !possible {
@@ -30,7 +30,7 @@ fn possible(scratch: &Scratch) -> bool {
 
 #[test]
 fn a_session_that_began_outside_is_none_of_ours() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     if !possible(&scratch) {
         return;
     }
@@ -47,7 +47,7 @@ fn a_session_that_began_outside_is_none_of_ours() {
 
 #[test]
 fn a_client_from_outside_has_a_user_and_no_process() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     if !possible(&scratch) {
         return;
     }

@@ -11,20 +11,20 @@ use std::time::{Duration, Instant};
 
 use blockhaul_testkit::peer::Conversation;
 use blockhaul_testkit::require_peer;
-use blockhaul_testkit::tools::{Peer, Scratch, Server, until, wait_within};
+use blockhaul_testkit::tools::{PeerProgram, PeerServer, ScratchDir, until, wait_within};
 use blockhaul_tests::{LIMIT, blockhaul, bounded, lossy, run, serve, succeed, text};
-use blockhaul_wire::{Command, Replies};
+use blockhaul_wire::{CommandCode, ReplyForm};
 use serde_json::{Value, json};
 
 /// A server with a control socket.
 struct Served {
-    server: Server,
+    server: PeerServer,
     control: PathBuf,
 }
 
 impl Served {
     #[track_caller]
-    fn start(scratch: &Scratch, args: &[&str]) -> Served {
+    fn start(scratch: &ScratchDir, args: &[&str]) -> Served {
         let control = scratch.socket("control");
         let args = [&["--control", text(&control)], args].concat();
         Served { server: serve(scratch, "s", &args), control }
@@ -62,7 +62,7 @@ impl Served {
     fn connected(&self, export: &str) -> Conversation {
         let mut client = Conversation::connect(self.server.socket()).unwrap();
         client.hello(3).unwrap();
-        client.negotiate(Replies::Structured).unwrap();
+        client.negotiate(ReplyForm::Structured).unwrap();
         client.go(export).unwrap();
         client
     }
@@ -80,7 +80,7 @@ impl Drop for Killed {
 
 #[test]
 fn clients_and_what_they_do_are_shown() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let served = Served::start(
         &scratch,
         &[
@@ -102,7 +102,7 @@ fn clients_and_what_they_do_are_shown() {
     one.write(0, &[7; 4096]).unwrap();
     one.read(4096, 512).unwrap();
     one.read(0, 512).unwrap();
-    let beyond = one.request(Command::Read, 2 << 20, 512);
+    let beyond = one.request(CommandCode::Read, 2 << 20, 512);
     assert!(one.ask(&beyond, &[]).unwrap().error != 0);
     let mut silent = Conversation::connect(served.server.socket()).unwrap();
     silent.hello(3).unwrap();
@@ -136,7 +136,7 @@ fn clients_and_what_they_do_are_shown() {
     assert!(table.contains("b       2.0M  ro    0        memory:2M  rate?rate=1G"), "{table}");
 
     // A real client that asks several at a time.
-    if let Some(qemu) = Peer::require("qemu-io") {
+    if let Some(qemu) = PeerProgram::require("qemu-io") {
         let mut command = qemu.command();
         command.args(["-f", "raw", "-c", "write -P 5 0 64k", "-c", "read 0 64k"]);
         command.args(["-c", "flush", &served.server.uri("a")]);
@@ -148,14 +148,14 @@ fn clients_and_what_they_do_are_shown() {
 
 #[test]
 fn one_client_is_sent_away_and_the_others_stay() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let layers = ["--layer", "delay?write=0", "--layer", "pause"];
     let served = Served::start(&scratch, &[&["memory:1M"], &layers[..]].concat());
     let mut gone = served.connected("");
     let mut stays = served.connected("");
     // What is in progress is answered.
     served.ctl(&["set", "", "pause", "paused=on"]);
-    let write = gone.request(Command::Write, 0, 512);
+    let write = gone.request(CommandCode::Write, 0, 512);
     gone.send_request(&write, &[1; 512]).unwrap();
     until("it is in progress", || served.clients()[0]["in_flight"] == 1);
     assert!(served.ctl(&["disconnect", "1"]).contains("when its requests are answered"));
@@ -175,7 +175,7 @@ fn one_client_is_sent_away_and_the_others_stay() {
     until("it leaves", || served.clients().len() == 1);
     drop(silent);
     served.ctl(&["set", "", "delay", "write=1h"]);
-    let write = stays.request(Command::Write, 0, 512);
+    let write = stays.request(CommandCode::Write, 0, 512);
     stays.send_request(&write, &[2; 512]).unwrap();
     until("it is in progress", || served.clients()[0]["in_flight"] == 1);
     served.ctl(&["disconnect", "2"]);
@@ -188,7 +188,7 @@ fn one_client_is_sent_away_and_the_others_stay() {
 
 #[test]
 fn layers_are_changed_while_clients_wait_in_them() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let served = Served::start(
         &scratch,
         &[
@@ -208,7 +208,7 @@ fn layers_are_changed_while_clients_wait_in_them() {
     );
     let mut client = served.connected("x");
     // A request that would wait for hours passes when the rate is changed.
-    let read = client.request(Command::Read, 0, 65536);
+    let read = client.request(CommandCode::Read, 0, 65536);
     client.send_request(&read, &[]).unwrap();
     until("it waits", || served.clients()[0]["in_flight"] == 1);
     served.ctl(&["set", "x", "rate:1", "rate=1G"]);
@@ -221,7 +221,7 @@ fn layers_are_changed_while_clients_wait_in_them() {
     served.ctl(&["set", "x", "delay", "read=0"]);
 
     served.ctl(&["set", "x", "pause", "paused=on"]);
-    let read = client.request(Command::Read, 0, 512);
+    let read = client.request(CommandCode::Read, 0, 512);
     client.send_request(&read, &[]).unwrap();
     until("it waits", || served.clients()[0]["in_flight"] == 1);
     served.ctl(&["set", "x", "pause", "paused=off"]);
@@ -249,7 +249,7 @@ fn layers_are_changed_while_clients_wait_in_them() {
 
 #[test]
 fn it_drains_and_stops() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let served = Served::start(&scratch, &["memory:1M"]);
     let mut client = served.connected("");
     assert_eq!(served.ctl(&["drain"]), "no more clients are accepted; 1 client is connected\n");
@@ -267,7 +267,7 @@ fn it_drains_and_stops() {
     assert!(served.server.stop().unwrap().success());
 
     // The stop does not wait for clients.
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let served = Served::start(&scratch, &["memory:1M"]);
     let mut client = served.connected("");
     served.ctl(&["stop", "--wait"]);
@@ -277,7 +277,7 @@ fn it_drains_and_stops() {
 
 #[test]
 fn a_socket_in_use_is_left_alone_and_a_left_one_taken_over() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let served = Served::start(&scratch, &["memory:1M"]);
     let second = |control: &Path| {
         let socket = scratch.socket("second");
@@ -304,7 +304,7 @@ fn a_socket_in_use_is_left_alone_and_a_left_one_taken_over() {
 
 #[test]
 fn whatever_is_said_on_the_socket_is_answered_or_ends_it() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let served = Served::start(&scratch, &["memory:1M"]);
     let stream = UnixStream::connect(&served.control).unwrap();
     stream.set_read_timeout(Some(LIMIT)).unwrap();
@@ -350,7 +350,7 @@ fn whatever_is_said_on_the_socket_is_answered_or_ends_it() {
 #[test]
 fn layers_come_and_go_under_a_client_that_verifies() {
     let fio = require_peer!("fio");
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let image = scratch.file("disk.raw");
     File::create(&image).unwrap().set_len(32 << 20).unwrap();
     let served = Served::start(&scratch, &["--export", &format!("a={}", text(&image))]);
@@ -409,7 +409,7 @@ fn layers_come_and_go_under_a_client_that_verifies() {
 
 #[test]
 fn layers_that_clients_would_see_stay_as_they_are() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let served = Served::start(
         &scratch,
         &["--export", "a=memory:1M", "--layer", "cow", "--layer", "cache?cache=unsafe"],
@@ -444,7 +444,7 @@ fn layers_that_clients_would_see_stay_as_they_are() {
 
 #[test]
 fn exports_come_and_go() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let first = scratch.file("first");
     let second = scratch.file("second");
     fs::write(&first, vec![1; 1 << 20]).unwrap();
@@ -485,7 +485,7 @@ fn exports_come_and_go() {
         assert!(said.contains(what), "{words:?}: {said}");
     }
     served.ctl(&["export-remove", "b", "--force"]);
-    let refused = new.request(Command::Read, 0, 512);
+    let refused = new.request(CommandCode::Read, 0, 512);
     assert_eq!(new.ask(&refused, &[]).unwrap().error, 108, "ESHUTDOWN");
     drop((new, third));
     until("one is left", || served.clients().len() == 1);

@@ -9,18 +9,18 @@ use std::time::Instant;
 use blockhaul_testkit::image;
 use blockhaul_testkit::require_peer;
 use blockhaul_testkit::rng::{self, Rng};
-use blockhaul_testkit::tools::{Peer, Scratch, Server};
+use blockhaul_testkit::tools::{PeerProgram, PeerServer, ScratchDir};
 use blockhaul_tests::{
     allocated, assert_same, blockhaul, done, garbage, nonzero, peer, serve, succeed, text,
 };
 
 /// The programs on the other ends.
 struct Peers {
-    nbdkit: Peer,
-    nbdcopy: Peer,
-    nbdinfo: Peer,
-    qemu_nbd: Peer,
-    qemu_img: Peer,
+    nbdkit: PeerProgram,
+    nbdcopy: PeerProgram,
+    nbdinfo: PeerProgram,
+    qemu_nbd: PeerProgram,
+    qemu_img: PeerProgram,
 }
 
 impl Peers {
@@ -67,12 +67,12 @@ struct Place {
     end: End,
     address: String,
     file: PathBuf,
-    server: Option<Server>,
+    server: Option<PeerServer>,
 }
 
 impl Place {
     /// Serves a copy of `image`, in `dir` under names that begin with `tag`.
-    fn source(end: End, image: &Path, peers: &Peers, dir: &Scratch, tag: &str) -> Place {
+    fn source(end: End, image: &Path, peers: &Peers, dir: &ScratchDir, tag: &str) -> Place {
         let file = match end {
             End::QemuQcow2 => {
                 let file = dir.file(&format!("{tag}.qcow2"));
@@ -91,7 +91,14 @@ impl Place {
     }
 
     /// Something of `size` bytes to write to, either empty or full of garbage.
-    fn target(end: End, size: u64, filled: bool, peers: &Peers, dir: &Scratch, tag: &str) -> Place {
+    fn target(
+        end: End,
+        size: u64,
+        filled: bool,
+        peers: &Peers,
+        dir: &ScratchDir,
+        tag: &str,
+    ) -> Place {
         let file = dir.file(&format!("{tag}.raw"));
         if filled {
             // What is in a local file, and behind its end, is gone afterwards.
@@ -126,7 +133,7 @@ impl Place {
         size: u64,
         readonly: bool,
         peers: &Peers,
-        dir: &Scratch,
+        dir: &ScratchDir,
         tag: &str,
     ) -> Place {
         let name = format!("{tag}.s");
@@ -136,17 +143,17 @@ impl Place {
             End::Ours => Some(serve(dir, &name, &[&options[..], &[path]].concat())),
             End::NbdkitFile => {
                 options.extend(["file", path]);
-                Some(Server::nbdkit(&peers.nbdkit, &dir.socket(&name), &options).unwrap())
+                Some(PeerServer::nbdkit(&peers.nbdkit, &dir.socket(&name), &options).unwrap())
             }
             End::NbdkitMemory => {
                 let size = size.to_string();
                 let args = ["memory", &size];
-                Some(Server::nbdkit(&peers.nbdkit, &dir.socket(&name), &args).unwrap())
+                Some(PeerServer::nbdkit(&peers.nbdkit, &dir.socket(&name), &args).unwrap())
             }
             End::QemuRaw | End::QemuQcow2 => {
                 let format = if end == End::QemuRaw { "raw" } else { "qcow2" };
                 options.extend(["-e", "16", "-f", format, "--discard=unmap", path]);
-                Some(Server::qemu_nbd(&peers.qemu_nbd, &dir.socket(&name), &options).unwrap())
+                Some(PeerServer::qemu_nbd(&peers.qemu_nbd, &dir.socket(&name), &options).unwrap())
             }
             End::File => None,
         };
@@ -157,7 +164,7 @@ impl Place {
     /// Compares what it holds with `image`, by other programs than ours, and checks that it holds
     /// little more than the image's data: where the copy looked for zeroes everywhere (`sparse`), what
     /// is not zero, else what is no hole. Stops the server.
-    fn check(self, image: &Path, sparse: bool, peers: &Peers, dir: &Scratch, what: &str) {
+    fn check(self, image: &Path, sparse: bool, peers: &Peers, dir: &ScratchDir, what: &str) {
         // A block of data may be cut out of a run at any byte; a cluster of qcow2 and a page of
         // nbdkit's memory are larger than ours.
         let grain = match self.end {
@@ -204,7 +211,7 @@ impl Place {
 
 /// Copies an image between every pair that its size allows, on two threads.
 fn every_pair(image: &Path, filled: bool, on_disk: bool, options: &[&str], peers: &Peers) {
-    let scratch = || if on_disk { Scratch::on_disk() } else { Scratch::new() }.unwrap();
+    let scratch = || if on_disk { ScratchDir::on_disk() } else { ScratchDir::new() }.unwrap();
     let size = image::space(image).unwrap().apparent;
     let fits = |end: &End| size.is_multiple_of(512) || end.takes_odd_sizes();
     let dir = scratch();
@@ -237,7 +244,7 @@ fn every_pair(image: &Path, filled: bool, on_disk: bool, options: &[&str], peers
 }
 
 /// An ext4 of real files.
-fn ext4(scratch: &Scratch, size: u64, content_max: u64) -> Option<PathBuf> {
+fn ext4(scratch: &ScratchDir, size: u64, content_max: u64) -> Option<PathBuf> {
     require_peer!("mkfs.ext4", None);
     let image = scratch.file("ext4.raw");
     let folder =
@@ -249,7 +256,7 @@ fn ext4(scratch: &Scratch, size: u64, content_max: u64) -> Option<PathBuf> {
 #[test]
 fn a_real_ext4_between_every_pair() {
     let Some(peers) = Peers::find() else { return };
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let Some(image) = ext4(&scratch, 300 << 20, 150 << 20) else { return };
     every_pair(&image, false, false, &[], &peers);
 }
@@ -257,7 +264,7 @@ fn a_real_ext4_between_every_pair() {
 #[test]
 fn a_real_ext4_over_garbage_on_disk() {
     let Some(peers) = Peers::find() else { return };
-    let scratch = Scratch::on_disk().unwrap();
+    let scratch = ScratchDir::on_disk().unwrap();
     let Some(image) = ext4(&scratch, 64 << 20, 40 << 20) else { return };
     every_pair(&image, true, true, &["--verify", "--flush", "-S", "4096"], &peers);
 }
@@ -265,7 +272,7 @@ fn a_real_ext4_over_garbage_on_disk() {
 #[test]
 fn random_images_of_odd_sizes() {
     let Some(peers) = Peers::find() else { return };
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let seed = rng::seed();
     println!("BLOCKHAUL_SEED={seed}");
     let mut rng = Rng::new(seed);
@@ -288,7 +295,7 @@ fn random_images_of_odd_sizes() {
 #[test]
 fn a_larger_target_keeps_its_tail() {
     let Some(peers) = Peers::find() else { return };
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let image = scratch.file("image");
     let seed = rng::seed();
     println!("BLOCKHAUL_SEED={seed}");
@@ -312,7 +319,7 @@ fn a_larger_target_keeps_its_tail() {
 #[test]
 fn servers_for_one_client_are_copied_from_and_to() {
     let Some(peers) = Peers::find() else { return };
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let image = scratch.file("image");
     let target = scratch.file("target");
     let seed = rng::seed();
@@ -321,7 +328,7 @@ fn servers_for_one_client_are_copied_from_and_to() {
     garbage(&target, 200 << 20).unwrap();
     let one = |name: &str, file: &Path| {
         let args = ["-e", "1", "-f", "raw", text(file)];
-        Server::qemu_nbd(&peers.qemu_nbd, &scratch.socket(name), &args).unwrap()
+        PeerServer::qemu_nbd(&peers.qemu_nbd, &scratch.socket(name), &args).unwrap()
     };
     let from = one("s", &image);
     let to = one("t", &target);
@@ -334,7 +341,7 @@ fn servers_for_one_client_are_copied_from_and_to() {
 #[test]
 fn servers_started_for_the_copy() {
     let Some(peers) = Peers::find() else { return };
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let image = scratch.file("image");
     let target = scratch.file("target.qcow2");
     let seed = rng::seed();

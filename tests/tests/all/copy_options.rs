@@ -9,10 +9,10 @@ use std::sync::Arc;
 
 use blockhaul_testkit::image;
 use blockhaul_testkit::model::Model;
-use blockhaul_testkit::peer::{self, Offer, Scripted};
+use blockhaul_testkit::peer::{self, Offer, ScriptedServer};
 use blockhaul_testkit::require_peer;
 use blockhaul_testkit::rng;
-use blockhaul_testkit::tools::{Peer, Scratch, Server};
+use blockhaul_testkit::tools::{PeerProgram, PeerServer, ScratchDir};
 use blockhaul_tests::{
     LIMIT, allocated, assert_same, blockhaul, bounded, done, garbage, lossy, nonzero, peer,
     program, serve, succeed, text,
@@ -53,12 +53,12 @@ fn seen(log: &Path) -> Vec<Seen> {
 }
 
 /// Copies a source to nbdkit's memory, and returns what arrived.
-fn arriving(nbdkit: &Peer, size: &str, options: &[&str], source: &[&str]) -> Vec<Seen> {
-    let scratch = Scratch::new().unwrap();
+fn arriving(nbdkit: &PeerProgram, size: &str, options: &[&str], source: &[&str]) -> Vec<Seen> {
+    let scratch = ScratchDir::new().unwrap();
     let log = scratch.file("log");
     let logfile = format!("logfile={}", text(&log));
     let args = ["--filter=log", "memory", size, &logfile];
-    let server = Server::nbdkit(nbdkit, &scratch.socket("s"), &args).unwrap();
+    let server = PeerServer::nbdkit(nbdkit, &scratch.socket("s"), &args).unwrap();
     succeed(&[&["copy"], options, &["--"], source, &[&server.uri("")]].concat());
     server.stop().unwrap();
     seen(&log)
@@ -143,7 +143,7 @@ fn flush_is_the_last_request() {
 
 #[test]
 fn every_option_gives_the_same_bytes() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let image = scratch.file("image");
     let target = scratch.file("target");
     let seed = rng::seed();
@@ -204,7 +204,7 @@ fn every_option_gives_the_same_bytes() {
 fn pipes_are_sources_and_targets() {
     let nbdkit = require_peer!("nbdkit");
     let nbdcopy = require_peer!("nbdcopy");
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let image = scratch.file("image");
     let target = scratch.file("target");
     let seed = rng::seed();
@@ -228,7 +228,7 @@ fn pipes_are_sources_and_targets() {
     shell("\"$0\" copy - \"$3\" < \"$2\"", "");
     assert_same(&image, &target, "from a file by redirection");
     let memory = size.to_string();
-    let to = Server::nbdkit(&nbdkit, &scratch.socket("k"), &["memory", &memory]).unwrap();
+    let to = PeerServer::nbdkit(&nbdkit, &scratch.socket("k"), &["memory", &memory]).unwrap();
     shell(
         "(head -c 100 \"$2\"; sleep 0.2; tail -c +101 \"$2\") | \"$0\" copy - \"$1\"",
         &to.uri(""),
@@ -251,7 +251,7 @@ fn pipes_are_sources_and_targets() {
 /// After a copy was killed at any time, the same command gives the right bytes.
 #[test]
 fn a_killed_copy_can_be_done_again() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let image = scratch.file("image");
     let target = scratch.file("target");
     let seed = rng::seed();
@@ -276,12 +276,18 @@ fn a_killed_copy_can_be_done_again() {
 
 /// Starts a server whose export has blocks of 4096 bytes and a size that is no multiple of that. It
 /// refuses parts of blocks, also at the end, or serves them.
-fn with_tail(nbdkit: &Peer, scratch: &Scratch, name: &str, file: &Path, policy: &str) -> Server {
+fn with_tail(
+    nbdkit: &PeerProgram,
+    scratch: &ScratchDir,
+    name: &str,
+    file: &Path,
+    policy: &str,
+) -> PeerServer {
     let file = format!("file={}", text(file));
     let policy = format!("blocksize-error-policy={policy}");
     let policy = ["blocksize-minimum=4096", &policy];
     let args = [&["--filter=blocksize-policy", "file", &file], &policy[..]].concat();
-    Server::nbdkit(nbdkit, &scratch.socket(name), &args).unwrap()
+    PeerServer::nbdkit(nbdkit, &scratch.socket(name), &args).unwrap()
 }
 
 /// A copy that has to be refused, with what the message says; the target stays as it is.
@@ -297,7 +303,7 @@ fn refused_before_a_byte(from: &str, to: &str, target: &Path, says: &[&str]) {
 #[test]
 fn sizes_that_are_no_multiple_of_the_servers_blocks() {
     let nbdkit = require_peer!("nbdkit");
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let whole = 256 << 10;
     let size = (256 << 10) + 200;
     let image = scratch.file("image");
@@ -378,7 +384,7 @@ esac"#,
 }
 
 /// Other programs read all of an export.
-fn read_by_peers(server: &Server, image: &Path, scratch: &Scratch) {
+fn read_by_peers(server: &PeerServer, image: &Path, scratch: &ScratchDir) {
     let uri = server.uri("");
     let size = fs::metadata(image).unwrap().len();
     let copied = scratch.file("copied by a peer");
@@ -394,7 +400,7 @@ fn read_by_peers(server: &Server, image: &Path, scratch: &Scratch) {
 
 #[test]
 fn a_tail_is_written_by_a_request_that_ends_there() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let image = scratch.file("image");
     let size = (64 << 10) + 200;
     fs::write(&image, vec![1; size]).unwrap();
@@ -404,7 +410,7 @@ fn a_tail_is_written_by_a_request_that_ends_there() {
     let offer = Offer::new(Model::with_facts(model).with_content(vec![2; size]));
     let offer = Arc::new(offer);
     let offered = offer.clone();
-    let to = Scripted::start(move |talk, number| {
+    let to = ScriptedServer::start(move |talk, number| {
         let _ = peer::serve(talk, number, &offered);
         Ok(())
     });
@@ -417,7 +423,7 @@ fn a_tail_is_written_by_a_request_that_ends_there() {
 
 #[test]
 fn a_larger_target_keeps_its_end_and_that_is_said_once() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let [image, target] = ["image", "target"].map(|name| scratch.file(name));
     fs::write(&image, vec![1; 65536]).unwrap();
     fs::write(&target, vec![2; 70000]).unwrap();

@@ -11,7 +11,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use blockhaul_testkit::require_peer;
-use blockhaul_testkit::tools::{self, Peer, Scratch, Server};
+use blockhaul_testkit::tools::{self, PeerProgram, PeerServer, ScratchDir};
 use blockhaul_tests::{LIMIT, blockhaul, bounded, done, lossy, program, serve, succeed, text};
 
 /// Lines that are not run, by a part of them, and why.
@@ -160,8 +160,8 @@ fn without_comment(line: &str) -> String {
 }
 
 /// Runs the lines of a page in a fresh directory with disks and with the hosts that they name.
-fn run(lines: &[String], files: &[(String, String)], qemu_img: &Peer) -> Result<(), String> {
-    let scratch = Scratch::new().unwrap();
+fn run(lines: &[String], files: &[(String, String)], qemu_img: &PeerProgram) -> Result<(), String> {
+    let scratch = ScratchDir::new().unwrap();
     prepare(&scratch, qemu_img);
     for (name, text) in files {
         fs::write(scratch.file(name), text).unwrap();
@@ -202,7 +202,7 @@ fn run(lines: &[String], files: &[(String, String)], qemu_img: &Peer) -> Result<
 }
 
 /// Makes the disks: all the same, so that whatever is copied or compared fits.
-fn prepare(scratch: &Scratch, qemu_img: &Peer) {
+fn prepare(scratch: &ScratchDir, qemu_img: &PeerProgram) {
     for dir in ["bin", "run", "images", "drivers", "root", "mnt", "ova"] {
         fs::create_dir(scratch.file(dir)).unwrap();
     }
@@ -238,7 +238,11 @@ fn prepare(scratch: &Scratch, qemu_img: &Peer) {
 }
 
 /// The line with each `nbd://HOST/NAME` replaced by a server of the test's, one for each host.
-fn hosts_replaced(line: &str, scratch: &Scratch, hosts: &mut BTreeMap<String, Server>) -> String {
+fn hosts_replaced(
+    line: &str,
+    scratch: &ScratchDir,
+    hosts: &mut BTreeMap<String, PeerServer>,
+) -> String {
     let mut parts = line.split("nbd://");
     let mut replaced = parts.next().unwrap_or_default().to_owned();
     for part in parts {

@@ -5,11 +5,11 @@ use std::path::Path;
 
 use blockhaul_testkit::peer::Conversation;
 use blockhaul_testkit::rng::Rng;
-use blockhaul_testkit::tools::{self, Scratch};
+use blockhaul_testkit::tools::{self, ScratchDir};
 use blockhaul_tests::disks::LossyDisk;
 use blockhaul_tests::{lossy, run, serve};
-use blockhaul_wire::request::Header;
-use blockhaul_wire::{Command as Ask, CommandFlags, Replies};
+use blockhaul_wire::request::RequestHeader;
+use blockhaul_wire::{CommandCode as Ask, CommandFlags, ReplyForm};
 
 const EIO: u32 = 5;
 const SIZE: u64 = 64 << 20;
@@ -30,7 +30,7 @@ fn full() -> Option<LossyDisk> {
 
 fn connect(socket: &Path) -> Conversation {
     let mut client = Conversation::connect(socket).unwrap();
-    client.open("", Replies::Structured).unwrap();
+    client.open("", ReplyForm::Structured).unwrap();
     client
 }
 
@@ -41,7 +41,7 @@ fn flush(client: &mut Conversation) -> u32 {
 
 fn write(client: &mut Conversation, at: u64, flags: CommandFlags) -> u32 {
     let request = client.request(Ask::Write, at, PIECE);
-    let request = Header { flags, ..request };
+    let request = RequestHeader { flags, ..request };
     let mut bytes = vec![0; PIECE as usize];
     Rng::new(at).fill(&mut bytes);
     client.ask(&request, &bytes).unwrap().error
@@ -58,7 +58,7 @@ fn all_clients_of_a_server_hear_of_a_flush_that_failed() {
     for options in [&[][..], &["--per-client"], &["--layer", "offset?offset=0"]] {
         for rounds in 0..3 {
             let Some(disk) = full() else { return };
-            let scratch = Scratch::new().unwrap();
+            let scratch = ScratchDir::new().unwrap();
             let args: Vec<&str> = options.iter().copied().chain([disk.device()]).collect();
             let server = serve(&scratch, "s", &args);
             let mut a = connect(server.socket());
@@ -83,7 +83,7 @@ fn all_clients_of_a_server_hear_of_a_flush_that_failed() {
 fn flushes_that_overlap_do_not_hide_the_failure_from_each_other() {
     for round in 0..5 {
         let Some(disk) = full() else { return };
-        let scratch = Scratch::new().unwrap();
+        let scratch = ScratchDir::new().unwrap();
         let server = serve(&scratch, "s", &[disk.device()]);
         let mut clients: Vec<_> = (0..4).map(|_| connect(server.socket())).collect();
         for (index, client) in clients.iter_mut().enumerate() {

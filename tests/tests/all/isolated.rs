@@ -6,9 +6,11 @@ use std::process::Command as Program;
 use std::time::{Duration, Instant};
 
 use blockhaul_testkit::peer::Conversation;
-use blockhaul_testkit::tools::{Peer, Scratch, Server, among_peers, until, until_some};
+use blockhaul_testkit::tools::{
+    PeerProgram, PeerServer, ScratchDir, among_peers, until, until_some,
+};
 use blockhaul_tests::{LIMIT, bounded, compile, done, lossy, program, run, succeed, text};
-use blockhaul_wire::{Command, Replies};
+use blockhaul_wire::{CommandCode, ReplyForm};
 use serde_json::Value;
 
 /// Longer than a client may wait for an error.
@@ -17,25 +19,25 @@ const IN_TIME: Duration = Duration::from_secs(60);
 const PAUSE: f64 = 0.5;
 
 /// The plugin that misbehaves.
-fn misbehaving(scratch: &Scratch) -> Option<PathBuf> {
+fn misbehaving(scratch: &ScratchDir) -> Option<PathBuf> {
     compile(Path::new("tests/tests/misbehaving.c"), "BLOCKING", scratch)
 }
 
 /// A server of the plugin with a control socket, whose temporary files are in a folder of their own.
 struct Isolated {
-    server: Server,
+    server: PeerServer,
     control: PathBuf,
     temporary: PathBuf,
 }
 
 impl Isolated {
     #[track_caller]
-    fn start(scratch: &Scratch, isolate: &str, plugin: &Path, mode: &str) -> Isolated {
+    fn start(scratch: &ScratchDir, isolate: &str, plugin: &Path, mode: &str) -> Isolated {
         Self::of(scratch, isolate, &format!("nbdkit:{}?mode={mode}", text(plugin)))
     }
 
     #[track_caller]
-    fn of(scratch: &Scratch, isolate: &str, device: &str) -> Isolated {
+    fn of(scratch: &ScratchDir, isolate: &str, device: &str) -> Isolated {
         let socket = scratch.socket("s");
         let control = scratch.socket("c");
         let temporary = scratch.file("temporary");
@@ -44,7 +46,7 @@ impl Isolated {
         command.args(["serve", "--exit-with-parent", isolate, "--log-format", "json"]);
         command.args(["-U", text(&socket), "--control", text(&control)]);
         command.arg(device).env("TMPDIR", &temporary);
-        let server = Server::start(command, &socket).unwrap();
+        let server = PeerServer::start(command, &socket).unwrap();
         until("there is a control socket", || control.exists());
         Isolated { server, control, temporary }
     }
@@ -68,7 +70,7 @@ impl Isolated {
     fn client(&self) -> Conversation {
         let mut client = Conversation::connect(self.server.socket()).unwrap();
         client.patience(IN_TIME).unwrap();
-        client.open("", Replies::Structured).unwrap();
+        client.open("", ReplyForm::Structured).unwrap();
         client
     }
 
@@ -104,7 +106,7 @@ fn kill(process: u32) {
 
 #[test]
 fn a_killed_plugin_breaks_its_sessions_and_the_next_client_has_a_new_one() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let Some(plugin) = misbehaving(&scratch) else { return };
     // A read at 0 takes longer than the process has.
     let isolated = Isolated::start(&scratch, "--isolate", &plugin, "hang-ever");
@@ -112,7 +114,7 @@ fn a_killed_plugin_breaks_its_sessions_and_the_next_client_has_a_new_one() {
     let mut client = isolated.client();
     let mut idle = isolated.client();
     assert_eq!(client.read(4096, 512).unwrap(), [b'r'; 512]);
-    let request = client.request(Command::Read, 0, 512);
+    let request = client.request(CommandCode::Read, 0, 512);
     client.send_request(&request, &[]).unwrap();
     kill(first);
     let answer = client.receive_answer(&request).unwrap();
@@ -134,7 +136,7 @@ fn a_killed_plugin_breaks_its_sessions_and_the_next_client_has_a_new_one() {
     assert_eq!((&told["level"], &told["process"]), (&"warn".into(), &second.into()), "{told}");
     // Those from before are not brought over: what they wrote may be gone.
     for client in [&mut client, &mut idle] {
-        let read = client.request(Command::Read, 4096, 512);
+        let read = client.request(CommandCode::Read, 4096, 512);
         assert_eq!(client.ask(&read, &[]).unwrap().error, 5);
     }
     assert_eq!(next.read(8192, 512).unwrap(), [b'r'; 512]);
@@ -144,10 +146,10 @@ fn a_killed_plugin_breaks_its_sessions_and_the_next_client_has_a_new_one() {
 
 #[test]
 fn who_has_written_hears_that_it_is_gone() {
-    if Peer::require("nbdkit").is_none() {
+    if PeerProgram::require("nbdkit").is_none() {
         return;
     }
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let isolated = Isolated::of(&scratch, "--isolate", "nbdkit:memory?1M");
     let first = isolated.process();
     let mut client = isolated.client();
@@ -157,9 +159,9 @@ fn who_has_written_hears_that_it_is_gone() {
     // Another client may read what is there now; this one may not believe that its write is.
     let mut next = isolated.client();
     assert_eq!(next.read(0, 512).unwrap(), [0; 512]);
-    for command in [Command::Flush, Command::Read, Command::Write] {
-        let payload: &[u8] = if command == Command::Write { &[8; 512] } else { &[] };
-        let length = if command == Command::Flush { 0 } else { 512 };
+    for command in [CommandCode::Flush, CommandCode::Read, CommandCode::Write] {
+        let payload: &[u8] = if command == CommandCode::Write { &[8; 512] } else { &[] };
+        let length = if command == CommandCode::Flush { 0 } else { 512 };
         let request = client.request(command, 0, length);
         assert_eq!(client.ask(&request, payload).unwrap().error, 5, "{command:?}");
     }
@@ -170,7 +172,7 @@ fn who_has_written_hears_that_it_is_gone() {
 /// The end is reported when it happens, also without requests.
 #[test]
 fn a_death_that_no_client_sees_is_logged() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let Some(plugin) = misbehaving(&scratch) else { return };
     let isolated = Isolated::start(&scratch, "--isolate", &plugin, "none");
     let first = isolated.process();
@@ -191,7 +193,7 @@ fn a_death_that_no_client_sees_is_logged() {
 
 #[test]
 fn one_that_always_dies_is_refused_and_not_started_all_the_time() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let Some(plugin) = misbehaving(&scratch) else { return };
     let isolated = Isolated::start(&scratch, "--isolate", &plugin, "abort");
     let begun = Instant::now();
@@ -216,13 +218,13 @@ fn one_that_always_dies_is_refused_and_not_started_all_the_time() {
 /// itself has failed before. All times are longer than a busy machine holds up what works.
 #[test]
 fn one_that_hangs_is_ended_by_its_watchdog() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let Some(plugin) = misbehaving(&scratch) else { return };
     let mode = "hang-ever&@timeout=4s&@watchdog=8s";
     let isolated = Isolated::start(&scratch, "--isolate", &plugin, mode);
     let first = isolated.process();
     let mut client = isolated.client();
-    let request = client.request(Command::Read, 0, 512);
+    let request = client.request(CommandCode::Read, 0, 512);
     client.send_request(&request, &[]).unwrap();
     let answer = client.receive_answer(&request).unwrap();
     assert!(answer.text.contains("has not answered read for 4 s"), "{}", answer.text);
@@ -246,7 +248,7 @@ fn one_that_hangs_is_ended_by_its_watchdog() {
 /// Not in a process of its own: then it closes what the server cannot do without.
 #[test]
 fn one_that_closes_what_is_not_its_own_ends_the_server_which_says_why() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let Some(plugin) = misbehaving(&scratch) else { return };
     let why =
         "something in this process, possibly a plugin, has closed descriptors that it does not own";
@@ -257,9 +259,9 @@ fn one_that_closes_what_is_not_its_own_ends_the_server_which_says_why() {
         let mut command = among_peers(program()).unwrap();
         command.args(["serve", "--exit-with-parent", "-U", text(&socket)]);
         command.arg(format!("nbdkit:{}?mode=close-sockets", text(&plugin)));
-        let server = Server::start(command, &socket).unwrap();
+        let server = PeerServer::start(command, &socket).unwrap();
         // Its connection is among what is closed.
-        let _ = Conversation::connect(&socket).unwrap().open("", Replies::Simple);
+        let _ = Conversation::connect(&socket).unwrap().open("", ReplyForm::Simple);
         let said = server.says_any(&[why, found_first]).unwrap();
         assert!(!said.contains("panicked"), "{said}");
         said.contains(why)
@@ -269,7 +271,7 @@ fn one_that_closes_what_is_not_its_own_ends_the_server_which_says_why() {
 
 #[test]
 fn where_it_is_wanted_once_it_stays_down() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let Some(plugin) = misbehaving(&scratch) else { return };
     let isolated = Isolated::start(&scratch, "--isolate=once", &plugin, "none");
     let first = isolated.process();
@@ -290,7 +292,7 @@ fn where_it_is_wanted_once_it_stays_down() {
 /// An export in a process of its own takes no other down with it.
 #[test]
 fn the_crash_of_an_isolated_plugin_leaves_the_server_there() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     for (mode, what, signal) in [
         ("segv", "segmentation fault", "signal: 11 (SIGSEGV)"),
         ("abort", "abort", "signal: 6 (SIGABRT)"),
@@ -328,7 +330,7 @@ fn the_crash_of_an_isolated_plugin_leaves_the_server_there() {
 /// What a plugin says reaches the client through the other process, and its names are there.
 #[test]
 fn an_isolated_plugin_is_itself() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let read = format!("! {} copy --retries 0 \"$uri\" null: 2>&1", text(program()));
     for (mode, script, wanted) in [
         ("open-error", "! nbdinfo \"$uri\" 2>&1", "the cupboard is bare"),

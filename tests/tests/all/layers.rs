@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 
 use blockhaul_testkit::require_peer;
-use blockhaul_testkit::tools::{Peer, Scratch, Server, is_running, until};
+use blockhaul_testkit::tools::{PeerProgram, PeerServer, ScratchDir, is_running, until};
 use blockhaul_tests::{LIMIT, bounded, done, lossy, serve, text};
 
 /// What a client of libnbd does and sees.
@@ -82,7 +82,7 @@ enum Look {
 }
 
 /// What libnbd's shell prints.
-fn seen(nbdsh: &Peer, server: &Server, look: Look) -> String {
+fn seen(nbdsh: &PeerProgram, server: &PeerServer, look: Look) -> String {
     let mut command = nbdsh.command();
     let truth = |said| if said { "True" } else { "False" };
     let blocks = truth(look == Look::Blocks);
@@ -96,7 +96,7 @@ fn seen(nbdsh: &Peer, server: &Server, look: Look) -> String {
 fn same(layers: &[&str], filters: &[&str], prepare: fn(&Path), look: Look) {
     let nbdkit = require_peer!("nbdkit");
     let nbdsh = require_peer!("nbdsh");
-    let scratch = Scratch::on_disk().unwrap();
+    let scratch = ScratchDir::on_disk().unwrap();
     let ours = scratch.file("ours.img");
     let theirs = scratch.file("theirs.img");
     prepare(&ours);
@@ -109,7 +109,7 @@ fn same(layers: &[&str], filters: &[&str], prepare: fn(&Path), look: Look) {
     let mut args = filters[..split].to_vec();
     args.extend(["file", &file]);
     args.extend(&filters[split..]);
-    let their_server = Server::nbdkit(&nbdkit, &scratch.socket("theirs"), &args).unwrap();
+    let their_server = PeerServer::nbdkit(&nbdkit, &scratch.socket("theirs"), &args).unwrap();
     let ours_seen = seen(&nbdsh, &our_server, look);
     let theirs_seen = seen(&nbdsh, &their_server, look);
     assert_eq!(ours_seen, theirs_seen, "{layers:?} (left) and {filters:?} differ");
@@ -190,7 +190,7 @@ fn checkwrite() {
 
 #[test]
 fn extentlist() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let list = scratch.file("list");
     fs::write(&list, "0 8192\n8192 4096 zero\n200000 5000\n300000 100 hole\n").unwrap();
     let layer = format!("extentlist?extentlist={}", text(&list));
@@ -225,7 +225,7 @@ fn partition() {
 }
 
 /// Whether a client gets in: what nbdinfo says about the size.
-fn size(nbdinfo: &Peer, server: &Server, export: &str) -> Result<String, String> {
+fn size(nbdinfo: &PeerProgram, server: &PeerServer, export: &str) -> Result<String, String> {
     let mut command = nbdinfo.command();
     command.args(["--size", &server.uri(export)]);
     let output = bounded(&mut command, LIMIT);
@@ -238,7 +238,7 @@ fn size(nbdinfo: &Peer, server: &Server, export: &str) -> Result<String, String>
 
 /// Waits until a server has ended by itself.
 #[track_caller]
-fn ends(server: &Server, why: &str) {
+fn ends(server: &PeerServer, why: &str) {
     until(&format!("it ends: {why}"), || !is_running(&server.pid().to_string()));
 }
 
@@ -246,7 +246,7 @@ fn ends(server: &Server, why: &str) {
 fn clients_are_let_in_counted_and_kept_out() {
     let nbdinfo = require_peer!("nbdinfo");
     let nbdsh = require_peer!("nbdsh");
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let denied = serve(&scratch, "denied", &["--layer", "ip?deny=anyunix", "memory:1M"]);
     size(&nbdinfo, &denied, "").unwrap_err();
     let uid = rustix::process::getuid().as_raw();
@@ -281,7 +281,7 @@ for _ in range(1000):
 #[test]
 fn export_names_are_changed_and_checked() {
     let nbdinfo = require_peer!("nbdinfo");
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let layer = "exportname?default-export=disk&exportname=disk&exportname-strict=on&\
                  exportname-list=explicit&exportdesc=fixed:a disk";
     let server = serve(&scratch, "s", &["--export", "disk", "--layer", layer, "memory:1M"]);
@@ -304,7 +304,7 @@ fn export_names_are_changed_and_checked() {
 #[test]
 fn servers_end_when_told_to() {
     let nbdinfo = require_peer!("nbdinfo");
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let last = serve(&scratch, "last", &["--layer", "exitlast", "memory:1M"]);
     size(&nbdinfo, &last, "").unwrap();
     ends(&last, "the last client has left");

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use blockhaul_testkit::rng::{Rng, seed};
-use blockhaul_testkit::tools::{self, Scratch, Server, until};
+use blockhaul_testkit::tools::{self, PeerServer, ScratchDir, until};
 use blockhaul_tests::disks::{Loop, Mounted};
 use blockhaul_tests::{done, lossy, serve, succeed, text};
 
@@ -22,7 +22,7 @@ struct Fuse(Child);
 impl Fuse {
     /// None where there is no such server: peers have a mount namespace of their own, in which their
     /// file cannot be seen from here.
-    fn over(server: &Server, file: &Path) -> Option<Fuse> {
+    fn over(server: &PeerServer, file: &Path) -> Option<Fuse> {
         std::fs::write(file, []).unwrap();
         let socket = text(server.socket());
         let node = format!("driver=nbd,node-name=n,server.type=unix,server.path={socket},export=a");
@@ -109,7 +109,7 @@ fn backups_of_a_busy_file_system_are_the_file_system_at_their_moments() {
     }
     let seed = seed();
     println!("BLOCKHAUL_SEED={seed:#x}");
-    let scratch = Scratch::on_disk().unwrap();
+    let scratch = ScratchDir::on_disk().unwrap();
     let [disk, backup, copy, fuse, control] =
         ["disk", "backup", "copy", "fuse", "ctl"].map(|name| scratch.file(name));
     std::fs::File::create(&disk).and_then(|file| file.set_len(SIZE)).unwrap();

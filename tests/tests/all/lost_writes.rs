@@ -11,7 +11,7 @@ use std::time::Duration;
 use blockhaul_testkit::image;
 use blockhaul_testkit::require_peer;
 use blockhaul_testkit::rng::{Rng, seed};
-use blockhaul_testkit::tools::{self, Peer, Scratch, Server};
+use blockhaul_testkit::tools::{self, PeerProgram, PeerServer, ScratchDir};
 use blockhaul_tests::disks::{LossyDisk, PAGE};
 use blockhaul_tests::{assert_same, lossy, run, serve, text};
 
@@ -39,16 +39,16 @@ enum Route {
 
 /// A copy that is run again and again until the disk has everything.
 struct Run {
-    scratch: Scratch,
+    scratch: ScratchDir,
     source: PathBuf,
     disk: LossyDisk,
-    nbdkit: Option<Peer>,
+    nbdkit: Option<PeerProgram>,
 }
 
 impl Run {
     /// A source without zeroes, and a disk with one to three bad places.
     fn new(rng: &mut Rng) -> Option<Run> {
-        let scratch = Scratch::new().unwrap();
+        let scratch = ScratchDir::new().unwrap();
         let source = scratch.file("source");
         let mut bytes = vec![0; SIZE as usize];
         rng.fill(&mut bytes);
@@ -69,7 +69,7 @@ impl Run {
             Route::Server => Some(serve(&self.scratch, "s", &[device])),
             Route::Nbdkit => {
                 let nbdkit = self.nbdkit.as_ref().unwrap();
-                Some(Server::nbdkit(nbdkit, &socket, &["file", device]).unwrap())
+                Some(PeerServer::nbdkit(nbdkit, &socket, &["file", device]).unwrap())
             }
         };
         let target = server.as_ref().map_or_else(|| device.into(), |server| server.uri(""));
@@ -86,7 +86,7 @@ impl Run {
     }
 
     /// Whether all is on the disk, whatever its page cache holds.
-    fn complete(&self) -> Result<(), image::Difference> {
+    fn complete(&self) -> Result<(), image::FileDifference> {
         image::compare(&self.source, &self.disk.file())
     }
 

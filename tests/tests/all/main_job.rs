@@ -5,14 +5,14 @@ use std::fs;
 
 use blockhaul_testkit::image;
 use blockhaul_testkit::require_peer;
-use blockhaul_testkit::tools::Scratch;
+use blockhaul_testkit::tools::ScratchDir;
 use blockhaul_tests::{
     LIMIT, assert_same, blockhaul, bounded, done, lossy, nonzero, peer, program, succeed, text,
 };
 
 #[test]
 fn a_sample_is_served_copied_and_verified() {
-    let scratch = Scratch::on_disk().unwrap();
+    let scratch = ScratchDir::on_disk().unwrap();
     let disk = scratch.file("disk.raw");
     let again = scratch.file("again.raw");
     let source = ["[", "blockhaul", "serve", "sample:256M", "]"];
@@ -40,7 +40,7 @@ fn a_sample_is_served_copied_and_verified() {
 
 #[test]
 fn it_tells_programs_of_its_progress() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let disk = scratch.file("disk.raw");
     // Slow enough for several lines.
     let source = ["[", "blockhaul", "serve", "--layer", "rate?rate=16M", "sample:64M", "]"];
@@ -84,7 +84,7 @@ fn a_target_that_loses_bytes_is_found() {
 
 #[test]
 fn both_engines_do_it() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     for engine in ["auto", "threads", "uring"] {
         let disk = scratch.file(engine);
         let server = ["[", "blockhaul", "serve", "--engine", engine, "sample:32M?seed=3", "]"];

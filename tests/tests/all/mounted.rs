@@ -15,7 +15,9 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use blockhaul_testkit::rng::{Rng, seed};
-use blockhaul_testkit::tools::{self, Peer, Reason, Scratch, Server, among_peers, until};
+use blockhaul_testkit::tools::{
+    self, PeerProgram, PeerServer, ScratchDir, SkipReason, among_peers, until,
+};
 use blockhaul_tests::disks::{Loop, Mounted};
 
 use blockhaul_tests::{LIMIT, blockhaul, bounded, done, lossy, serve, succeed, text};
@@ -29,7 +31,7 @@ fn can_mount() -> bool {
     let fuse = fs::OpenOptions::new().read(true).write(true).open("/dev/fuse");
     let can = fuse.is_ok() && rustix::process::geteuid().is_root();
     if !can {
-        tools::skip_or_fail(&Reason::new("needs root and /dev/fuse"));
+        tools::skip_or_fail(&SkipReason::new("needs root and /dev/fuse"));
     }
     can
 }
@@ -143,7 +145,7 @@ fn random() -> (u64, Rng) {
 }
 
 /// An image that is a hole of this size.
-fn empty_image(scratch: &Scratch, size: u64) -> PathBuf {
+fn empty_image(scratch: &ScratchDir, size: u64) -> PathBuf {
     let image = scratch.file("image");
     fs::File::create(&image).and_then(|file| file.set_len(size)).unwrap();
     image
@@ -160,7 +162,7 @@ struct Live<'a> {
 
 impl Live<'_> {
     /// Makes a file system and mounts it; none if that is not possible here.
-    fn make<'a>(kind: &'a Kind, disk: &Disk, scratch: &Scratch) -> Option<Live<'a>> {
+    fn make<'a>(kind: &'a Kind, disk: &Disk, scratch: &ScratchDir) -> Option<Live<'a>> {
         let device = Loop::with(&["--direct-io=on"], &disk.file())?;
         if !ran(kind.make, &device.device) {
             return None;
@@ -240,7 +242,7 @@ fn assert_files(model: &BTreeMap<PathBuf, Vec<u8>>, what: &str) {
 
 /// fio with verification, if it is there.
 fn fio(folder: &Path) {
-    let Some(fio) = Peer::require("fio") else { return };
+    let Some(fio) = PeerProgram::require("fio") else { return };
     let mut command = fio.command();
     command.args(["--name=verify", "--rw=randrw", "--bsrange=512-256k", "--size=64M"]);
     command.args([
@@ -256,7 +258,7 @@ fn fio(folder: &Path) {
 }
 
 /// A file system of this kind on the disk is written, unmounted, checked, and mounted again.
-fn use_file_system(kind: &Kind, disk: &Disk, scratch: &Scratch, rng: &mut Rng) {
+fn use_file_system(kind: &Kind, disk: &Disk, scratch: &ScratchDir, rng: &mut Rng) {
     let Some(mut live) = Live::make(kind, disk, scratch) else { return };
     let model = exercise(live.path(), rng, 300);
     fio(live.path());
@@ -273,7 +275,7 @@ fn file_systems_of_the_kernel_work_over_every_kind_of_device() {
         return;
     }
     let (seed, mut rng) = random();
-    let scratch = Scratch::on_disk().unwrap();
+    let scratch = ScratchDir::on_disk().unwrap();
     let (image, keys) = (empty_image(&scratch, SIZE), scratch.file("keys.psk"));
     succeed(&["tls", "init", "--psk", "alice", text(&keys)]);
     let memory = format!("memory:{SIZE}");
@@ -317,7 +319,7 @@ fn write_until_it_fails(disk: &Path, from: u64) -> u64 {
 
 fn kill_often(mut start: impl FnMut(&Path) -> Disk, mut kill: impl FnMut(Disk), image: &Path) {
     let (_, mut rng) = random();
-    let scratch = Scratch::on_disk().unwrap();
+    let scratch = ScratchDir::on_disk().unwrap();
     let mut flushed = 0;
     for round in 0..KILLS {
         let disk = start(&scratch.file("mnt"));
@@ -343,7 +345,7 @@ fn what_was_flushed_survives_kills_of_the_mount() {
     if !tools::runs_long() {
         return;
     }
-    let scratch = Scratch::on_disk().unwrap();
+    let scratch = ScratchDir::on_disk().unwrap();
     let image = empty_image(&scratch, SIZE);
     kill_often(|folder| Disk::of(folder, &[text(&image)]), Disk::kill, &image);
 }
@@ -353,9 +355,9 @@ fn what_was_flushed_survives_kills_of_the_server() {
     if !tools::runs_long() {
         return;
     }
-    let scratch = Scratch::on_disk().unwrap();
+    let scratch = ScratchDir::on_disk().unwrap();
     let image = empty_image(&scratch, SIZE);
-    let server = std::cell::RefCell::new(None::<Server>);
+    let server = std::cell::RefCell::new(None::<PeerServer>);
     let mut rounds = 0;
     let start = |folder: &Path| {
         // The kernel can close the socket of a killed server later than the process ends: another name

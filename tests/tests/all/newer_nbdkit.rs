@@ -5,13 +5,13 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Output;
 
-use blockhaul_testkit::tools::{Scratch, among_peers};
+use blockhaul_testkit::tools::{ScratchDir, among_peers};
 use blockhaul_tests::{LIMIT, bounded, compile_with, lossy, program, text};
 
 const SOURCE: &str = "tests/tests/newer.c";
 
 /// blockhaul in the place of nbdkit.
-fn nbdkit(scratch: &Scratch, args: &[&str]) -> Output {
+fn nbdkit(scratch: &ScratchDir, args: &[&str]) -> Output {
     let ours = scratch.file("nbdkit");
     if !ours.exists() {
         symlink(program(), &ours).unwrap();
@@ -20,14 +20,14 @@ fn nbdkit(scratch: &Scratch, args: &[&str]) -> Output {
 }
 
 /// A filter that says that it is of this release.
-fn filter_of(release: &str, scratch: &Scratch) -> Option<PathBuf> {
+fn filter_of(release: &str, scratch: &ScratchDir) -> Option<PathBuf> {
     let release = OsString::from(format!("-DRELEASE=\"{release}\""));
     compile_with(Path::new(SOURCE), "FILTER", scratch, &[&release])
 }
 
 #[test]
 fn filters_of_newer_releases_are_hosted() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let Some(filter) = filter_of("1.48.1", &scratch) else { return };
     let filter = format!("--filter={}", text(&filter));
     let dump = nbdkit(&scratch, &[&filter, "memory", "1M", "--dump-plugin"]);
@@ -43,7 +43,7 @@ fn filters_of_newer_releases_are_hosted() {
 #[test]
 fn filters_of_unknown_releases_are_refused_by_name_and_release() {
     for release in ["1.40.5", "1.43.8", "1.50.0"] {
-        let scratch = Scratch::new().unwrap();
+        let scratch = ScratchDir::new().unwrap();
         let Some(filter) = filter_of(release, &scratch) else { return };
         let output = nbdkit(&scratch, &[&format!("--filter={}", text(&filter)), "memory", "1M"]);
         let said = lossy(&output.stderr);
@@ -56,7 +56,7 @@ fn filters_of_unknown_releases_are_refused_by_name_and_release() {
 
 #[test]
 fn plugins_find_the_functions_of_newer_releases() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let Some(plugin) = compile_with(Path::new(SOURCE), "PLUGIN", &scratch, &[]) else { return };
     let output = nbdkit(&scratch, &["-fv", "--name=in", text(&plugin), "--run", "true"]);
     let said = lossy(&output.stderr);

@@ -7,12 +7,12 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use crate::hosted::{blockhaul, contents, has, root, serve_and_run, serving, write_and_read};
-use blockhaul_testkit::tools::{Reason, Scratch, skip_or_fail};
+use blockhaul_testkit::tools::{ScratchDir, SkipReason, skip_or_fail};
 use blockhaul_tests::{assert_same, done, lossy, text};
 
 /// Copies a plugin's disk into a file.
 #[track_caller]
-fn read(plugin: &str, scratch: &Scratch) -> PathBuf {
+fn read(plugin: &str, scratch: &ScratchDir) -> PathBuf {
     let out = scratch.file("out");
     serving(plugin, &[], &format!("nbdcopy \"$uri\" {}", text(&out)));
     out
@@ -24,7 +24,7 @@ macro_rules! with_plugin {
         #[test]
         fn $test() {
             if has($plugin) {
-                let $scratch = Scratch::new().unwrap();
+                let $scratch = ScratchDir::new().unwrap();
                 $body
             }
         }
@@ -171,7 +171,7 @@ with_plugin!(nbd_passes_requests_on, "nbd", |scratch| {
     let socket = scratch.socket("s");
     let nbdkit = blockhaul_testkit::require_peer!("nbdkit");
     let server =
-        blockhaul_testkit::tools::Server::nbdkit(&nbdkit, &socket, &["memory", "2M"]).unwrap();
+        blockhaul_testkit::tools::PeerServer::nbdkit(&nbdkit, &socket, &["memory", "2M"]).unwrap();
     write_and_read(&format!("nbd?socket={}", text(&socket)), 2 << 20, &scratch);
     drop(server);
 });
@@ -210,7 +210,7 @@ with_plugin!(eval_runs_fragments_and_says_its_errors, "eval", |scratch| {
 });
 
 /// What an interpreter's plugin does: a disk of 1 MiB in a variable.
-fn script(scratch: &Scratch, name: &str, source: &str) -> String {
+fn script(scratch: &ScratchDir, name: &str, source: &str) -> String {
     let path = scratch.file(name);
     fs::write(&path, source).unwrap();
     text(&path).to_string()
@@ -357,7 +357,9 @@ fn plugins_of_every_version_since_the_first_are_read_and_written() {
     let target = exe.ancestors().nth(3).unwrap();
     let folder = target.join("nbdkit/source/tests/old-plugins/x86_64/Linux");
     if !folder.is_dir() {
-        skip_or_fail(&Reason::new("nbdkit's source is absent; run `cargo xtask nbdkit-source`"));
+        skip_or_fail(&SkipReason::new(
+            "nbdkit's source is absent; run `cargo xtask nbdkit-source`",
+        ));
         return;
     }
     if root().is_none() {
@@ -373,7 +375,7 @@ fn plugins_of_every_version_since_the_first_are_read_and_written() {
         };
         assert_eq!(field("name"), "file", "{said}");
         seen.push((field("struct_size"), field("api_version")));
-        let scratch = Scratch::new().unwrap();
+        let scratch = ScratchDir::new().unwrap();
         let disk = scratch.file("disk");
         fs::File::create(&disk).unwrap().set_len(3 << 20).unwrap();
         let device = format!("{}?file={}", text(&plugin), text(&disk));

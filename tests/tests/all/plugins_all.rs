@@ -12,7 +12,7 @@ use std::time::Duration;
 use crate::hosted::{
     FOLDER, blockhaul, contents, has, root, serve_and_run, serving, serving_command, write_and_read,
 };
-use blockhaul_testkit::tools::{self, Scratch, among_peers};
+use blockhaul_testkit::tools::{self, ScratchDir, among_peers};
 use blockhaul_tests::{LIMIT, assert_same, bounded, lossy, text};
 
 /// How a plugin is tested.
@@ -155,7 +155,7 @@ fn cc_compiles_a_plugin_as_it_starts() {
     if !has("cc") {
         return;
     }
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let source = scratch.file("mem.c");
     fs::write(&source, SOURCE).unwrap();
     write_and_read(&format!("cc?{}&CC=gcc", text(&source)), 1 << 20, &scratch);
@@ -170,7 +170,7 @@ fn blkio_reads_and_writes_through_io_uring() {
     if !has("blkio") {
         return;
     }
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let disk = scratch.file("disk");
     fs::File::create(&disk).unwrap().set_len(3 << 20).unwrap();
     let device = format!("blkio?io_uring&path={}", text(&disk));
@@ -241,7 +241,7 @@ fn s3_is_read_and_written_as_objects() {
     if !has("S3") {
         return;
     }
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let disk = contents(&scratch.file("disk"), 1 << 20);
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/all/scripts/s3.py");
     let mut server = among_peers("python3").unwrap();
@@ -259,7 +259,7 @@ fn s3_is_read_and_written_as_objects() {
     }
 }
 
-fn s3_is_read_and_written(device: &str, disk: &Path, scratch: &Scratch) {
+fn s3_is_read_and_written(device: &str, disk: &Path, scratch: &ScratchDir) {
     // boto3 needs a region, and must not query other sources for keys.
     let with = |options: &str, script: &str| {
         let script = format!("set -e; {script}");
@@ -294,7 +294,7 @@ fn torrent_serves_what_it_has_of_one() {
     if !has("torrent") {
         return;
     }
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     fs::create_dir(scratch.file("d")).unwrap();
     let disk = contents(&scratch.file("d/disk.img"), 1 << 20);
     let mut info =

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use blockhaul_testkit::tools::{Scratch, Server, among_peers, long, until, until_ok};
+use blockhaul_testkit::tools::{PeerServer, ScratchDir, among_peers, long, until, until_ok};
 use blockhaul_tests::{LIMIT, assert_same, bounded, compile, distinct, done, lossy, program, text};
 
 /// Serves `nbdkit:PLUGIN?OPTIONS` while a script runs among the peers.
@@ -28,7 +28,7 @@ fn served(plugin: &Path, options: &str, script: &str) -> String {
 }
 
 /// The plugin that misbehaves in this way: an asynchronous one for some.
-fn misbehaving(mode: &str, scratch: &Scratch) -> Option<PathBuf> {
+fn misbehaving(mode: &str, scratch: &ScratchDir) -> Option<PathBuf> {
     let define = if mode.starts_with("async-") { "ASYNC" } else { "BLOCKING" };
     compile(Path::new("tests/tests/misbehaving.c"), define, scratch)
 }
@@ -44,7 +44,7 @@ struct Misbehaving {
 }
 
 impl Misbehaving {
-    fn both(scratch: &Scratch) -> Option<Misbehaving> {
+    fn both(scratch: &ScratchDir) -> Option<Misbehaving> {
         let [blocking, later] = ["hang", "async-late"].map(|mode| misbehaving(mode, scratch));
         Some(Misbehaving { blocking: blocking?, later: later? })
     }
@@ -68,7 +68,7 @@ const READ: &str = "nbdsh -u \"$uri\" -c 'h.pread(512, 0)' 2>&1";
 
 #[test]
 fn a_null_handle_and_wrong_answers_have_names() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     // Our own client shows the server's words; libnbd's programs keep them to themselves.
     let read = format!("! {} copy --retries 0 \"$uri\" null: 2>&1", text(program()));
     let map = format!("! {} map \"$uri\" 2>&1", text(program()));
@@ -94,7 +94,7 @@ fn a_null_handle_and_wrong_answers_have_names() {
 
 #[test]
 fn double_late_and_foreign_answers_harm_nothing() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let script =
         "nbdsh -u \"$uri\" -c 'for i in range(100): assert h.pread(4096, 0) == b\"r\" * 4096'";
     let Some(plugin) = misbehaving("async-double", &scratch) else { return };
@@ -104,7 +104,7 @@ fn double_late_and_foreign_answers_harm_nothing() {
 
 #[test]
 fn a_plugin_that_never_answers_is_reported_and_the_server_goes_on() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let script = format!("! {READ}; nbdsh -u \"$uri\" -c 'h.pread(512, 4096)'");
     let Some(plugins) = Misbehaving::both(&scratch) else { return };
     at_once(&["hang", "async-late"], |mode| {
@@ -121,7 +121,7 @@ fn a_plugin_that_never_answers_is_reported_and_the_server_goes_on() {
 /// asynchronous plugin keeps for ever counts, too.
 #[test]
 fn a_watchdog_ends_a_server_whose_plugin_hangs() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let cases = [
         ("hang-ever", "pread has not returned"),
         ("hang-open", "open has not returned"),
@@ -141,7 +141,7 @@ fn a_watchdog_ends_a_server_whose_plugin_hangs() {
 /// others continue.
 #[test]
 fn a_connection_that_hangs_in_a_callback_is_reported_and_others_go_on() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let ours = text(program());
     let hangs = "nbd+unix:///hang?socket=$unixsocket";
     let info = format!("! {ours} info \"{hangs}\" 2>&1");
@@ -183,7 +183,7 @@ fn a_connection_that_hangs_in_a_callback_is_reported_and_others_go_on() {
 
 #[test]
 fn a_crash_names_the_plugin_and_the_callback() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     for (mode, wanted) in [
         ("segv", "segmentation fault in callback pread of plugin misbehaving"),
         ("abort", "abort in callback pread of plugin misbehaving"),
@@ -199,7 +199,7 @@ fn a_crash_names_the_plugin_and_the_callback() {
 /// Of two plugins in a server, the line names the one.
 #[test]
 fn a_crash_names_no_other_plugin() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let Some(other) = compile(Path::new("tests/tests/who.c"), "WHO", &scratch) else { return };
     let Some(plugin) = misbehaving("segv", &scratch) else { return };
     let device = format!("nbdkit:{}?mode=segv", text(&plugin));
@@ -213,14 +213,14 @@ fn a_crash_names_no_other_plugin() {
 
 #[test]
 fn cancelled_requests_are_told_of_when_the_client_goes() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let Some(plugin) = misbehaving("async-cancel", &scratch) else { return };
     let nbdsh = blockhaul_testkit::require_peer!("nbdsh");
     let socket = scratch.socket("s");
     let device = format!("nbdkit:{}?mode=async-cancel", text(&plugin));
     let mut server = among_peers(program()).unwrap();
     server.args(["serve", "-f", "--exit-with-parent", "-U", text(&socket), &device]);
-    let server = Server::start(server, &socket).unwrap();
+    let server = PeerServer::start(server, &socket).unwrap();
     // A client that sends a request and leaves without waiting.
     let mut client = nbdsh.command();
     client.args(["-u", &server.uri(""), "-c", "h.aio_pread(nbd.Buffer(512), 0)"]);
@@ -235,7 +235,7 @@ fn cancelled_requests_are_told_of_when_the_client_goes() {
 /// even opening may take longer than the time that callbacks have: that client goes away.
 #[test]
 fn answers_race_with_clients_that_leave_with_timeouts_and_with_the_stop() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let Some(plugin) = misbehaving("async-race", &scratch) else { return };
     let rounds = if long() { 5000 } else { 50 };
     let source = format!(
@@ -261,7 +261,7 @@ fn answers_race_with_clients_that_leave_with_timeouts_and_with_the_stop() {
 
 #[test]
 fn the_plugin_in_the_manual_works_and_is_as_short_as_it_says() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
     let manual = fs::read_to_string(workspace.join("docs/plugins-c.md")).unwrap();
     let source = manual.split("```c\n").nth(1).unwrap().split("```").next().unwrap();
@@ -280,7 +280,7 @@ fn the_plugin_in_the_manual_works_and_is_as_short_as_it_says() {
 
 #[test]
 fn the_example_in_memory_is_read_and_written_within_its_bound() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let Some(plugin) =
         compile(Path::new("crates/devices/cabi/examples/async-memory.c"), "EXAMPLE", &scratch)
     else {
@@ -312,7 +312,7 @@ fn threads(pid: u32) -> Vec<String> {
 #[test]
 fn a_thousand_requests_in_flight_need_four_threads() {
     let fio = blockhaul_testkit::require_peer!("fio");
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let Some(plugin) =
         compile(Path::new("crates/devices/cabi/examples/async-memory.c"), "EXAMPLE", &scratch)
     else {
@@ -323,7 +323,7 @@ fn a_thousand_requests_in_flight_need_four_threads() {
     let mut server = among_peers(program()).unwrap();
     server.args(["serve", "-f", "-r", "--exit-with-parent", "--workers", "1", "--threads", "1024"]);
     server.args(["-U", text(&socket), &device]);
-    let server = Server::start(server, &socket).unwrap();
+    let server = PeerServer::start(server, &socket).unwrap();
     let mut fio = fio.command();
     fio.args(["--name=load", "--thread", "--ioengine=nbd", "--rw=randread", "--bs=4k"]);
     fio.args(["--size=64M", "--iodepth=1024", "--time_based", "--runtime=100"]);
@@ -365,7 +365,7 @@ impl Drop for Running {
 
 #[test]
 fn a_plugin_is_told_who_the_client_is() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let Some(plugin) = compile(Path::new("tests/tests/who.c"), "WHO", &scratch) else { return };
     let pki = scratch.file("pki");
     done(among_peers(program()).unwrap().args(["tls", "init", "--client", "alice", text(&pki)]));
@@ -404,7 +404,7 @@ fn a_plugin_is_told_who_the_client_is() {
 
 #[test]
 fn a_plugin_that_hangs_in_close_is_given_up_after_the_drain_timeout() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let Some(plugin) = misbehaving("hang-close", &scratch) else { return };
     let device = format!("nbdkit:{}?mode=hang-close", text(&plugin));
     let socket = scratch.socket("s");
@@ -414,7 +414,7 @@ fn a_plugin_that_hangs_in_close_is_given_up_after_the_drain_timeout() {
     let mut server = command.stderr(std::fs::File::create(&log).unwrap()).spawn().unwrap();
     until("it listens", || std::os::unix::net::UnixStream::connect(&socket).is_ok());
     let mut client = blockhaul_testkit::peer::Conversation::connect(&socket).unwrap();
-    client.open("", blockhaul_wire::Replies::Structured).unwrap();
+    client.open("", blockhaul_wire::ReplyForm::Structured).unwrap();
     done(std::process::Command::new("kill").arg(server.id().to_string()));
     let status = blockhaul_testkit::tools::wait_within(&mut server, LIMIT);
     let said = std::fs::read_to_string(&log).unwrap();

@@ -5,16 +5,16 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Output;
 
-use blockhaul_testkit::tools::{Peer, Reason, Scratch, among_peers, skip_or_fail};
+use blockhaul_testkit::tools::{PeerProgram, ScratchDir, SkipReason, among_peers, skip_or_fail};
 use blockhaul_tests::{LIMIT, assert_same, bounded, compile_with, distinct, lossy, program, text};
 
 /// The example, compiled with the peers' libcurl, among which the program runs.
-fn plugin(scratch: &Scratch) -> Option<PathBuf> {
-    let nbdkit = Peer::require("nbdkit")?;
+fn plugin(scratch: &ScratchDir) -> Option<PathBuf> {
+    let nbdkit = PeerProgram::require("nbdkit")?;
     let root = nbdkit.program().parent()?.parent()?.join("root/usr");
     let headers = root.join("include/x86_64-linux-gnu/curl");
     if !headers.is_dir() {
-        skip_or_fail(&Reason::new("the peers have no headers of libcurl"));
+        skip_or_fail(&SkipReason::new("the peers have no headers of libcurl"));
         return None;
     }
     // Nothing else of the peers' headers: the C library is this machine's.
@@ -36,7 +36,7 @@ fn copy(plugin: &Path, options: &str, out: &Path) -> Output {
 
 #[test]
 fn a_disk_behind_a_url_is_read_over_few_connections() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let Some(plugin) = plugin(&scratch) else { return };
     let bytes = distinct(8 << 20);
     let input = scratch.file("in");
@@ -52,7 +52,7 @@ fn a_disk_behind_a_url_is_read_over_few_connections() {
 
 #[test]
 fn what_goes_wrong_is_told() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let Some(plugin) = plugin(&scratch) else { return };
     let server = crate::http::Server::start(vec![7; 1 << 20]);
     let address = server.address;

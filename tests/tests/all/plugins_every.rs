@@ -6,12 +6,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Output;
 
-use blockhaul_testkit::tools::{Reason, Scratch, among_peers, skip_or_fail};
+use blockhaul_testkit::tools::{ScratchDir, SkipReason, among_peers, skip_or_fail};
 use blockhaul_tests::{LIMIT, bounded, compile_with, lossy, program, text};
 
-fn plugin(scratch: &Scratch) -> Option<PathBuf> {
+fn plugin(scratch: &ScratchDir) -> Option<PathBuf> {
     if std::process::Command::new("c++").arg("--version").output().is_err() {
-        skip_or_fail(&Reason::new("there is no compiler for C++"));
+        skip_or_fail(&SkipReason::new("there is no compiler for C++"));
         return None;
     }
     // What the library includes is not usable here.
@@ -30,7 +30,7 @@ fn serve(plugin: &Path, wrong: &str, client: &str) -> (String, Vec<String>) {
 
 /// The same of a server that may fail.
 fn run(plugin: &Path, wrong: &str, client: &str) -> (Output, Vec<String>) {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let notes = scratch.file("notes");
     let path = scratch.file("client.py");
     fs::write(&path, client).unwrap();
@@ -50,7 +50,7 @@ const LONGEST: u64 = 0xffff_0000;
 
 #[test]
 fn every_callback_is_called_with_what_the_client_asks_for() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let Some(plugin) = plugin(&scratch) else { return };
     let client = "\
         M, G = 1 << 20, 1 << 30\n\
@@ -108,7 +108,7 @@ fn every_callback_is_called_with_what_the_client_asks_for() {
 /// change. The plugin refuses what is beyond, and memory that does not begin on a page.
 #[test]
 fn no_more_is_lent_than_the_plugin_wants() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let Some(plugin) = plugin(&scratch) else { return };
     let client = "h.pwrite(b'x' * 512, 0)\n\
         buffers = [nbd.Buffer(256 << 10) for at in range(64)]\n\
@@ -126,7 +126,7 @@ fn no_more_is_lent_than_the_plugin_wants() {
 
 #[test]
 fn answers_that_do_not_fit_their_request_are_errors_by_name() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let Some(plugin) = plugin(&scratch) else { return };
     let write = "try: h.pwrite(b'x' * 512, 0)\nexcept nbd.Error as error: print(error.errno)\n";
     let map = "try: h.block_status(512, 0, lambda *all: 0)\n\
@@ -149,7 +149,7 @@ fn answers_that_do_not_fit_their_request_are_errors_by_name() {
 /// The client has gone when the answer comes: the handle is closed behind it, and not before.
 #[test]
 fn an_answer_after_the_client_has_gone_is_heard_by_nobody() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let Some(plugin) = plugin(&scratch) else { return };
     // It stays until the plugin has the request, and not until the answer.
     let client = "import os\nh.aio_pread(nbd.Buffer(512), 0)\n\
@@ -163,7 +163,7 @@ fn an_answer_after_the_client_has_gone_is_heard_by_nobody() {
 
 #[test]
 fn what_a_thread_said_of_one_request_is_no_reason_for_another() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let Some(plugin) = plugin(&scratch) else { return };
     let client =
         "h.pread(512, 0)\ntry: h.pread(512, 512)\nexcept nbd.Error as error: print(error.errno)\n";
@@ -175,7 +175,7 @@ fn what_a_thread_said_of_one_request_is_no_reason_for_another() {
 /// No request is answered on the way out.
 #[test]
 fn a_callback_that_does_not_return_but_leaves_ends_the_process_by_name() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let Some(plugin) = plugin(&scratch) else { return };
     let client = "try: h.pread(512, 0)\nexcept nbd.Error as error: print(error.errno)\n";
     let left = "plugin every: async_pread ended by an exception or by the end of its thread";

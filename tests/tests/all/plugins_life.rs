@@ -7,7 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use blockhaul_testkit::tools::{Peer, Scratch, among_peers};
+use blockhaul_testkit::tools::{PeerProgram, ScratchDir, among_peers};
 use blockhaul_tests::{LIMIT, bounded, compile_with, lossy, program, text};
 
 /// Thread models by their numbers.
@@ -25,7 +25,7 @@ struct Note {
 }
 
 /// The plugin with a thread model; `preserved`: its callbacks' errno counts.
-fn plugin(model: u8, preserved: bool, scratch: &Scratch) -> Option<PathBuf> {
+fn plugin(model: u8, preserved: bool, scratch: &ScratchDir) -> Option<PathBuf> {
     let model = format!("-DMODEL={model}");
     let define = if preserved { "PRESERVED" } else { "NOT_PRESERVED" };
     compile_with(Path::new("tests/tests/life.c"), define, scratch, &[OsStr::new(&model)])
@@ -43,12 +43,12 @@ use Host::{Blockhaul, Nbdkit};
 /// Serves the plugin while a script runs, which has to succeed; what that prints, and the notes.
 #[track_caller]
 fn serve(host: Host, plugin: &Path, config: &[&str], script: &str) -> (String, Vec<Note>) {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let notes = scratch.file("notes");
     let script = format!("set -e; {script}");
     let mut command = match host {
         Nbdkit => {
-            let mut command = Peer::require("nbdkit").unwrap().command();
+            let mut command = PeerProgram::require("nbdkit").unwrap().command();
             command.args(["-U", "-", text(plugin)]).args(config);
             command
         }
@@ -92,7 +92,7 @@ impl Note {
 /// once for each, in an order of each server's own.
 #[test]
 fn a_life_has_nbdkits_order_and_questions_are_asked_once() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let Some(plugin) = plugin(ALL_REQUESTS, false, &scratch) else { return };
     let client = "nbdsh --base-allocation -u \"$uri\" \
         -c 'for i in range(3): h.pread(512, 0)' -c 'h.pwrite(bytes(512), 0, nbd.CMD_FLAG_FUA)' \
@@ -163,7 +163,7 @@ fn most(notes: &[Note]) -> u32 {
 
 #[test]
 fn thread_models_are_kept_to() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let client = scratch.file("client.py");
     fs::write(&client, format!("import os\nuri = os.environ['uri']\n{MEET}")).unwrap();
     let script = format!("export uri; nbdsh -c 'exec(open(\"{}\").read())'", text(&client));
@@ -199,7 +199,7 @@ fn thread_models_are_kept_to() {
 /// Every number up to 140, set by `nbdkit_set_error` and left in `errno`: clients get nbdkit's.
 #[test]
 fn error_numbers_reach_clients_as_from_nbdkit() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let client = scratch.file("client.py");
     let lines = "def told(what):\n\
                  \x20 try: what()\n\

@@ -5,7 +5,9 @@ use std::fs;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-use blockhaul_testkit::tools::{Peer, Reason, Scratch, among_peers, skip, skip_or_fail, until};
+use blockhaul_testkit::tools::{
+    PeerProgram, ScratchDir, SkipReason, among_peers, skip, skip_or_fail, until,
+};
 use blockhaul_tests::{
     LIMIT, assert_same, bounded, distinct, done, lossy, program, text, with_port,
 };
@@ -26,10 +28,10 @@ impl Drop for Sshd {
 
 /// Whether the machine is one where the server can be run.
 fn possible() -> bool {
-    let Some(nbdkit) = Peer::require("nbdkit") else { return false };
+    let Some(nbdkit) = PeerProgram::require("nbdkit") else { return false };
     let root = nbdkit.program().parent().unwrap().parent().unwrap().join("root");
     if !root.join("usr/sbin/sshd").exists() {
-        skip_or_fail(&Reason::new("the peers have no sshd"));
+        skip_or_fail(&SkipReason::new("the peers have no sshd"));
         return false;
     }
     let users = fs::read_to_string("/etc/passwd").unwrap_or_default();
@@ -46,7 +48,7 @@ fn the_ssh_plugin_reads_and_writes_over_loopback() {
     if !possible() {
         return;
     }
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let dir = scratch.file("ssh");
     fs::create_dir(&dir).unwrap();
     for name in ["host", "key"] {

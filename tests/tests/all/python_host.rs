@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::PathBuf;
 
-use blockhaul_testkit::tools::{Reason, Scratch, skip_or_fail};
+use blockhaul_testkit::tools::{ScratchDir, SkipReason, skip_or_fail};
 use blockhaul_tests::{LIMIT, assert_same, bounded, distinct, lossy, text};
 
 use crate::hosted::{blockhaul, root};
@@ -13,7 +13,9 @@ fn examples() -> Option<PathBuf> {
     let exe = std::env::current_exe().unwrap();
     let folder = exe.ancestors().nth(3)?.join("nbdkit/source/plugins/python/examples");
     if !folder.is_dir() {
-        skip_or_fail(&Reason::new("nbdkit's source is absent; run `cargo xtask nbdkit-source`"));
+        skip_or_fail(&SkipReason::new(
+            "nbdkit's source is absent; run `cargo xtask nbdkit-source`",
+        ));
         return None;
     }
     root().is_some().then_some(folder)
@@ -32,7 +34,7 @@ fn serving(device: &str, script: &str) -> String {
 #[test]
 fn nbdkits_file_and_memory_are_written_and_read() {
     let Some(folder) = examples() else { return };
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let disk = scratch.file("disk");
     fs::File::create(&disk).unwrap().set_len(1 << 20).unwrap();
     let input = scratch.file("in");
@@ -56,7 +58,7 @@ fn nbdkits_file_and_memory_are_written_and_read() {
 #[test]
 fn nbdkits_example_of_errors_fails_every_second_call() {
     let Some(folder) = examples() else { return };
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let disk = scratch.file("disk");
     fs::write(&disk, [b'x'; 4096]).unwrap();
     let example = folder.join("error.py");

@@ -7,7 +7,7 @@ use std::process::Command;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use blockhaul_testkit::tools::{self, Reason, Scratch, skip_or_fail, text};
+use blockhaul_testkit::tools::{self, ScratchDir, SkipReason, skip_or_fail, text};
 use blockhaul_tests::{fresh_module, program};
 
 const LIMIT: Duration = Duration::from_secs(240);
@@ -28,7 +28,7 @@ fn install() -> Option<Installed> {
     let is_there = "import sys; sys.exit(sys.version_info < (3, 11))";
     let found = Command::new("python3").args(["-c", is_there]).status();
     if !found.is_ok_and(|status| status.success()) {
-        skip_or_fail(&Reason::new("python3 is missing, or older than 3.11"));
+        skip_or_fail(&SkipReason::new("python3 is missing, or older than 3.11"));
         return None;
     }
     // Nothing is dropped that is static: a folder that the next run replaces.
@@ -106,7 +106,7 @@ fn pip_installs_a_checkout() {
     if installed().is_none() {
         return;
     }
-    let folder = Scratch::on_disk().unwrap();
+    let folder = ScratchDir::on_disk().unwrap();
     let environment = folder.file("environment");
     let made = Command::new("python3").args(["-m", "venv"]).arg(&environment).output().unwrap();
     if !made.status.success() {
@@ -155,7 +155,7 @@ fn the_stubs_are_those_of_the_module() {
     // It imports the package, too.
     let ask = "import os, blockhaul; print(os.path.dirname(os.path.dirname(blockhaul.__file__)))";
     let packages = run(Command::new(&installed.python).args(["-c", ask]));
-    let folder = Scratch::new().unwrap();
+    let folder = ScratchDir::new().unwrap();
     let mut check = Command::new(python);
     check.current_dir(folder.path()).env("PYTHONPATH", packages.trim());
     run(check.args(["-m", "mypy.stubtest", "blockhaul"]));
@@ -165,7 +165,7 @@ fn the_stubs_are_those_of_the_module() {
 fn the_examples_run() {
     let Some(installed) = installed() else { return };
     let examples = workspace().join("examples/python");
-    let folder = Scratch::new().unwrap();
+    let folder = ScratchDir::new().unwrap();
     let target = folder.file("copy.raw");
     let example = |name: &str, words: &[&OsStr]| {
         run(Command::new(&installed.python).arg(examples.join(name)).args(words))
@@ -174,7 +174,7 @@ fn the_examples_run() {
     assert_eq!(target.metadata().unwrap().len(), 8 << 20);
     let socket = folder.socket("s");
     let served = target.display().to_string();
-    let server = tools::Server::blockhaul(program(), &socket, &[&served]).unwrap();
+    let server = tools::PeerServer::blockhaul(program(), &socket, &[&served]).unwrap();
     let uri = server.uri("");
     let digest = example("asyncio_reader.py", &[uri.as_ref()]);
     let again = folder.file("again.raw");

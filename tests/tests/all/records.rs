@@ -4,14 +4,14 @@ use std::net::TcpStream;
 use std::time::Instant;
 
 use blockhaul_testkit::peer::Conversation;
-use blockhaul_testkit::tools::{Scratch, Server, until_some};
+use blockhaul_testkit::tools::{PeerServer, ScratchDir, until_some};
 use blockhaul_tests::{program, run, serve, succeed, text, with_port};
-use blockhaul_wire::{Command, Replies};
+use blockhaul_wire::{CommandCode, ReplyForm};
 use serde_json::{Value, json};
 
 /// The records of a server; each line is one, but for the last, which may not be there whole.
 #[track_caller]
-fn records(server: &Server) -> Vec<Value> {
+fn records(server: &PeerServer) -> Vec<Value> {
     let said = server.said();
     let count = said.lines().count();
     let mut records = Vec::new();
@@ -26,7 +26,7 @@ fn records(server: &Server) -> Vec<Value> {
 
 /// Waits for a record whose message has this text in it; it has time and level as well.
 #[track_caller]
-fn record(server: &Server, message: &str) -> Value {
+fn record(server: &PeerServer, message: &str) -> Value {
     let about = |record: &Value| record["message"].as_str().unwrap().contains(message);
     let found = until_some(&format!("a record about {message:?}"), || {
         records(server).into_iter().find(about)
@@ -45,15 +45,15 @@ fn has(record: &Value, members: Value) {
     }
 }
 
-fn client(server: &Server, export: &str) -> Conversation {
+fn client(server: &PeerServer, export: &str) -> Conversation {
     let mut client = Conversation::connect(server.socket()).unwrap();
-    client.open(export, Replies::Structured).unwrap();
+    client.open(export, ReplyForm::Structured).unwrap();
     client
 }
 
 #[test]
 fn clients_come_fail_and_leave() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let exports = [
         "--export",
         "good=memory:1M",
@@ -68,7 +68,7 @@ fn clients_come_fail_and_leave() {
         let port = port.to_string();
         let listen = ["--log-format", "json", "-v", "-i", "127.0.0.1", "-p", &port];
         let args = [&listen[..], &exports].concat();
-        Server::blockhaul(program(), &scratch.socket("s"), &args)
+        PeerServer::blockhaul(program(), &scratch.socket("s"), &args)
     });
 
     let mut bad = client(&server, "bad");
@@ -91,7 +91,7 @@ fn clients_come_fail_and_leave() {
     let error = told["error"].as_str().unwrap();
     assert!(told["message"].as_str().unwrap().ends_with(error), "{told}");
     // What the device is not asked for.
-    let unknown = bad.request(Command::Other(77), 4096, 1);
+    let unknown = bad.request(CommandCode::Other(77), 4096, 1);
     assert_ne!(bad.ask(&unknown, &[]).unwrap().error, 0);
     has(
         &record(&server, "unknown command 77"),
@@ -100,7 +100,7 @@ fn clients_come_fail_and_leave() {
             "length": 1,
         }),
     );
-    let leave = bad.request(Command::Disconnect, 0, 0);
+    let leave = bad.request(CommandCode::Disconnect, 0, 0);
     bad.send_request(&leave, &[]).unwrap();
     has(&record(&server, "connection 1 ended"), json!({ "connection": 1, "export": "bad" }));
     assert!(records(&server).iter().all(|record| record["request"] != "read"));
@@ -117,7 +117,7 @@ fn clients_come_fail_and_leave() {
 
 #[test]
 fn who_tls_is_for() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let keys = scratch.file("keys.psk");
     succeed(&["tls", "init", "--psk", "alice", text(&keys)]);
     let tls = ["--tls", "require", "--tls-psk", text(&keys)];
@@ -146,13 +146,13 @@ fn who_tls_is_for() {
 
 #[test]
 fn an_export_that_cannot_be_opened_is_named() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let folder = scratch.file("folder");
     std::fs::create_dir(&folder).unwrap();
     let device = format!("dir:{}", folder.display());
     let server = serve(&scratch, "s", &["--log-format", "json", &device]);
     let mut client = Conversation::connect(server.socket()).unwrap();
-    assert!(client.open("no\nfile", Replies::Structured).is_err());
+    assert!(client.open("no\nfile", ReplyForm::Structured).is_err());
     let told = record(&server, "cannot open export");
     has(&told, json!({ "level": "warn", "connection": 1, "export": "no\nfile" }));
     assert!(told["error"].is_string(), "{told}");
@@ -161,17 +161,17 @@ fn an_export_that_cannot_be_opened_is_named() {
 /// Who makes up names, or comes again and again, fills no disk.
 #[test]
 fn floods_of_refusals_are_a_few_lines_a_second() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let folder = format!("files=dir:{}", scratch.path().display());
     let bad = ["--export", "bad=[", "--layer", "error?write=100%", "memory:1M", "]"];
     let options = ["--log-format", "json", "--limit", "connections=1", "--export", &folder];
     let args = [&options[..], &bad].concat();
-    let server = Server::blockhaul(program(), &scratch.socket("s"), &args).unwrap();
+    let server = PeerServer::blockhaul(program(), &scratch.socket("s"), &args).unwrap();
     let begun = Instant::now();
     for _ in 0..10 {
         let mut client = Conversation::connect(server.socket()).unwrap();
         client.hello(3).unwrap();
-        client.negotiate(Replies::Structured).unwrap();
+        client.negotiate(ReplyForm::Structured).unwrap();
         for nth in 0..50 {
             client.select(&format!("files/none-{nth}"), &["base:allocation"]).unwrap_err();
         }
@@ -183,7 +183,7 @@ fn floods_of_refusals_are_a_few_lines_a_second() {
     }
     let spans = 2 + begun.elapsed().as_secs() as usize;
     // What comes behind all this in the log.
-    let write = bad.request(Command::Write, 0, 512);
+    let write = bad.request(CommandCode::Write, 0, 512);
     assert_ne!(bad.ask(&write, &[1; 512]).unwrap().error, 0);
     record(&server, "write of 512 bytes");
     for (what, all) in [("cannot open export", 500), ("are open already", 500)] {

@@ -12,13 +12,13 @@ use blockhaul_testkit::peer::Conversation;
 use blockhaul_testkit::require_peer;
 use blockhaul_testkit::rng;
 use blockhaul_testkit::tools::{
-    self, Peer, Scratch, Server, is_running, until, until_ok, wait_within,
+    self, PeerProgram, PeerServer, ScratchDir, is_running, until, until_ok, wait_within,
 };
 use blockhaul_tests::{
     LIMIT, assert_same, blockhaul, bounded, done, garbage, lossy, peer, program, serve, succeed,
     text,
 };
-use blockhaul_wire::Replies;
+use blockhaul_wire::ReplyForm;
 
 /// A process that is killed when this is dropped.
 struct Running(Child);
@@ -88,14 +88,14 @@ fn start(socket: &Path, args: &[&str]) -> Running {
 fn connected(socket: &Path) -> Conversation {
     let mut client = Conversation::connect(socket).unwrap();
     client.hello(3).unwrap();
-    client.negotiate(Replies::Structured).unwrap();
+    client.negotiate(ReplyForm::Structured).unwrap();
     client.go("").unwrap();
     client
 }
 
 #[test]
 fn a_command_gets_the_address_and_gives_the_status() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let run = |options: &[&str], script: &str| {
         let args = [&["serve"], options, &["memory:1M", "--run", script]].concat();
         bounded(&mut blockhaul(&args), LIMIT)
@@ -140,7 +140,7 @@ fn a_command_gets_the_address_and_gives_the_status() {
 
 #[test]
 fn it_goes_to_the_background_and_says_its_process_id() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let socket = scratch.socket("s");
     let pidfile = scratch.file("pid");
     let args = ["serve", "--background", "-U", text(&socket), "-P", text(&pidfile), "memory:1M"];
@@ -185,15 +185,15 @@ fn it_goes_to_the_background_and_says_its_process_id() {
 /// Sends a read that the device will hold. Requests are begun in order: once the one behind it is
 /// answered, the device has it.
 fn held_read(client: &mut Conversation) {
-    let read = client.request(blockhaul_wire::Command::Read, 0, 4096);
+    let read = client.request(blockhaul_wire::CommandCode::Read, 0, 4096);
     client.send_request(&read, &[]).unwrap();
-    let write = client.request(blockhaul_wire::Command::Write, 0, 512);
+    let write = client.request(blockhaul_wire::CommandCode::Write, 0, 512);
     assert_eq!(client.ask(&write, &[1; 512]).unwrap().error, 0);
 }
 
 #[test]
 fn it_stops_whoever_is_connected() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     for (number, signal) in ["TERM", "INT"].into_iter().enumerate() {
         let socket = scratch.socket(&number.to_string());
         let server = start(&socket, &["memory:1M"]);
@@ -217,12 +217,12 @@ fn it_stops_whoever_is_connected() {
 
 #[test]
 fn a_second_signal_stops_it_at_once() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let socket = scratch.socket("s");
     let slow = ["--layer", "delay?read=1000s&zero=200ms", "--drain-timeout", "1000s", "memory:1M"];
     let mut server = start(&socket, &slow);
     let mut client = connected(&socket);
-    let zero = client.request(blockhaul_wire::Command::WriteZeroes, 8192, 512);
+    let zero = client.request(blockhaul_wire::CommandCode::WriteZeroes, 8192, 512);
     client.send_request(&zero, &[]).unwrap();
     held_read(&mut client);
     done(Command::new("kill").args(["-s", "TERM", &server.0.id().to_string()]));
@@ -240,7 +240,7 @@ fn clients_start_it_by_socket_activation() {
     let nbdcopy = require_peer!("nbdcopy");
     let nbdinfo = require_peer!("nbdinfo");
     let nbdsh = require_peer!("nbdsh");
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let image = scratch.file("image");
     let target = scratch.file("target");
     let seed = rng::seed();
@@ -286,7 +286,7 @@ fn it_starts_other_servers_by_socket_activation() {
     let qemu_img = require_peer!("qemu-img");
     require_peer!("nbdkit");
     require_peer!("qemu-nbd");
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let qcow2 = scratch.file("qcow2");
     peer(&qemu_img, &["create", "-q", "-f", "qcow2", text(&qcow2), "32M"]);
     let servers: [&[&str]; 3] = [
@@ -312,7 +312,7 @@ fn it_starts_other_servers_by_socket_activation() {
 
 #[test]
 fn the_name_is_what_clients_ask_for() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let server = serve(&scratch, "s", &["-e", "ein Name/mit ünf", "memory:1M"]);
     let uri = |name: &str| server.uri(name);
     assert_eq!(succeed(&["info", "--size", &uri("ein Name/mit ünf")]), "1048576\n");
@@ -322,7 +322,7 @@ fn the_name_is_what_clients_ask_for() {
     assert_eq!(output.status.code(), Some(1), "{}", lossy(&output.stderr));
     let list = succeed(&["info", "--list", &uri("")]);
     assert!(list.contains("export=\"ein Name/mit ünf\":"), "{list}");
-    if let Some(nbdinfo) = Peer::require("nbdinfo") {
+    if let Some(nbdinfo) = PeerProgram::require("nbdinfo") {
         assert_eq!(peer(&nbdinfo, &["--list", &uri("")]), list);
         assert_eq!(peer(&nbdinfo, &["--size", &uri("ein Name/mit ünf")]), "1048576\n");
     }
@@ -330,7 +330,7 @@ fn the_name_is_what_clients_ask_for() {
 
 #[test]
 fn what_is_served_read_only_stays_as_it_is() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let file = scratch.file("file");
     let before = scratch.file("before");
     garbage(&file, 1 << 20).unwrap();
@@ -343,11 +343,12 @@ fn what_is_served_read_only_stays_as_it_is() {
         assert_eq!(asked.code(), Some(2), "{device}");
         let mut client = Conversation::connect(server.socket()).unwrap();
         client.hello(3).unwrap();
-        client.negotiate(Replies::Simple).unwrap();
+        client.negotiate(ReplyForm::Simple).unwrap();
         client.go("").unwrap();
         // EPERM, and the connection continues.
         assert_eq!(client.write(0, b"x").unwrap(), 1, "{device}");
-        for command in [blockhaul_wire::Command::WriteZeroes, blockhaul_wire::Command::Trim] {
+        for command in [blockhaul_wire::CommandCode::WriteZeroes, blockhaul_wire::CommandCode::Trim]
+        {
             let request = client.request(command, 0, 4096);
             assert_eq!(client.ask(&request, &[]).unwrap().error, 1, "{device} {command:?}");
         }
@@ -358,7 +359,7 @@ fn what_is_served_read_only_stays_as_it_is() {
 
 #[test]
 fn read_only_stands_above_layers_that_can_always_be_written() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let folder = scratch.file("d");
     fs::create_dir(&folder).unwrap();
     garbage(&folder.join("a"), 1 << 20).unwrap();
@@ -368,7 +369,7 @@ fn read_only_stands_above_layers_that_can_always_be_written() {
             let server =
                 serve(&scratch, &format!("{layer}{index}"), &["-r", "--layer", layer, device]);
             let mut client = Conversation::connect(server.socket()).unwrap();
-            let flags = client.open(["a", ""][index], Replies::Structured).unwrap().flags;
+            let flags = client.open(["a", ""][index], ReplyForm::Structured).unwrap().flags;
             assert_eq!(flags & 2, 2, "{device} under {layer} is told to be read-only");
             assert_eq!(client.write(0, b"x").unwrap(), 1, "{device} under {layer}: EPERM");
         }
@@ -393,7 +394,7 @@ fn it_listens_on_both_kinds_of_loopback() {
         let port: u16 = line.trim().parse().unwrap();
         let uri = format!("nbd://{in_uri}:{port}/");
         succeed(&["copy", "--verify", &uri, "memory:5M"]);
-        if let Some(nbdinfo) = Peer::require("nbdinfo") {
+        if let Some(nbdinfo) = PeerProgram::require("nbdinfo") {
             assert_eq!(peer(&nbdinfo, &["--size", &uri]), "5242880\n");
         }
         stops_in_time(server, "TERM");
@@ -403,7 +404,7 @@ fn it_listens_on_both_kinds_of_loopback() {
 #[test]
 fn many_clients_are_served_at_once() {
     let nbdcopy = require_peer!("nbdcopy");
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let image = scratch.file("image");
     let seed = rng::seed();
     println!("BLOCKHAUL_SEED={seed}");
@@ -443,7 +444,7 @@ fn many_clients_are_served_at_once() {
 
 #[test]
 fn a_socket_that_exists_is_left_alone() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let server = serve(&scratch, "s", &["memory:1M"]);
     let file = scratch.file("file");
     fs::write(&file, "precious").unwrap();
@@ -471,14 +472,14 @@ fn a_socket_that_exists_is_left_alone() {
 fn exports_of_others_are_served_on() {
     let nbdkit = require_peer!("nbdkit");
     let nbdinfo = require_peer!("nbdinfo");
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let image = scratch.file("image");
     let target = scratch.file("target");
     let seed = rng::seed();
     println!("BLOCKHAUL_SEED={seed}");
     image::sparse(&image, 20 << 20, seed).unwrap();
     let args = ["-r", "file", text(&image)];
-    let first = Server::nbdkit(&nbdkit, &scratch.socket("k"), &args).unwrap();
+    let first = PeerServer::nbdkit(&nbdkit, &scratch.socket("k"), &args).unwrap();
     let second = serve(&scratch, "s", &["-r", &first.uri("")]);
     let layer = ["-r", "--layer", "offset?offset=1M&range=3M", &second.uri("")];
     let third = serve(&scratch, "t", &layer);

@@ -15,10 +15,10 @@ use std::time::Duration;
 
 use blockhaul_testkit::peer::Conversation;
 use blockhaul_testkit::tools::{
-    self, Peer, Reason, Scratch, Server, skip_or_fail, until, wait_within,
+    self, PeerProgram, PeerServer, ScratchDir, SkipReason, skip_or_fail, until, wait_within,
 };
 use blockhaul_tests::{LIMIT, blockhaul, bounded, done, lossy, run, succeed, text};
-use blockhaul_wire::Replies;
+use blockhaul_wire::ReplyForm;
 use serde_json::Value;
 
 /// A server in the foreground with a log and a control socket. It is killed when this is dropped.
@@ -31,13 +31,13 @@ struct Running {
 
 impl Running {
     #[track_caller]
-    fn start(scratch: &Scratch, args: &[&str]) -> Running {
+    fn start(scratch: &ScratchDir, args: &[&str]) -> Running {
         Self::start_with(scratch, args, |command| command)
     }
 
     #[track_caller]
     fn start_with(
-        scratch: &Scratch,
+        scratch: &ScratchDir,
         args: &[&str],
         change: impl Fn(&mut Command) -> &mut Command,
     ) -> Running {
@@ -51,7 +51,7 @@ impl Running {
 
     /// Does not wait until it is ready.
     fn spawn(
-        scratch: &Scratch,
+        scratch: &ScratchDir,
         args: &[&str],
         change: impl Fn(&mut Command) -> &mut Command,
     ) -> Running {
@@ -96,7 +96,7 @@ impl Drop for Running {
 fn connected(socket: &Path, export: &str) -> Conversation {
     let mut client = Conversation::connect(socket).unwrap();
     client.hello(3).unwrap();
-    client.negotiate(Replies::Structured).unwrap();
+    client.negotiate(ReplyForm::Structured).unwrap();
     client.go(export).unwrap();
     client
 }
@@ -123,7 +123,7 @@ fn sleeps(pid: u32) -> BTreeMap<OsString, u64> {
 
 #[test]
 fn an_idle_server_does_not_wake_up() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let args = ["-p", "0", "-i", "127.0.0.1", "--metrics", "127.0.0.1:0", "memory:1M"];
     let server = Running::start(&scratch, &args);
     // A client that is connected and asks for nothing, too.
@@ -146,7 +146,7 @@ fn an_idle_server_does_not_wake_up() {
 
 #[test]
 fn figures_are_what_clients_do() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let exports = ["--export", "a\"b=memory:1M", "--export", "b=memory:1M"];
     let metrics = ["--metrics", "127.0.0.1:0", "--layer", "delay?flush=60ms"];
     let server = Running::start(&scratch, &[&exports[..], &metrics[..]].concat());
@@ -174,9 +174,9 @@ fn figures_are_what_clients_do() {
         one.read(512, 1024).unwrap();
     }
     one.write(0, &[1; 512]).unwrap();
-    let flush = one.request(blockhaul_wire::Command::Flush, 0, 0);
+    let flush = one.request(blockhaul_wire::CommandCode::Flush, 0, 0);
     one.ask(&flush, &[]).unwrap();
-    let beyond = one.request(blockhaul_wire::Command::Read, 1 << 20, 1);
+    let beyond = one.request(blockhaul_wire::CommandCode::Read, 1 << 20, 1);
     one.ask(&beyond, &[]).unwrap();
     let two = connected(&server.socket, "a\"b");
     let mut broken = UnixStream::connect(&server.socket).unwrap();
@@ -227,7 +227,7 @@ fn figures_are_what_clients_do() {
 
 #[test]
 fn keys_are_read_again_and_sessions_stay() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let keys = scratch.file("keys");
     let later = scratch.file("later");
     succeed(&["tls", "init", "--psk", "alice", text(&keys)]);
@@ -284,8 +284,8 @@ fn keys_are_read_again_and_sessions_stay() {
 
 #[test]
 fn certificates_are_read_again_and_revoked() {
-    let Some(certtool) = Peer::require("certtool") else { return };
-    let scratch = Scratch::new().unwrap();
+    let Some(certtool) = PeerProgram::require("certtool") else { return };
+    let scratch = ScratchDir::new().unwrap();
     let pki = scratch.file("pki");
     let other = scratch.file("other");
     succeed(&["tls", "init", text(&pki)]);
@@ -328,7 +328,7 @@ fn certificates_are_read_again_and_revoked() {
 
 #[test]
 fn a_service_manager_is_told() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let path = scratch.socket("notify");
     let manager = UnixDatagram::bind(&path).unwrap();
     manager.set_read_timeout(Some(LIMIT)).unwrap();
@@ -387,9 +387,9 @@ fn a_service_manager_is_told() {
 #[test]
 fn it_runs_as_another_user_once_it_listens() {
     if rustix::process::geteuid().as_raw() != 0 {
-        return skip_or_fail(&Reason::new("only root may become others"));
+        return skip_or_fail(&SkipReason::new("only root may become others"));
     }
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let disk = scratch.file("disk");
     fs::write(&disk, [7; 4096]).unwrap();
     fs::set_permissions(&disk, fs::Permissions::from_mode(0o600)).unwrap();
@@ -459,8 +459,8 @@ fn a_failure_is_json_where_wanted() {
 
 #[test]
 fn a_lost_terminal_ends_it_and_another_hangup_does_not() {
-    let Some(python) = Peer::require("python3") else { return };
-    let scratch = Scratch::new().unwrap();
+    let Some(python) = PeerProgram::require("python3") else { return };
+    let scratch = ScratchDir::new().unwrap();
     let socket = scratch.socket("s");
     let script = "import os, pty, signal, sys, time\n\
                   def wait(is_, what):\n\
@@ -495,7 +495,7 @@ fn a_lost_terminal_ends_it_and_another_hangup_does_not() {
 
 #[test]
 fn a_hangup_before_it_is_ready_reloads_the_keys() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let upstream = scratch.socket("upstream");
     let listener = UnixListener::bind(&upstream).unwrap();
     let keys = scratch.file("keys");
@@ -523,8 +523,8 @@ fn a_hangup_before_it_is_ready_reloads_the_keys() {
 
 #[test]
 fn a_socket_that_a_dead_process_leaves_to_another_is_waited_for() {
-    let Some(python) = Peer::require("python3") else { return };
-    let scratch = Scratch::new().unwrap();
+    let Some(python) = PeerProgram::require("python3") else { return };
+    let scratch = ScratchDir::new().unwrap();
     let path = scratch.file("ctl");
     // The kernel holds the socket of a killed server in the same way, on a busy machine.
     let script = "import os, socket, sys, time\n\
@@ -541,8 +541,8 @@ fn a_socket_that_a_dead_process_leaves_to_another_is_waited_for() {
 /// The shell that led the session says so a moment after the terminal is gone, and the server began in between.
 #[test]
 fn a_terminal_that_was_lost_before_it_began_ends_it() {
-    let Some(python) = Peer::require("python3") else { return };
-    let scratch = Scratch::new().unwrap();
+    let Some(python) = PeerProgram::require("python3") else { return };
+    let scratch = ScratchDir::new().unwrap();
     let socket = scratch.socket("s");
     let script = "import os, pty, signal, sys, time\n\
                   def wait(is_):\n\
@@ -588,7 +588,7 @@ fn unit() -> String {
 
 #[test]
 fn the_unit_allows_the_system_calls_that_a_server_makes() {
-    let Some(strace) = Peer::require("strace") else { return };
+    let Some(strace) = PeerProgram::require("strace") else { return };
     let unit = unit();
     let allowed: BTreeSet<&str> = unit
         .lines()
@@ -598,7 +598,7 @@ fn the_unit_allows_the_system_calls_that_a_server_makes() {
     assert!(allowed.len() > 50 && !allowed.contains("ptrace"), "{allowed:?}");
     let mut used = BTreeSet::new();
     for engine in ["uring", "threads"] {
-        let scratch = Scratch::new().unwrap();
+        let scratch = ScratchDir::new().unwrap();
         let disk = scratch.file("disk");
         File::create(&disk).unwrap().set_len(8 << 20).unwrap();
         let keys = scratch.file("keys");
@@ -613,14 +613,14 @@ fn the_unit_allows_the_system_calls_that_a_server_makes() {
         command.args(["-p", "0", "-i", "127.0.0.1", "--metrics", "127.0.0.1:0", text(&disk)]);
         let Ok(mut child) = command.stdout(File::create(scratch.file("out")).unwrap()).spawn()
         else {
-            return skip_or_fail(&Reason::new("strace does not run"));
+            return skip_or_fail(&SkipReason::new("strace does not run"));
         };
         // The control socket is there before the server listens.
         until("it listens", || {
             UnixStream::connect(&socket).is_ok() || child.try_wait().unwrap().is_some()
         });
         if child.try_wait().unwrap().is_some() {
-            return skip_or_fail(&Reason::new(format!("strace with --engine {engine} ends")));
+            return skip_or_fail(&SkipReason::new(format!("strace with --engine {engine} ends")));
         }
         let plain = format!("nbd+unix:///?socket={}", text(&socket));
         let secure =
@@ -659,7 +659,7 @@ fn of_systemd(name: &str) -> Option<Command> {
 #[test]
 fn systemd_understands_the_units() {
     let Some(mut analyze) = of_systemd("systemd-analyze") else { return };
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/systemd");
     analyze.args(["verify", "--man=no"]);
     for name in ["blockhaul.service", "blockhaul.socket", "blockhaul-mount.service"] {
@@ -681,8 +681,8 @@ fn systemd_understands_the_units() {
 
 #[test]
 fn systemd_starts_it_for_the_first_client() {
-    let Some(nbdinfo) = Peer::require("nbdinfo") else { return };
-    let scratch = Scratch::new().unwrap();
+    let Some(nbdinfo) = PeerProgram::require("nbdinfo") else { return };
+    let scratch = ScratchDir::new().unwrap();
     for (name, how, words) in [
         ("all", &[][..], &["memory:1M"][..]),
         // One process for each client.
@@ -693,7 +693,7 @@ fn systemd_starts_it_for_the_first_client() {
         let two = scratch.socket(&format!("{name}2"));
         activate.args(["-l", text(&one), "-l", text(&two)]).args(how);
         activate.arg(blockhaul_tests::program()).arg("serve").args(words);
-        let server = Server::start(activate, &two).unwrap();
+        let server = PeerServer::start(activate, &two).unwrap();
         for socket in [&one, &two, &one] {
             let uri = format!("nbd+unix:///?socket={}", text(socket));
             let size = done(nbdinfo.command().args(["--size", &uri]));

@@ -9,14 +9,14 @@ use std::sync::{Condvar, Mutex};
 use std::time::Duration;
 
 use blockhaul_testkit::model::Model;
-use blockhaul_testkit::peer::{self, Conversation, HandshakeFault, Offer, Scripted};
+use blockhaul_testkit::peer::{self, Conversation, HandshakeFault, Offer, ScriptedServer};
 use blockhaul_testkit::rng::{Rng, seed};
-use blockhaul_testkit::tools::{self, Scratch};
+use blockhaul_testkit::tools::{self, ScratchDir};
 use blockhaul_tests::{LIMIT, assert_same, blockhaul, bounded, lossy, text};
-use blockhaul_wire::request::Header;
-use blockhaul_wire::{Command, magic};
+use blockhaul_wire::request::RequestHeader;
+use blockhaul_wire::{CommandCode, magic};
 
-fn image(scratch: &Scratch, size: usize) -> PathBuf {
+fn image(scratch: &ScratchDir, size: usize) -> PathBuf {
     let mut bytes = vec![0; size];
     Rng::new(seed()).fill(&mut bytes);
     let path = scratch.file("image");
@@ -29,7 +29,7 @@ fn a_handshake_that_never_ends_is_given_up_after_ten_seconds() {
     if !tools::runs_long() {
         return;
     }
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let size = 26 << 20;
     let image = image(&scratch, size);
     let content = fs::read(&image).unwrap();
@@ -37,7 +37,7 @@ fn a_handshake_that_never_ends_is_given_up_after_ten_seconds() {
         let first = Offer::new(Model::new(size as u64).with_content(content.clone()));
         let mut second = Offer::new(Model::new(size as u64)).handshake(fault.clone());
         second.model = first.model.clone();
-        let from = Scripted::start(move |talk, number| {
+        let from = ScriptedServer::start(move |talk, number| {
             let _ = peer::serve(talk, number, if number == 0 { &first } else { &second });
             Ok(())
         });
@@ -92,8 +92,8 @@ impl Crowded {
         talk.reply_option(magic::OPT_GO, magic::REP_ACK, &[])?;
         while let Some((request, _)) = talk.receive_request()? {
             match request.command {
-                Command::Read => talk.send(&self.read(talk, &request, number))?,
-                Command::Disconnect => break,
+                CommandCode::Read => talk.send(&self.read(talk, &request, number))?,
+                CommandCode::Disconnect => break,
                 // EINVAL.
                 _ => talk.send(&talk.done(&request, 22))?,
             }
@@ -101,7 +101,7 @@ impl Crowded {
         Ok(())
     }
 
-    fn read(&self, talk: &Conversation, request: &Header, number: usize) -> Vec<u8> {
+    fn read(&self, talk: &Conversation, request: &RequestHeader, number: usize) -> Vec<u8> {
         let place = self.came.fetch_add(1, Ordering::SeqCst);
         let served = self.served.lock().unwrap();
         let mut served = self.turn.wait_while(served, |served| served.0 != place).unwrap();
@@ -125,7 +125,7 @@ fn a_server_that_is_slower_with_more_connections_is_used_with_fewer() {
     if !tools::runs_long() {
         return;
     }
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let image = image(&scratch, 128 << 20);
     let target = scratch.file("target");
     let crowded = Crowded {
@@ -135,7 +135,7 @@ fn a_server_that_is_slower_with_more_connections_is_used_with_fewer() {
         served: Mutex::default(),
     };
     // What becomes of clients that leave is not the point.
-    let from = Scripted::start(move |talk, number| {
+    let from = ScriptedServer::start(move |talk, number| {
         let _ = crowded.serve(talk, number);
         Ok(())
     });

@@ -5,13 +5,13 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use blockhaul_testkit::image;
-use blockhaul_testkit::tools::{Scratch, until, wait_within};
+use blockhaul_testkit::tools::{ScratchDir, until, wait_within};
 use blockhaul_tests::{LIMIT, assert_same, blockhaul, done, garbage, lossy, serve, text};
 
 /// While it was stopped the server has answered. It is not given up for a silence that there was not.
 #[test]
 fn a_copy_that_was_stopped_for_longer_than_its_timeout_goes_on() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let source = scratch.file("source");
     let target = scratch.file("target");
     garbage(&source, 32 << 20).unwrap();

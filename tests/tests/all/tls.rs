@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use blockhaul_testkit::tools::{Peer, Scratch, Server, until, until_ok};
+use blockhaul_testkit::tools::{PeerProgram, PeerServer, ScratchDir, until, until_ok};
 use blockhaul_testkit::{image, require_peer};
 use blockhaul_tests::{
     LIMIT, assert_same, blockhaul, bounded, done, lossy, peer, resident, run, serve, succeed, text,
@@ -20,7 +20,7 @@ const SIZE: u64 = (24 << 20) + 1536;
 
 /// Keys, certificates and an image, made once for all tests that run at the same time.
 struct Kit {
-    _scratch: Scratch,
+    _scratch: ScratchDir,
     keys: PathBuf,
     pki: PathBuf,
     image: PathBuf,
@@ -44,7 +44,7 @@ fn kit() -> Arc<Kit> {
 
 impl Kit {
     fn make() -> Kit {
-        let scratch = Scratch::new().unwrap();
+        let scratch = ScratchDir::new().unwrap();
         let [keys, pki, image] = ["keys.psk", "pki", "image"].map(|name| scratch.file(name));
         let told = succeed(&["tls", "init", "--psk", "alice", "--psk", "qemu", text(&keys)]);
         assert_eq!(told, format!("{}\n", keys.display()));
@@ -70,7 +70,7 @@ fn with_certificates(socket: &Path) -> String {
 }
 
 /// Our server's options, and a client's URI for it.
-fn both_ways<'a>(kit: &'a Kit, scratch: &Scratch) -> [(&'static str, Vec<&'a str>, String); 4] {
+fn both_ways<'a>(kit: &'a Kit, scratch: &ScratchDir) -> [(&'static str, Vec<&'a str>, String); 4] {
     let [k, o, c, v] = ["k", "o", "c", "v"].map(|name| scratch.socket(name));
     let pki = text(&kit.pki);
     [
@@ -84,9 +84,9 @@ fn both_ways<'a>(kit: &'a Kit, scratch: &Scratch) -> [(&'static str, Vec<&'a str
 #[test]
 fn libnbd_and_we_read_and_write_through_our_server() {
     let kit = kit();
-    let scratch = Scratch::new().unwrap();
-    let nbdcopy = Peer::find("nbdcopy").ok();
-    let nbdinfo = Peer::find("nbdinfo").ok();
+    let scratch = ScratchDir::new().unwrap();
+    let nbdcopy = PeerProgram::find("nbdcopy").ok();
+    let nbdinfo = PeerProgram::find("nbdinfo").ok();
     for (name, options, uri) in both_ways(&kit, &scratch) {
         let target = scratch.file(&format!("target-{name}"));
         fs::File::create(&target).unwrap().set_len(SIZE).unwrap();
@@ -116,7 +116,7 @@ fn libnbd_and_we_read_and_write_through_our_server() {
 }
 
 /// QEMU's own layout: a directory with the keys, or with the certificates.
-fn qemu_credentials(kind: &str, end: &str, scratch: &Scratch) -> String {
+fn qemu_credentials(kind: &str, end: &str, scratch: &ScratchDir) -> String {
     let kit = kit();
     if kind == "x509" {
         return format!("tls-creds-x509,id=t,endpoint={end},dir={}", kit.pki.display());
@@ -136,7 +136,7 @@ fn qemu_reads_and_writes_through_our_server() {
         ("psk", vec!["--tls-psk", text(&kit.keys)]),
         ("x509", vec!["--tls-certificates", text(&kit.pki), "--tls-verify-peer"]),
     ] {
-        let scratch = Scratch::new().unwrap();
+        let scratch = ScratchDir::new().unwrap();
         let memory = format!("memory:{SIZE}");
         let server = serve(&scratch, "s", &[&options[..], &[&memory]].concat());
         let object = qemu_credentials(kind, "client", &scratch);
@@ -166,18 +166,18 @@ fn we_read_and_write_through_nbdkit_and_qemu() {
     let pki = format!("--tls-certificates={}", kit.pki.display());
     let verify = "--tls-verify-peer";
     for (name, options) in [("k", vec![&*keys]), ("c", vec![&*pki]), ("v", vec![&*pki, verify])] {
-        let scratch = Scratch::new().unwrap();
+        let scratch = ScratchDir::new().unwrap();
         let socket = scratch.socket(name);
         let uri = if name == "k" { with_keys(&socket) } else { with_certificates(&socket) };
         let mut command = nbdkit.command();
         command.args(["-f", "--exit-with-parent", "--tls=require", "-U"]).arg(&socket);
         command.args(&options).args(["memory", &SIZE.to_string()]);
-        let server = Server::start(command, &socket).unwrap();
+        let server = PeerServer::start(command, &socket).unwrap();
         there_and_back(&scratch, &uri);
         drop(server);
     }
     for kind in ["psk", "x509"] {
-        let scratch = Scratch::new().unwrap();
+        let scratch = ScratchDir::new().unwrap();
         let socket = scratch.socket("q");
         let disk = scratch.file("disk");
         fs::File::create(&disk).unwrap().set_len(SIZE).unwrap();
@@ -185,14 +185,14 @@ fn we_read_and_write_through_nbdkit_and_qemu() {
         command.args(["-t", "-e", "8", "-f", "raw", "--object"]);
         command.arg(qemu_credentials(kind, "server", &scratch));
         command.args(["--tls-creds", "t", "-k"]).arg(&socket).arg(&disk);
-        let server = Server::start(command, &socket).unwrap();
+        let server = PeerServer::start(command, &socket).unwrap();
         let uri = if kind == "psk" { with_keys(&socket) } else { with_certificates(&socket) };
         there_and_back(&scratch, &uri);
         drop(server);
     }
 }
 
-fn there_and_back(scratch: &Scratch, uri: &str) {
+fn there_and_back(scratch: &ScratchDir, uri: &str) {
     let kit = kit();
     succeed(&["copy", "--no-progress", "--flush", text(&kit.image), uri]);
     let back = scratch.file("back");
@@ -205,7 +205,7 @@ fn there_and_back(scratch: &Scratch, uri: &str) {
 fn both_engines_and_tcp() {
     let kit = kit();
     for engine in ["uring", "threads"] {
-        let scratch = Scratch::new().unwrap();
+        let scratch = ScratchDir::new().unwrap();
         let back = scratch.file("back");
         let copy = format!(
             "\"$copy\" copy --no-progress --engine {engine} \"nbds://localhost:$port/\
@@ -225,13 +225,13 @@ fn program() -> &'static Path {
 
 /// A server that says what it logs.
 struct Logged {
-    scratch: Scratch,
+    scratch: ScratchDir,
     child: std::process::Child,
 }
 
 impl Logged {
     fn start(options: &[&str], device: &str) -> Logged {
-        let scratch = Scratch::new().unwrap();
+        let scratch = ScratchDir::new().unwrap();
         let mut command = blockhaul(&["serve", "-f", "--exit-with-parent", "-U"]);
         command.arg(scratch.socket("s")).args(options).arg(device);
         command.stderr(fs::File::create(scratch.file("log")).unwrap());
@@ -394,7 +394,7 @@ fn info_fails(uri: &str, part: &str) {
 #[test]
 fn certificates_are_checked_on_both_sides() {
     let kit = kit();
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let other = scratch.file("other");
     succeed(&["tls", "init", "--host", "elsewhere.example", text(&other)]);
     let pki = kit.pki.display().to_string();
@@ -426,13 +426,13 @@ fn certificates_are_checked_on_both_sides() {
 fn a_certificate_that_nbdkit_does_not_accept_is_thought_of() {
     let nbdkit = require_peer!("nbdkit");
     let kit = kit();
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let other = scratch.file("other");
     succeed(&["tls", "init", text(&other)]);
     fs::copy(kit.pki.join("ca-cert.pem"), other.join("ca-cert.pem")).unwrap();
     let certificates = format!("--tls-certificates={}", kit.pki.display());
     let args = ["--tls=require", &certificates, "--tls-verify-peer", "memory", "1M"];
-    let server = Server::nbdkit(&nbdkit, &scratch.socket("s"), &args).unwrap();
+    let server = PeerServer::nbdkit(&nbdkit, &scratch.socket("s"), &args).unwrap();
     let with = |dir: &Path| uri("", server.socket(), &format!("tls-certificates={}", text(dir)));
     succeed(&["info", &with(&kit.pki)]);
     info_fails(
@@ -456,12 +456,12 @@ fn a_client_with_a_key_takes_no_certificate_for_it() {
     assert!(!output.status.success() && lossy(&output.stderr).contains(told), "{output:?}");
     // Neither from a peer's server.
     let nbdkit = require_peer!("nbdkit");
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let socket = scratch.socket("n");
     let mut command = nbdkit.command();
     command.args(["-f", "--exit-with-parent", "--tls=require", "-U"]).arg(&socket);
     command.arg(format!("--tls-certificates={}", kit.pki.display())).args(["memory", "1M"]);
-    let _server = Server::start(command, &socket).unwrap();
+    let _server = PeerServer::start(command, &socket).unwrap();
     info_fails(&with_keys(&socket), told);
 }
 
@@ -469,7 +469,7 @@ fn a_client_with_a_key_takes_no_certificate_for_it() {
 fn expired_and_revoked_certificates_are_refused() {
     let certtool = require_peer!("certtool");
     let kit = kit();
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let pki = scratch.file("pki");
     fs::create_dir(&pki).unwrap();
     for entry in fs::read_dir(&kit.pki).unwrap().flatten() {
@@ -528,7 +528,7 @@ fn expired_and_revoked_certificates_are_refused() {
 #[test]
 fn plaintext_goes_where_it_is_allowed() {
     let kit = kit();
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let keys = ["--tls", "on", "--tls-psk", text(&kit.keys), "memory:1M"];
     let server = serve(&scratch, "s", &keys);
     let plain = server.uri("");
@@ -553,7 +553,7 @@ fn plaintext_goes_where_it_is_allowed() {
 fn a_rejected_write_keeps_the_session() {
     let nbdsh = require_peer!("nbdsh");
     let kit = kit();
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let server = serve(&scratch, "s", &["-r", "--tls-psk", text(&kit.keys), text(&kit.image)]);
     let script = "\
 h.set_strict_mode(0)
@@ -591,7 +591,7 @@ fn a_handshake_that_stops_in_tls_is_given_up() {
 
 #[test]
 fn tls_init_makes_nothing_over_what_is_there() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let keys = scratch.file("k");
     let made = ["tls", "init", "--psk", "a", text(&keys)];
     succeed(&made);
@@ -613,7 +613,7 @@ fn tls_init_makes_nothing_over_what_is_there() {
     let bad = run(&["tls", "init", "--host", "a,b", text(&scratch.file("p"))]);
     assert_eq!(bad.status.code(), Some(2), "{bad:?}");
     // Other programs read what is made.
-    if let Some(certtool) = Peer::require("certtool") {
+    if let Some(certtool) = PeerProgram::require("certtool") {
         let pki = &kit().pki;
         let mut command = certtool.command();
         command.args(["--verify", "--load-ca-certificate"]).arg(pki.join("ca-cert.pem"));

@@ -8,7 +8,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 
-use blockhaul_testkit::tools::{Scratch, Server};
+use blockhaul_testkit::tools::{PeerServer, ScratchDir};
 use blockhaul_tests::{LIMIT, lossy, run, serve, succeed, text};
 
 const ABORT: u32 = 2;
@@ -134,7 +134,7 @@ fn a_client_that_wants_tls_never_goes_on_in_plaintext() {
             "during the handshake; check the user name and its key",
         ),
     ];
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let keys = scratch.file("keys.psk");
     fs::write(&keys, "alice:00112233445566778899aabbccddeeff\n").unwrap();
     for (index, (name, script, words)) in cases.iter().enumerate() {
@@ -173,7 +173,7 @@ fn told(args: &[&str], words: &[&str]) {
 
 #[test]
 fn where_tls_cannot_be_had_it_is_told_what_to_do() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let path = |name: &str| text(&scratch.file(name)).to_owned();
     let pki = path("pki");
     let other = path("other");
@@ -187,7 +187,7 @@ fn where_tls_cannot_be_had_it_is_told_what_to_do() {
     let plain = serve(&scratch, "plain", &["memory:1M"]);
     let keyed = serve(&scratch, "keyed", &["--tls-psk", &keys, "memory:1M"]);
     let certified = serve(&scratch, "certified", &["--tls-certificates", &pki, "memory:1M"]);
-    let info = |server: &Server, user: &str, parameters: &str, words: &[&str]| {
+    let info = |server: &PeerServer, user: &str, parameters: &str, words: &[&str]| {
         let socket = server.socket().display();
         told(&["info", &format!("nbds+unix://{user}/?socket={socket}&{parameters}")], words);
     };

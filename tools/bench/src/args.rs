@@ -4,17 +4,17 @@ use std::path::PathBuf;
 
 use clap::{Args as ClapArgs, Subcommand, ValueEnum};
 
-use crate::helper::Helper;
+use crate::helper::HelperCommand;
 use crate::manual;
-use crate::vars::{Value, Vars};
+use crate::vars::{VariableValue, Vars};
 
 /// Options of `blockhaul bench`.
 #[derive(Debug, ClapArgs)]
 #[command(args_conflicts_with_subcommands = true, infer_long_args = true, after_long_help = manual::BENCH)]
-pub struct Args {
+pub struct ScenarioArgs {
     /// What to do, other than running scenario files.
     #[command(subcommand)]
-    pub action: Option<Action>,
+    pub action: Option<BenchCommand>,
 
     /// Scenario files to run
     #[arg(value_name = "SCENARIO.toml", required = true)]
@@ -22,12 +22,12 @@ pub struct Args {
 
     #[command(flatten)]
     #[allow(missing_docs)]
-    pub options: Options,
+    pub options: ScenarioOptions,
 }
 
 /// What `blockhaul bench` does.
 #[derive(Debug, Subcommand)]
-pub enum Action {
+pub enum BenchCommand {
     /// Run built-in scenarios
     #[command(after_long_help = manual::RUN)]
     Run {
@@ -37,7 +37,7 @@ pub enum Action {
 
         #[command(flatten)]
         #[allow(missing_docs)]
-        options: Box<Options>,
+        options: Box<ScenarioOptions>,
     },
     /// List the built-in scenarios
     #[command(after_long_help = manual::LIST)]
@@ -73,7 +73,7 @@ pub enum Action {
     Helper {
         #[command(subcommand)]
         #[allow(missing_docs)]
-        helper: Helper,
+        helper: HelperCommand,
     },
     /// Write the tables and the page of a result again, from its result.json
     #[command(after_long_help = manual::RENDER)]
@@ -86,7 +86,7 @@ pub enum Action {
 
 /// How scenarios are run.
 #[derive(Debug, ClapArgs)]
-pub struct Options {
+pub struct ScenarioOptions {
     /// Full size [default: reduced size, a few minutes at most]
     #[arg(long, conflicts_with = "quick")]
     pub full: bool,
@@ -117,7 +117,7 @@ pub struct Options {
 
     /// Set a variable of the scenario; may be repeated
     #[arg(long, value_name = "NAME=VALUE", value_parser = assignment)]
-    pub set: Vec<(String, Value)>,
+    pub set: Vec<(String, VariableValue)>,
 
     /// Drop the kernel's caches before each run (needs root) [default: as the scenario says]
     #[arg(long, value_name = "yes|no", value_parser = yes_or_no)]
@@ -167,7 +167,7 @@ pub struct Options {
 
     /// Format of the output
     #[arg(long, value_name = "FORMAT", value_enum, default_value_t, help_heading = "Output")]
-    pub format: Format,
+    pub format: OutputFormat,
 
     /// Do not show progress
     #[arg(short, long, help_heading = "Output")]
@@ -180,7 +180,7 @@ pub struct Options {
 
 /// Format of the output.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub enum Format {
+pub enum OutputFormat {
     /// Tables for a terminal
     #[default]
     Text,
@@ -192,17 +192,17 @@ pub enum Format {
     Json,
 }
 
-impl Options {
+impl ScenarioOptions {
     /// The variables that were replaced.
     pub fn variables(&self) -> Vars {
         self.set.iter().cloned().collect()
     }
 }
 
-fn assignment(text: &str) -> Result<(String, Value), String> {
+fn assignment(text: &str) -> Result<(String, VariableValue), String> {
     match text.split_once('=') {
         Some((name, value)) if !name.is_empty() => {
-            Ok((name.to_owned(), Value::Text(value.to_owned())))
+            Ok((name.to_owned(), VariableValue::Text(value.to_owned())))
         }
         _ => Err("write NAME=VALUE".to_owned()),
     }
@@ -241,10 +241,10 @@ mod tests {
     #[derive(Debug, Parser)]
     struct Outer {
         #[command(flatten)]
-        args: Args,
+        args: ScenarioArgs,
     }
 
-    fn parse(line: &str) -> Result<Args, String> {
+    fn parse(line: &str) -> Result<ScenarioArgs, String> {
         let words = ["bench"].into_iter().chain(line.split_whitespace());
         Outer::try_parse_from(words).map(|outer| outer.args).map_err(|e| e.to_string())
     }
@@ -253,12 +253,12 @@ mod tests {
     fn files_and_actions() {
         let args = parse("a.toml b.toml --full -n 3 --set a=b=c").unwrap();
         assert_eq!((args.files.len(), args.options.full, args.options.runs), (2, true, Some(3)));
-        assert_eq!(args.options.variables()["a"], Value::Text("b=c".into()));
+        assert_eq!(args.options.variables()["a"], VariableValue::Text("b=c".into()));
         let args = parse("run copy --quick --drop-caches no").unwrap();
-        let Some(Action::Run { names, options }) = args.action else { panic!("{args:?}") };
+        let Some(BenchCommand::Run { names, options }) = args.action else { panic!("{args:?}") };
         assert_eq!((names, options.drop_caches), (vec!["copy".to_owned()], Some(false)));
         let args = parse("compare a b --threshold 5%").unwrap();
-        let Some(Action::Compare { threshold, .. }) = args.action else { panic!("{args:?}") };
+        let Some(BenchCommand::Compare { threshold, .. }) = args.action else { panic!("{args:?}") };
         assert_eq!(threshold, 5.0);
         assert!(parse("list").unwrap().action.is_some());
     }

@@ -8,22 +8,22 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal};
 
-use crate::process::{Ground, Server};
+use crate::process::{ProcessContext, TimedServer};
 
 /// perf counts after this time.
 const COUNTS_AFTER: Duration = Duration::from_millis(300);
 
 /// System calls that are counted from outside, by perf(1), which makes each of them dearer. Dropping it
 /// ends the counting.
-pub struct Calls {
+pub struct SystemCallCounter {
     child: Child,
     log: PathBuf,
 }
 
-impl Ground<'_> {
+impl ProcessContext<'_> {
     /// Begins to count the system calls of a server; `None` where that cannot be done: without perf, or
     /// without the permission.
-    pub fn count_calls(&self, server: &Server) -> Option<Calls> {
+    pub fn count_calls(&self, server: &TimedServer) -> Option<SystemCallCounter> {
         let log = self.logs.join(format!("calls-{}", server.name.replace('/', "_")));
         let child = Command::new(self.places.find("perf")?)
             .args(["stat", "--field-separator", ",", "--event", "raw_syscalls:sys_enter"])
@@ -37,14 +37,14 @@ impl Ground<'_> {
             .process_group(0)
             .spawn()
             .ok()?;
-        let mut calls = Calls { child, log };
+        let mut calls = SystemCallCounter { child, log };
         // It does not say when it has begun.
         std::thread::sleep(COUNTS_AFTER);
         matches!(calls.child.try_wait(), Ok(None)).then_some(calls)
     }
 }
 
-impl Calls {
+impl SystemCallCounter {
     /// Ends the counting; `None` if nothing was counted after all.
     pub fn end(mut self) -> Option<u64> {
         // perf loses a signal that comes just before it waits for one.
@@ -56,7 +56,7 @@ impl Calls {
     }
 }
 
-impl Drop for Calls {
+impl Drop for SystemCallCounter {
     fn drop(&mut self) {
         if matches!(self.child.try_wait(), Ok(None)) {
             self.child.kill().ok();

@@ -1,7 +1,7 @@
 //! What a cell of a table shows, as text.
 
-use crate::result::{Cell, Metric, State};
-use crate::stats::Summary;
+use crate::result::{CellReport, CellState, Metric};
+use crate::stats::SampleSummary;
 use blockhaul_measure::number;
 
 /// Deviations below this many percent are not shown, so that important ones are visible.
@@ -20,7 +20,7 @@ pub fn letter(mut column: usize) -> String {
 }
 
 /// A median with its deviation: `0.594 ± 3%`.
-pub fn median(summary: &Summary, unit: f64) -> String {
+pub fn median(summary: &SampleSummary, unit: f64) -> String {
     let mut text = number(summary.median / unit);
     if summary.deviation_percent() >= DEVIATION_SHOWN {
         text.push_str(&format!(" ± {:.0}%", summary.deviation_percent().ceil()));
@@ -29,14 +29,14 @@ pub fn median(summary: &Summary, unit: f64) -> String {
 }
 
 /// What a cell shows: `0.594 ± 3% (1 failed)`, FAILED, or why there is nothing.
-pub fn cell_text(cell: &Cell, metric: Metric) -> String {
+pub fn cell_text(cell: &CellReport, metric: Metric) -> String {
     let summary = match cell.state(metric) {
-        State::Skipped(_) => return "skipped".to_owned(),
+        CellState::Skipped(_) => return "skipped".to_owned(),
         // Nothing of the kind, for instance threads of servers where there are none.
-        State::Missing if cell.good > 0 => return "–".to_owned(),
-        State::Missing => return "not run".to_owned(),
-        State::Failed(_) => return "FAILED".to_owned(),
-        State::Good(summary) => summary,
+        CellState::Missing if cell.good > 0 => return "–".to_owned(),
+        CellState::Missing => return "not run".to_owned(),
+        CellState::Failed(_) => return "FAILED".to_owned(),
+        CellState::Good(summary) => summary,
     };
     let mut text = median(summary, metric.unit());
     if cell.failed > 0 {
@@ -47,9 +47,9 @@ pub fn cell_text(cell: &Cell, metric: Metric) -> String {
 
 /// Differences of a cell's median to those of every earlier column: `A+143%  B-4%`, and `A--` where
 /// one of the two has none.
-pub fn differences(cells: &[Cell], column: usize, metric: Metric) -> String {
+pub fn differences(cells: &[CellReport], column: usize, metric: Metric) -> String {
     let mine = metric.of(&cells[column]).map(|summary| summary.median);
-    let of = |(at, other): (usize, &Cell)| {
+    let of = |(at, other): (usize, &CellReport)| {
         let other = metric.of(other).map(|summary| summary.median);
         match (mine, other) {
             (Some(mine), Some(other)) if other != 0.0 => {
@@ -64,7 +64,7 @@ pub fn differences(cells: &[Cell], column: usize, metric: Metric) -> String {
 }
 
 /// The ratio of a cell: `1.25 [1.20, 1.31]`.
-pub fn ratio_text(cell: &Cell) -> String {
+pub fn ratio_text(cell: &CellReport) -> String {
     match &cell.ratio {
         Some(r) => format!("{:.2} [{:.2}, {:.2}]", r.median, r.low, r.high),
         None => "--".to_owned(),

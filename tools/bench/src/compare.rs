@@ -3,14 +3,14 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::result::{Cell, Report, is_ours};
+use crate::result::{CellReport, ScenarioReport, is_ours};
 use crate::save;
-use crate::stats::Summary;
-use blockhaul_measure::{Error, Result};
+use crate::stats::SampleSummary;
+use blockhaul_measure::{MeasureError, Result};
 
 /// What came of a comparison.
 #[derive(Debug)]
-pub struct Comparison {
+pub struct ResultComparison {
     /// For people.
     pub text: String,
     /// Cells that became worse by more than the threshold, or fail now.
@@ -18,8 +18,8 @@ pub struct Comparison {
 }
 
 /// Compares two results, or two folders of results by the scenarios that both have.
-pub fn compare(old: &Path, new: &Path, threshold_percent: f64) -> Result<Comparison> {
-    let mut all = Comparison { text: String::new(), worse: 0 };
+pub fn compare(old: &Path, new: &Path, threshold_percent: f64) -> Result<ResultComparison> {
+    let mut all = ResultComparison { text: String::new(), worse: 0 };
     let pairs = pairs(old, new)?;
     let mut compared = 0;
     let mut last = None;
@@ -44,17 +44,21 @@ pub fn compare(old: &Path, new: &Path, threshold_percent: f64) -> Result<Compari
 }
 
 /// What cannot be read is no sign that something became slower: another exit status.
-fn load(dir: &Path) -> Result<Report> {
-    save::load(dir).map_err(Error::of_usage)
+fn load(dir: &Path) -> Result<ScenarioReport> {
+    save::load(dir).map_err(MeasureError::of_usage)
 }
 
 /// Compares two results of the same scenario.
-pub fn reports(old: &Report, new: &Report, threshold_percent: f64) -> Result<Comparison> {
-    let reference = |report: &Report| report.reference.map(|at| report.columns[at].clone());
+pub fn reports(
+    old: &ScenarioReport,
+    new: &ScenarioReport,
+    threshold_percent: f64,
+) -> Result<ResultComparison> {
+    let reference = |report: &ScenarioReport| report.reference.map(|at| report.columns[at].clone());
     let before = reference(old);
     let after = reference(new);
     let Some(reference) = before.clone().filter(|_| before == after) else {
-        return Err(Error::usage(format!(
+        return Err(MeasureError::usage(format!(
             "cannot compare results of {}: they must have the same reference column; there are {} \
              and {}",
             new.name,
@@ -64,7 +68,7 @@ pub fn reports(old: &Report, new: &Report, threshold_percent: f64) -> Result<Com
     };
     let same_size = old.full == new.full || old.one_size || new.one_size;
     if old.name != new.name || !same_size {
-        return Err(Error::usage(format!(
+        return Err(MeasureError::usage(format!(
             "cannot compare {} with {}: results of the same scenario in the same size are needed",
             whole_name(old),
             whole_name(new)
@@ -102,7 +106,7 @@ pub fn reports(old: &Report, new: &Report, threshold_percent: f64) -> Result<Com
         text.push_str(&format!("  {row}, {column}: {line}\n"));
     }
     if seen + worse == 0 {
-        return Err(Error::usage(format!(
+        return Err(MeasureError::usage(format!(
             "cannot compare results of {}: no column but {reference} was measured in \
              both",
             new.name
@@ -112,13 +116,13 @@ pub fn reports(old: &Report, new: &Report, threshold_percent: f64) -> Result<Com
         0 => format!("nothing became worse by more than {threshold_percent} %\n"),
         n => format!("{n} of {seen} became worse by more than {threshold_percent} %, or fail\n"),
     });
-    Ok(Comparison { text, worse })
+    Ok(ResultComparison { text, worse })
 }
 
 /// The ratios before and after in a line, and whether that is slower. `counts`: it is no peer.
 fn changed(
-    before: &Summary,
-    after: &Summary,
+    before: &SampleSummary,
+    after: &SampleSummary,
     threshold_percent: f64,
     counts: bool,
 ) -> (String, bool) {
@@ -139,7 +143,7 @@ fn changed(
     (line, is_slower)
 }
 
-fn whole_name(report: &Report) -> String {
+fn whole_name(report: &ScenarioReport) -> String {
     let size = match (report.one_size, report.full) {
         (true, _) => "",
         (false, true) => " (full)",
@@ -148,7 +152,7 @@ fn whole_name(report: &Report) -> String {
     format!("{}{size}", report.name)
 }
 
-fn find<'a>(report: &'a Report, row: &str, column: &str) -> Option<&'a Cell> {
+fn find<'a>(report: &'a ScenarioReport, row: &str, column: &str) -> Option<&'a CellReport> {
     let row = report.rows.iter().position(|known| known.label == row)?;
     let column = report.columns.iter().position(|known| known == column)?;
     Some(report.cell(row, column))
@@ -160,8 +164,8 @@ fn pairs(old: &Path, new: &Path) -> Result<Vec<(PathBuf, PathBuf)>> {
         return Ok(vec![(old.to_owned(), new.to_owned())]);
     }
     let list = |dir: &Path| -> Result<Vec<PathBuf>> {
-        let entries =
-            std::fs::read_dir(dir).map_err(|error| Error::file("read", dir, error).of_usage())?;
+        let entries = std::fs::read_dir(dir)
+            .map_err(|error| MeasureError::file("read", dir, error).of_usage())?;
         let mut found: Vec<PathBuf> =
             entries.flatten().map(|entry| entry.path()).filter(|p| save::is_result(p)).collect();
         found.sort();
@@ -176,7 +180,7 @@ fn pairs(old: &Path, new: &Path) -> Result<Vec<(PathBuf, PathBuf)>> {
         })
         .collect();
     if pairs.is_empty() {
-        Err(Error::usage(format!(
+        Err(MeasureError::usage(format!(
             "{} and {} have no result in common; name two folders with a result.json",
             old.display(),
             new.display()
@@ -191,7 +195,7 @@ mod tests {
     use super::*;
     use crate::table::tests::report;
 
-    fn made(ours: &[f64]) -> Report {
+    fn made(ours: &[f64]) -> ScenarioReport {
         report(&["peer", "ours"], &[("row", &[&[2.0], ours])])
     }
 

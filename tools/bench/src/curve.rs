@@ -1,8 +1,8 @@
 //! Scaling curves: what happens over threads, requests, connections or latency, as SVG.
 
 use crate::markup::{colour, escape};
-use crate::result::{Metric, Report};
-use crate::stats::Summary;
+use crate::result::{Metric, ScenarioReport};
+use crate::stats::SampleSummary;
 
 /// Charts are this wide and high in units of their own.
 const SIZE: (f64, f64) = (360.0, 220.0);
@@ -10,7 +10,7 @@ const SIZE: (f64, f64) = (360.0, 220.0);
 const LOG_FROM: f64 = 30.0;
 
 /// A chart for each series of rows, all columns in it; nothing if the scenario has no curves.
-pub fn charts(report: &Report) -> String {
+pub fn charts(report: &ScenarioReport) -> String {
     let Some(axis) = &report.curve else { return String::new() };
     let mut metrics = vec![if report.rate_unit.is_some() { Metric::Rate } else { Metric::Wall }];
     metrics.extend(report.show.iter().filter(|metric| **metric == Metric::ServersRate));
@@ -147,7 +147,7 @@ impl Frame {
     }
 
     /// The curve of a column, with intervals.
-    fn curve(&self, points: &[(f64, &Summary)], unit: f64, colour: &str) -> String {
+    fn curve(&self, points: &[(f64, &SampleSummary)], unit: f64, colour: &str) -> String {
         let mut out = String::new();
         let line: Vec<String> = points
             .iter()
@@ -177,7 +177,7 @@ impl Frame {
     }
 }
 
-fn chart(report: &Report, metric: Metric, title: &str, rows: &[usize]) -> String {
+fn chart(report: &ScenarioReport, metric: Metric, title: &str, rows: &[usize]) -> String {
     let place = |row: usize| report.rows[row].curve_at.unwrap_or(0.0);
     let mut ticks: Vec<f64> = rows.iter().map(|row| place(*row)).collect();
     ticks.sort_by(f64::total_cmp);
@@ -203,7 +203,7 @@ fn chart(report: &Report, metric: Metric, title: &str, rows: &[usize]) -> String
     out.push_str(&frame.steps(step, steps));
     out.push_str(&frame.places(&ticks, report.curve.as_deref().unwrap_or_default()));
     for column in 0..report.columns.len() {
-        let mut points: Vec<(f64, &Summary)> = rows
+        let mut points: Vec<(f64, &SampleSummary)> = rows
             .iter()
             .filter_map(|row| Some((place(*row), metric.of(report.cell(*row, column))?)))
             .collect();

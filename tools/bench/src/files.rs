@@ -10,8 +10,8 @@ use rustix::fs::SeekFrom;
 use rustix::io::Errno;
 
 use crate::plan::ImagePlan;
-use blockhaul_measure::Random;
-use blockhaul_measure::{Error, Result};
+use blockhaul_measure::RandomGenerator;
+use blockhaul_measure::{MeasureError, Result};
 
 /// Bytes that are written and compared at a time.
 const CHUNK: usize = 1 << 20;
@@ -21,9 +21,9 @@ const WRONG: u8 = 0xa5;
 /// Makes an image: runs of random bytes at random places, the rest holes. The same plan makes the
 /// same image everywhere.
 pub fn make_image(plan: &ImagePlan) -> Result<()> {
-    let failed = |error: std::io::Error| Error::file("make the image", &plan.path, error);
+    let failed = |error: std::io::Error| MeasureError::file("make the image", &plan.path, error);
     let file = fresh(&plan.path, plan.size)?;
-    let mut random = Random::new(plan.seed);
+    let mut random = RandomGenerator::new(plan.seed);
     let slots = plan.size.div_ceil(plan.run);
     let mut left = plan.data;
     let mut buffer = vec![0; CHUNK];
@@ -57,8 +57,8 @@ pub fn fresh(path: &Path, size: u64) -> Result<File> {
         .write(true)
         .create_new(true)
         .open(path)
-        .map_err(|error| Error::file("make", path, error))?;
-    file.set_len(size).map_err(|error| Error::file("set the size of", path, error))?;
+        .map_err(|error| MeasureError::file("make", path, error))?;
+    file.set_len(size).map_err(|error| MeasureError::file("set the size of", path, error))?;
     Ok(file)
 }
 
@@ -66,7 +66,7 @@ pub fn fresh(path: &Path, size: u64) -> Result<File> {
 pub fn remove(path: &Path) -> Result<()> {
     match std::fs::remove_file(path) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            Err(Error::file("remove", path, error))
+            Err(MeasureError::file("remove", path, error))
         }
         _ => Ok(()),
     }
@@ -74,7 +74,7 @@ pub fn remove(path: &Path) -> Result<()> {
 
 /// Makes a file durable and asks the kernel to forget what it caches of it.
 pub fn evict(path: &Path) -> Result<()> {
-    let failed = |error: std::io::Error| Error::file("take out of the cache", path, error);
+    let failed = |error: std::io::Error| MeasureError::file("take out of the cache", path, error);
     let file = open(path)?;
     file.sync_all().map_err(failed)?;
     rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed)
@@ -84,7 +84,7 @@ pub fn evict(path: &Path) -> Result<()> {
 /// Puts wrong bytes into a file wherever `like` has data, and makes it a hole elsewhere. What the
 /// file has allocated already is kept.
 pub fn overwrite(path: &Path, like: &Path) -> Result<()> {
-    let failed = |error: std::io::Error| Error::file("overwrite", path, error);
+    let failed = |error: std::io::Error| MeasureError::file("overwrite", path, error);
     let model = open(like)?;
     let size = len(&model, like)?;
     let file = OpenOptions::new()
@@ -140,7 +140,7 @@ pub fn compare(expected: &Path, found: &Path) -> Result<()> {
     let len = len(&file, found)?;
     // A target may be larger than its source; the rest is not part of the copy.
     if len < size {
-        return Err(Error::new(format!("{} has {len} bytes of {size}", found.display())));
+        return Err(MeasureError::new(format!("{} has {len} bytes of {size}", found.display())));
     }
     let mut buffers = (vec![0; CHUNK], vec![0; CHUNK]);
     let mut at = 0;
@@ -162,11 +162,11 @@ pub fn compare(expected: &Path, found: &Path) -> Result<()> {
             let len = (limit - at).min(CHUNK as u64) as usize;
             let a = &mut buffers.0[..len];
             let b = &mut buffers.1[..len];
-            model.read_exact_at(a, at).map_err(|e| Error::file("read", expected, e))?;
-            file.read_exact_at(b, at).map_err(|e| Error::file("read", found, e))?;
+            model.read_exact_at(a, at).map_err(|e| MeasureError::file("read", expected, e))?;
+            file.read_exact_at(b, at).map_err(|e| MeasureError::file("read", found, e))?;
             if a != b {
                 let differs = a.iter().zip(b.iter()).position(|(a, b)| a != b).unwrap_or(0);
-                return Err(Error::new(format!(
+                return Err(MeasureError::new(format!(
                     "{} is not a copy of {}: byte {} is 0x{:02x}, expected 0x{:02x}",
                     found.display(),
                     expected.display(),
@@ -196,11 +196,11 @@ fn next_data(file: &File, at: u64, size: u64) -> (u64, u64) {
 }
 
 fn open(path: &Path) -> Result<File> {
-    File::open(path).map_err(|error| Error::file("open", path, error))
+    File::open(path).map_err(|error| MeasureError::file("open", path, error))
 }
 
 fn len(file: &File, path: &Path) -> Result<u64> {
-    Ok(file.metadata().map_err(|error| Error::file("examine", path, error))?.len())
+    Ok(file.metadata().map_err(|error| MeasureError::file("examine", path, error))?.len())
 }
 
 #[cfg(test)]

@@ -4,22 +4,22 @@ use std::os::fd::OwnedFd;
 use std::process::{Child, ExitStatus};
 use std::time::Duration;
 
-use blockhaul_os::Cost;
+use blockhaul_os::ResourceUsage;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::process::{Pid, PidfdFlags, Signal};
 
 /// A child that leads a process group; what is left of the group is killed when this is dropped.
-pub(crate) struct Group {
+pub(crate) struct ProcessGroup {
     pub(crate) child: Child,
     handle: OwnedFd,
     reaped: bool,
 }
 
-impl Group {
+impl ProcessGroup {
     /// Takes a child that leads a group.
-    pub(crate) fn new(mut child: Child) -> std::io::Result<Group> {
+    pub(crate) fn new(mut child: Child) -> std::io::Result<ProcessGroup> {
         match rustix::process::pidfd_open(Pid::from_child(&child), PidfdFlags::empty()) {
-            Ok(handle) => Ok(Group { child, handle, reaped: false }),
+            Ok(handle) => Ok(ProcessGroup { child, handle, reaped: false }),
             Err(error) => {
                 // Linux before 5.3, which nothing here supports.
                 child.kill()?;
@@ -54,7 +54,7 @@ impl Group {
     }
 
     /// Waits for the child's end, ends what it left running, and tells what it cost.
-    pub(crate) fn reap(&mut self) -> std::io::Result<(ExitStatus, Cost)> {
+    pub(crate) fn reap(&mut self) -> std::io::Result<(ExitStatus, ResourceUsage)> {
         if self.ended_within(Duration::ZERO) {
             self.kill();
         }
@@ -64,7 +64,7 @@ impl Group {
     }
 }
 
-impl Drop for Group {
+impl Drop for ProcessGroup {
     fn drop(&mut self) {
         if !self.reaped {
             self.kill();

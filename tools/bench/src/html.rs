@@ -6,11 +6,11 @@
 use crate::cells::{cell_text, differences, letter, ratio_text};
 use crate::markup::{COLOURS, colour, escape};
 use crate::notes::{circumstances, facts, notes, ratio_title};
-use crate::result::{Cell, Metric, Report, State};
-use crate::stats::Summary;
+use crate::result::{CellReport, CellState, Metric, ScenarioReport};
+use crate::stats::SampleSummary;
 
 /// The page.
-pub fn page(report: &Report) -> String {
+pub fn page(report: &ScenarioReport) -> String {
     let mut body = format!(
         "<h1>{}</h1>\n<p>{}</p>\n<p class=\"how\">{}</p>\n",
         escape(&report.title),
@@ -58,7 +58,7 @@ pub fn page(report: &Report) -> String {
 }
 
 /// The bars of a metric.
-fn chart(report: &Report, number: usize, metric: Metric) -> String {
+fn chart(report: &ScenarioReport, number: usize, metric: Metric) -> String {
     let title = escape(&metric.title(report));
     let mut out = format!("<section id=\"chart-{number}\">\n<h2>{title}</h2>\n");
     let better = if metric.more_is_better() { "longer" } else { "shorter" };
@@ -75,7 +75,7 @@ fn chart(report: &Report, number: usize, metric: Metric) -> String {
 }
 
 /// Tables of all metrics.
-fn tables(report: &Report) -> String {
+fn tables(report: &ScenarioReport) -> String {
     let mut out = "<section id=\"tables\">\n<h2>Tables</h2>\n".to_owned();
     out.push_str(
         "<p class=\"how\">Medians; ± is the standard deviation in percent of the mean. Under a \
@@ -148,11 +148,11 @@ pre{overflow-x:auto;border:1px solid var(--line);padding:.5rem;font-size:.8rem;w
 @media print{body{font-size:11px}main{max-width:none;padding:0}.bar,figure,tr{break-inside:avoid}.wide{overflow:visible}svg{print-color-adjust:exact;-webkit-print-color-adjust:exact}}
 ";
 
-fn name(report: &Report, column: usize) -> String {
+fn name(report: &ScenarioReport, column: usize) -> String {
     format!("{} {}", letter(column), escape(&report.columns[column]))
 }
 
-fn legend(report: &Report) -> String {
+fn legend(report: &ScenarioReport) -> String {
     let items: String = (0..report.columns.len())
         .map(|at| {
             format!(
@@ -167,7 +167,7 @@ fn legend(report: &Report) -> String {
 }
 
 /// Links to the sections of the page.
-fn contents(report: &Report, metrics: &[Metric], has_curves: bool) -> String {
+fn contents(report: &ScenarioReport, metrics: &[Metric], has_curves: bool) -> String {
     let mut entries: Vec<(String, String)> = Vec::new();
     if has_curves {
         entries.push(("curves".into(), "Curves".into()));
@@ -188,9 +188,9 @@ fn contents(report: &Report, metrics: &[Metric], has_curves: bool) -> String {
 }
 
 /// What the marks on the bars of a metric are, if there are any.
-fn intervals(report: &Report, metric: Metric) -> String {
+fn intervals(report: &ScenarioReport, metric: Metric) -> String {
     let levels = report.cells.iter().filter_map(|cell| metric.of(cell));
-    let level = levels.filter_map(Summary::interval).map(|(_, _, level)| level);
+    let level = levels.filter_map(SampleSummary::interval).map(|(_, _, level)| level);
     match level.fold(f64::INFINITY, f64::min) {
         level if level.is_finite() => {
             let percent = (100.0 * level).floor();
@@ -201,7 +201,7 @@ fn intervals(report: &Report, metric: Metric) -> String {
 }
 
 /// The bars of a row.
-fn bars(report: &Report, row: usize, metric: Metric) -> String {
+fn bars(report: &ScenarioReport, row: usize, metric: Metric) -> String {
     let cells = report.row(row);
     let largest = cells
         .iter()
@@ -217,22 +217,22 @@ fn bars(report: &Report, row: usize, metric: Metric) -> String {
     out
 }
 
-fn bar(name: &str, cell: &Cell, metric: Metric, largest: f64, colour: &str) -> String {
+fn bar(name: &str, cell: &CellReport, metric: Metric, largest: f64, colour: &str) -> String {
     let name = format!("<div class=\"bar\"><span class=\"name\">{name}</span>");
     let text = escape(&cell_text(cell, metric));
     let summary = match cell.state(metric) {
-        State::Good(summary) => summary,
-        State::Failed(_) => {
+        CellState::Good(summary) => summary,
+        CellState::Failed(_) => {
             return format!("{name}<span></span><span class=\"value bad\">{text}</span></div>\n");
         }
-        State::Skipped(reason) => {
+        CellState::Skipped(reason) => {
             let reason = escape(reason);
             return format!(
                 "{name}<span class=\"none\">{reason}</span><span class=\"value none\">{text}\
                  </span></div>\n"
             );
         }
-        State::Missing => {
+        CellState::Missing => {
             return format!("{name}<span></span><span class=\"value none\">{text}</span></div>\n");
         }
     };
@@ -258,7 +258,11 @@ fn bar(name: &str, cell: &Cell, metric: Metric, largest: f64, colour: &str) -> S
     )
 }
 
-fn table(report: &Report, title: &str, cell: impl Fn(&[Cell], usize) -> String) -> String {
+fn table(
+    report: &ScenarioReport,
+    title: &str,
+    cell: impl Fn(&[CellReport], usize) -> String,
+) -> String {
     let mut out =
         format!("<div class=\"wide\"><table>\n<caption>{}</caption>\n<tr><td></td>", escape(title));
     for at in 0..report.columns.len() {
@@ -276,7 +280,7 @@ fn table(report: &Report, title: &str, cell: impl Fn(&[Cell], usize) -> String) 
     out
 }
 
-fn commands(report: &Report) -> String {
+fn commands(report: &ScenarioReport) -> String {
     let mut out = String::from("<section id=\"commands\">\n<h2>Commands</h2>\n");
     if !report.setup.is_empty() {
         let lines = escape(&report.setup.join("\n"));
@@ -348,7 +352,7 @@ mod tests {
     #[test]
     fn figures_of_a_load_generator_are_left_out_and_rates_come_first() {
         let mut report = report(&["a", "b"], &[("r", &[&[1.0, 2.0], &[3.0]])]);
-        let titles = |report: &Report| -> Vec<String> {
+        let titles = |report: &ScenarioReport| -> Vec<String> {
             report.metrics().iter().map(|metric| metric.title(report)).collect()
         };
         let all = titles(&report).len();

@@ -56,16 +56,16 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-pub use args::Args;
-pub use blockhaul_measure::{Error, Result};
+pub use args::ScenarioArgs;
+pub use blockhaul_measure::{MeasureError, Result};
 
-use args::{Action, Format, Options};
+use args::{BenchCommand, OutputFormat, ScenarioOptions};
 use blockhaul_measure::shell_line;
-use folder::Folder;
-use plan::{Act, Choice, Places, Plan};
-use process::Ground;
-use progress::Progress;
-use result::Report;
+use folder::ScratchFolder;
+use plan::{BenchPaths, PlanStep, RunSelection, ScenarioPlan};
+use process::ProcessContext;
+use progress::RunProgress;
+use result::ScenarioReport;
 use scenario::Scenario;
 
 /// The environment variable with the program that has started this one.
@@ -76,7 +76,7 @@ const INTERRUPTED: u8 = 130;
 /// Does what the command line says. Exit status 0 if all went well; 1 if a run failed, or a
 /// comparison found something worse; 2 if the command line, a scenario or a result cannot be
 /// understood; 130 if it was stopped.
-pub fn main(args: Args) -> ExitCode {
+pub fn main(args: ScenarioArgs) -> ExitCode {
     match act(args) {
         Ok(status) => ExitCode::from(status),
         Err(error) => {
@@ -86,38 +86,38 @@ pub fn main(args: Args) -> ExitCode {
     }
 }
 
-fn act(args: Args) -> Result<u8> {
+fn act(args: ScenarioArgs) -> Result<u8> {
     match args.action {
         None => {
             let scenarios = args.files.iter().map(|path| Scenario::load(path));
             run_all(scenarios.collect::<Result<_>>()?, &args.options)
         }
-        Some(Action::Run { names, options }) => {
+        Some(BenchCommand::Run { names, options }) => {
             let scenarios = names.iter().map(|name| Scenario::built_in(name));
             run_all(scenarios.collect::<Result<_>>()?, &options)
         }
-        Some(Action::List) => {
+        Some(BenchCommand::List) => {
             for (name, _) in scenario::BUILT_IN {
                 print(&format!("{name:10} {}\n", Scenario::built_in(name)?.1.title));
             }
             Ok(0)
         }
-        Some(Action::Compare { old, new, threshold }) => {
+        Some(BenchCommand::Compare { old, new, threshold }) => {
             let found = compare::compare(&old, &new, threshold)?;
             print(&found.text);
             Ok(u8::from(found.worse > 0))
         }
-        Some(Action::Docs { root }) => {
+        Some(BenchCommand::Docs { root }) => {
             for path in docs::write(&root)? {
                 print(&format!("wrote {}\n", path.display()));
             }
             Ok(0)
         }
-        Some(Action::Helper { helper }) => {
+        Some(BenchCommand::Helper { helper }) => {
             helper.run()?;
             Ok(0)
         }
-        Some(Action::Render { dir }) => {
+        Some(BenchCommand::Render { dir }) => {
             save::render(&save::load(&dir)?, &dir)?;
             Ok(0)
         }
@@ -125,27 +125,27 @@ fn act(args: Args) -> Result<u8> {
 }
 
 /// Where results are written: no new folder is made in whatever folder is the current one.
-fn results_folder(options: &Options, current: &Path) -> Option<PathBuf> {
+fn results_folder(options: &ScenarioOptions, current: &Path) -> Option<PathBuf> {
     let usual = current.join("bench/results");
     options.out.clone().or_else(|| usual.is_dir().then_some(usual))
 }
 
-fn run_all(scenarios: Vec<(String, Scenario)>, options: &Options) -> Result<u8> {
+fn run_all(scenarios: Vec<(String, Scenario)>, options: &ScenarioOptions) -> Result<u8> {
     let stop = Arc::new(AtomicBool::new(false));
     for signal in
         [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM, signal_hook::consts::SIGHUP]
     {
         signal_hook::flag::register(signal, stop.clone())
-            .map_err(|error| Error::new(format!("cannot catch signals: {error}")))?;
+            .map_err(|error| MeasureError::new(format!("cannot catch signals: {error}")))?;
     }
     let mut status = 0;
     for (name, scenario) in &scenarios {
         let Some(report) = run_scenario(name, scenario, options, &stop)? else { continue };
         print(&match options.format {
-            Format::Text => table::text(&report),
-            Format::Markdown => table::markdown(&report),
-            Format::Csv => table::csv(&report),
-            Format::Json => save::json(&report)?,
+            OutputFormat::Text => table::text(&report),
+            OutputFormat::Markdown => table::markdown(&report),
+            OutputFormat::Csv => table::csv(&report),
+            OutputFormat::Json => save::json(&report)?,
         });
         if !options.no_save && !report.runs.is_empty() {
             let said = match results_folder(options, Path::new("")) {
@@ -171,30 +171,35 @@ fn run_all(scenarios: Vec<(String, Scenario)>, options: &Options) -> Result<u8> 
 pub fn run_scenario(
     name: &str,
     scenario: &Scenario,
-    options: &Options,
+    options: &ScenarioOptions,
     stop: &AtomicBool,
-) -> Result<Option<Report>> {
-    let scratch = Folder::new(&home_of_scratch(options), "scratch", options.keep)?;
-    let disk = Folder::new(&options.disk, "disk", options.keep)?;
-    let logs = Folder::new(&scratch.path, "logs", false)?;
+) -> Result<Option<ScenarioReport>> {
+    let scratch = ScratchFolder::new(&home_of_scratch(options), "scratch", options.keep)?;
+    let disk = ScratchFolder::new(&options.disk, "disk", options.keep)?;
+    let logs = ScratchFolder::new(&scratch.path, "logs", false)?;
     let mut search = options.path.clone();
     search.extend(std::env::var_os("PATH").iter().flat_map(std::env::split_paths));
-    let path: OsString =
-        std::env::join_paths(&search).map_err(|error| Error::usage(format!("--path: {error}")))?;
-    let mut places =
-        Places { scratch: scratch.path.clone(), disk: disk.path.clone(), blockhaul: None, search };
+    let path: OsString = std::env::join_paths(&search)
+        .map_err(|error| MeasureError::usage(format!("--path: {error}")))?;
+    let mut places = BenchPaths {
+        scratch: scratch.path.clone(),
+        disk: disk.path.clone(),
+        blockhaul: None,
+        search,
+    };
     places.blockhaul = own_program(options, &places);
-    let mut plan = Plan::new(name, scenario, &choice(options), &places, any_seed())?;
+    let mut plan = ScenarioPlan::new(name, scenario, &choice(options), &places, any_seed())?;
     if options.dry_run {
         print(&describe(&plan));
         return Ok(None);
     }
-    let mut progress = Progress::new(options.quiet);
-    let ground = Ground { places: &places, path: &path, logs: &logs.path, stop };
-    let machine = machine::Machine::examine(options.label.as_deref(), &scratch.path, &disk.path);
+    let mut progress = RunProgress::new(options.quiet);
+    let ground = ProcessContext { places: &places, path: &path, logs: &logs.path, stop };
+    let machine =
+        machine::MachineFacts::examine(options.label.as_deref(), &scratch.path, &disk.path);
     let started = result::now_utc();
     // Ends before the folders that it is in are removed.
-    let _mounts = mount::Mounts::make(&mut plan, &ground, &mut progress);
+    let _mounts = mount::MountGuard::make(&mut plan, &ground, &mut progress);
     if plan.cells.iter().any(|cell| cell.is_ok()) {
         run::set_up(&plan, &ground, &mut progress)?;
     }
@@ -204,7 +209,7 @@ pub fn run_scenario(
     let here = std::env::current_dir().unwrap_or_default();
     let settings = settings(&plan);
     let machine_cores = machine.cores;
-    let report = Report {
+    let report = ScenarioReport {
         format: result::FORMAT,
         name: plan.name.clone(),
         title: plan.title.clone(),
@@ -233,7 +238,7 @@ pub fn run_scenario(
 }
 
 /// The directory in which the folder for disks in memory is made.
-fn home_of_scratch(options: &Options) -> PathBuf {
+fn home_of_scratch(options: &ScenarioOptions) -> PathBuf {
     match &options.scratch {
         Some(dir) => dir.clone(),
         None if Path::new("/dev/shm").is_dir() => PathBuf::from("/dev/shm"),
@@ -242,8 +247,8 @@ fn home_of_scratch(options: &Options) -> PathBuf {
 }
 
 /// What of a scenario the options choose.
-fn choice(options: &Options) -> Choice {
-    Choice {
+fn choice(options: &ScenarioOptions) -> RunSelection {
+    RunSelection {
         full: options.full,
         runs: options.runs,
         warmup: options.warmup,
@@ -256,8 +261,8 @@ fn choice(options: &Options) -> Choice {
 }
 
 /// How a plan is measured, for the report.
-fn settings(plan: &Plan) -> result::Settings {
-    result::Settings {
+fn settings(plan: &ScenarioPlan) -> result::RunSettings {
+    result::RunSettings {
         runs: plan.runs,
         warmup: plan.warmup,
         together: plan.together,
@@ -268,7 +273,7 @@ fn settings(plan: &Plan) -> result::Settings {
 }
 
 /// The program that `{blockhaul}` stands for.
-fn own_program(options: &Options, places: &Places) -> Option<PathBuf> {
+fn own_program(options: &ScenarioOptions, places: &BenchPaths) -> Option<PathBuf> {
     match &options.blockhaul {
         Some(given) => std::path::absolute(given).ok(),
         None => std::env::var_os(PROGRAM)
@@ -284,8 +289,8 @@ fn beside() -> Option<PathBuf> {
     path.is_file().then_some(path)
 }
 
-fn secrets(places: &Places, options: &Options, here: &Path) -> save::Secrets {
-    let mut secrets = save::Secrets::default();
+fn secrets(places: &BenchPaths, options: &ScenarioOptions, here: &Path) -> save::PathReplacements {
+    let mut secrets = save::PathReplacements::default();
     secrets.add(&places.scratch, "{scratch}");
     secrets.add(&places.disk, "{disk}");
     secrets.add(here, "{root}");
@@ -301,8 +306,8 @@ fn secrets(places: &Places, options: &Options, here: &Path) -> save::Secrets {
     secrets
 }
 
-fn heading(row: &plan::Row) -> result::Row {
-    result::Row {
+fn heading(row: &plan::PlanRow) -> result::ReportRow {
+    result::ReportRow {
         label: row.label.clone(),
         variables: row.variables.clone(),
         unchecked: row.unchecked.clone(),
@@ -311,7 +316,7 @@ fn heading(row: &plan::Row) -> result::Row {
     }
 }
 
-fn setup_lines(plan: &Plan) -> Vec<String> {
+fn setup_lines(plan: &ScenarioPlan) -> Vec<String> {
     let images = plan.images.iter().map(|image| {
         format!(
             "(image {}: {} bytes, {} of them random in runs of {}, seed {})",
@@ -327,11 +332,11 @@ fn setup_lines(plan: &Plan) -> Vec<String> {
         let size = mount.size;
         format!("({} of {size} bytes on {folder}, over a loop device)", mount.kind)
     });
-    mounts.chain(images).chain(plan.setup.iter().map(Act::to_string)).collect()
+    mounts.chain(images).chain(plan.setup.iter().map(PlanStep::to_string)).collect()
 }
 
 /// Versions of all programs of a plan, by name.
-fn versions(plan: &Plan, ground: &Ground<'_>) -> BTreeMap<String, String> {
+fn versions(plan: &ScenarioPlan, ground: &ProcessContext<'_>) -> BTreeMap<String, String> {
     let mut programs = BTreeSet::new();
     for body in plan.cells.iter().flatten() {
         programs.extend(body.commands().map(|words| words[0].clone()));
@@ -346,7 +351,7 @@ fn versions(plan: &Plan, ground: &Ground<'_>) -> BTreeMap<String, String> {
 }
 
 /// What would be run.
-fn describe(plan: &Plan) -> String {
+fn describe(plan: &ScenarioPlan) -> String {
     let mut text = format!("{}: {} runs, {} for warming up\n", plan.title, plan.runs, plan.warmup);
     for line in setup_lines(plan) {
         text.push_str(&format!("  setup: {line}\n"));
@@ -396,7 +401,7 @@ mod tests {
     #[derive(Parser)]
     struct Cli {
         #[command(flatten)]
-        args: Args,
+        args: ScenarioArgs,
     }
 
     #[test]

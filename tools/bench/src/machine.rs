@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 /// The machine and its state.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct Machine {
+pub struct MachineFacts {
     /// A short name for folders, such as `2core-xeon`, or what `--label` says.
     pub label: String,
     /// The processor's name from the kernel.
@@ -29,12 +29,12 @@ pub struct Machine {
     pub load_before: f64,
 }
 
-impl Machine {
+impl MachineFacts {
     /// This machine. `label` replaces the derived one.
-    pub fn examine(label: Option<&str>, scratch: &Path, disk: &Path) -> Machine {
+    pub fn examine(label: Option<&str>, scratch: &Path, disk: &Path) -> MachineFacts {
         let cpu = cpu_name();
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        Machine {
+        MachineFacts {
             label: label.map_or_else(|| derived_label(cores, &cpu), str::to_owned),
             cores,
             memory_bytes: memory_bytes(),
@@ -185,7 +185,7 @@ mod tests {
 
     #[test]
     fn this_machine_is_examined() {
-        let machine = Machine::examine(None, Path::new("/proc"), Path::new("/no/such/place"));
+        let machine = MachineFacts::examine(None, Path::new("/proc"), Path::new("/no/such/place"));
         assert!(machine.memory_bytes > 1 << 20 && machine.cores > 0);
         assert_eq!(machine.scratch_file_system.as_deref(), Some("proc"));
         assert_eq!(machine.disk_file_system, None);

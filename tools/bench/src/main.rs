@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use blockhaul_bench::Args;
+use blockhaul_bench::ScenarioArgs;
 use clap::Parser as _;
 
 /// Compare programs
@@ -19,7 +19,7 @@ use clap::Parser as _;
 )]
 struct Cli {
     #[command(flatten)]
-    args: Args,
+    args: ScenarioArgs,
 }
 
 fn main() -> ExitCode {

@@ -1,11 +1,11 @@
 //! What a person must know of a report beside its tables: how it was measured, on what, and what failed.
 
 use crate::metric::Metric;
-use crate::result::Report;
+use crate::result::ScenarioReport;
 use crate::run::FAILURES_MAX;
 
 /// What a person must know before looking at figures.
-pub fn circumstances(report: &Report) -> String {
+pub fn circumstances(report: &ScenarioReport) -> String {
     let settings = &report.settings;
     let mut text = format!(
         "{} of {} runs after {} for warming up, ± standard deviation; runs of all \
@@ -39,7 +39,7 @@ pub fn circumstances(report: &Report) -> String {
 }
 
 /// Remarks: failures, cells that were skipped, rows that are not checked.
-pub fn notes(report: &Report) -> Vec<String> {
+pub fn notes(report: &ScenarioReport) -> Vec<String> {
     let mut notes = Vec::new();
     for cell in &report.cells {
         let place = format!("{}, {}", report.rows[cell.row].label, report.columns[cell.column]);
@@ -83,7 +83,7 @@ pub fn notes(report: &Report) -> Vec<String> {
 }
 
 /// What it was measured on and with.
-pub fn facts(report: &Report) -> Vec<(String, String)> {
+pub fn facts(report: &ScenarioReport) -> Vec<(String, String)> {
     let machine = &report.machine;
     let on = |kind: &Option<String>| kind.clone().unwrap_or_else(|| "unknown".to_owned());
     let mut facts: Vec<(&str, String)> = vec![
@@ -108,7 +108,7 @@ pub fn facts(report: &Report) -> Vec<(String, String)> {
 }
 
 /// Heading of the table of ratios.
-pub fn ratio_title(report: &Report) -> String {
+pub fn ratio_title(report: &ScenarioReport) -> String {
     let reference = report.reference.map_or("", |at| report.columns[at].as_str());
     format!("Wall time as a ratio to {reference} in the same round: median and confidence interval")
 }

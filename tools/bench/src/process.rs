@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 
-use crate::group::Group;
-use crate::plan::{Places, Ready, ServerPlan, base_name};
+use crate::group::ProcessGroup;
+use crate::plan::{BenchPaths, ReadyCondition, ServerPlan, base_name};
 use crate::usage::{self, Usage};
 
 /// Interval of memory samples of a command, once it has run for a while.
@@ -32,9 +32,9 @@ const TAIL_MAX: usize = 2000;
 
 /// Where and how processes are started.
 #[derive(Clone, Copy)]
-pub struct Ground<'a> {
+pub struct ProcessContext<'a> {
     /// Where programs are.
-    pub places: &'a Places,
+    pub places: &'a BenchPaths,
     /// Value of PATH for them.
     pub path: &'a std::ffi::OsStr,
     /// Folder for what they print.
@@ -54,7 +54,7 @@ pub struct ProcessFailure {
 
 /// How a timed command went.
 #[derive(Debug)]
-pub struct Timed {
+pub struct CommandTiming {
     /// From before it was started until it had ended.
     pub wall: Duration,
     /// What it used.
@@ -64,10 +64,10 @@ pub struct Timed {
 }
 
 /// A server that runs. Dropping it ends it at once.
-pub struct Server {
+pub struct TimedServer {
     /// Its name in the scenario.
     pub name: String,
-    pub(crate) group: Group,
+    pub(crate) group: ProcessGroup,
     /// What it had used when it was ready.
     before: Usage,
     /// Peaks that were seen while it was used: threads come and go with connections.
@@ -75,22 +75,27 @@ pub struct Server {
     log: PathBuf,
 }
 
-impl Ground<'_> {
+impl ProcessContext<'_> {
     /// Runs a command and measures it. It is killed after `timeout`, or when the person wants to
     /// stop.
-    pub fn run(&self, words: &[String], timeout: Duration) -> Timed {
+    pub fn run(&self, words: &[String], timeout: Duration) -> CommandTiming {
         self.run_with(words, timeout, &mut [])
     }
 
     /// The same, with an eye on the servers that it uses.
-    pub fn run_with(&self, words: &[String], timeout: Duration, servers: &mut [Server]) -> Timed {
+    pub fn run_with(
+        &self,
+        words: &[String],
+        timeout: Duration,
+        servers: &mut [TimedServer],
+    ) -> CommandTiming {
         let log = self.logs.join("command");
         let start = Instant::now();
         let mut group = match self.spawn(words, &log) {
             Ok(group) => group,
             Err(why) => {
                 let failure = Some(ProcessFailure { why, stderr: String::new() });
-                return Timed { wall: start.elapsed(), usage: Usage::default(), failure };
+                return CommandTiming { wall: start.elapsed(), usage: Usage::default(), failure };
             }
         };
         let mut usage = Usage::default();
@@ -135,7 +140,7 @@ impl Ground<'_> {
             (None, Err(error)) => Some(format!("cannot wait for {program}: {error}")),
         };
         let failure = why.map(|why| ProcessFailure { why, stderr: tail(&log) });
-        Timed { wall, usage, failure }
+        CommandTiming { wall, usage, failure }
     }
 
     /// What the command that was run last printed to stdout, from the beginning.
@@ -154,13 +159,13 @@ impl Ground<'_> {
     }
 
     /// Starts a server and waits until it is ready.
-    pub fn serve(&self, plan: &ServerPlan) -> Result<Server, ProcessFailure> {
+    pub fn serve(&self, plan: &ServerPlan) -> Result<TimedServer, ProcessFailure> {
         let log = self.logs.join(format!("server-{}", plan.name.replace('/', "_")));
         let fail = |why: String, log: Option<&Path>| ProcessFailure {
             why: format!("server {}: {why}", plan.name),
             stderr: log.map(tail).unwrap_or_default(),
         };
-        if let Ready::Socket(path) | Ready::Exists(path) = &plan.ready {
+        if let ReadyCondition::Socket(path) | ReadyCondition::Exists(path) = &plan.ready {
             crate::files::remove(path).map_err(|error| fail(error.to_string(), None))?;
         }
         let mut group = self.spawn(&plan.command, &log).map_err(|why| fail(why, None))?;
@@ -182,10 +187,10 @@ impl Ground<'_> {
             }
         }
         let before = Usage::of(group.child.id()).unwrap_or_default();
-        Ok(Server { name: plan.name.clone(), group, before, seen: before, log })
+        Ok(TimedServer { name: plan.name.clone(), group, before, seen: before, log })
     }
 
-    fn spawn(&self, words: &[String], log: &Path) -> Result<Group, String> {
+    fn spawn(&self, words: &[String], log: &Path) -> Result<ProcessGroup, String> {
         let (program, arguments) =
             words.split_first().ok_or("cannot start a command without words")?;
         let name = base_name(program);
@@ -205,11 +210,11 @@ impl Ground<'_> {
             .process_group(0)
             .spawn()
             .map_err(|error| cannot(&error))?;
-        Group::new(child).map_err(|error| cannot(&error))
+        ProcessGroup::new(child).map_err(|error| cannot(&error))
     }
 }
 
-impl Server {
+impl TimedServer {
     /// What it has used since it was ready. An error if it has ended by itself.
     pub fn usage(&mut self) -> Result<Usage, ProcessFailure> {
         if self.group.ended_within(Duration::ZERO) {
@@ -248,11 +253,11 @@ fn ended_badly(status: ExitStatus) -> Option<String> {
     }
 }
 
-fn is_ready(ready: &Ready) -> bool {
+fn is_ready(ready: &ReadyCondition) -> bool {
     match ready {
-        Ready::Socket(path) => listens(path),
-        Ready::Exists(path) => path.exists(),
-        Ready::Port(port) => {
+        ReadyCondition::Socket(path) => listens(path),
+        ReadyCondition::Exists(path) => path.exists(),
+        ReadyCondition::Port(port) => {
             let address = SocketAddr::from((Ipv4Addr::LOCALHOST, *port));
             TcpStream::connect_timeout(&address, Duration::from_millis(100)).is_ok()
         }
@@ -290,7 +295,7 @@ mod tests {
 
     struct Here {
         dir: tempfile::TempDir,
-        places: Places,
+        places: BenchPaths,
         path: std::ffi::OsString,
         stop: AtomicBool,
     }
@@ -299,7 +304,7 @@ mod tests {
         fn new() -> Here {
             let dir = tempfile::tempdir().unwrap();
             let path = std::env::var_os("PATH").unwrap();
-            let places = Places {
+            let places = BenchPaths {
                 scratch: dir.path().into(),
                 disk: dir.path().into(),
                 blockhaul: None,
@@ -308,11 +313,11 @@ mod tests {
             Here { dir, places, path, stop: AtomicBool::new(false) }
         }
 
-        fn ground(&self) -> Ground<'_> {
+        fn ground(&self) -> ProcessContext<'_> {
             let places = &self.places;
             let path = &self.path;
             let stop = &self.stop;
-            Ground { places, path, logs: self.dir.path(), stop }
+            ProcessContext { places, path, logs: self.dir.path(), stop }
         }
     }
 
@@ -356,7 +361,7 @@ mod tests {
         let mut plan = ServerPlan {
             name: "s".into(),
             command: shell(&line),
-            ready: Ready::Exists(mark.clone()),
+            ready: ReadyCondition::Exists(mark.clone()),
         };
         let mut server = here.ground().serve(&plan).unwrap_or_else(|f| panic!("{f:?}"));
         assert!(mark.exists());
@@ -385,7 +390,7 @@ mod tests {
         let plan = ServerPlan {
             name: "busy".into(),
             command: shell(&line),
-            ready: Ready::Exists(mark.clone()),
+            ready: ReadyCondition::Exists(mark.clone()),
         };
         let mut server = here.ground().serve(&plan).unwrap_or_else(|f| panic!("{f:?}"));
         // On a busy machine perf begins to count late: then for longer.

@@ -3,10 +3,10 @@
 use std::io::{IsTerminal as _, Write as _};
 use std::time::Duration;
 
-use crate::result::Failure;
+use crate::result::RunFailure;
 
 /// Shows on stderr what is going on.
-pub struct Progress {
+pub struct RunProgress {
     quiet: bool,
     terminal: bool,
     rounds: u32,
@@ -16,10 +16,10 @@ pub struct Progress {
     last_round: Option<u32>,
 }
 
-impl Progress {
+impl RunProgress {
     /// A line on the terminal if stderr is one; with `quiet` only failures.
-    pub fn new(quiet: bool) -> Progress {
-        Progress {
+    pub fn new(quiet: bool) -> RunProgress {
+        RunProgress {
             quiet,
             terminal: std::io::stderr().is_terminal(),
             rounds: 0,
@@ -71,7 +71,7 @@ impl Progress {
     }
 
     /// A run failed; with `given_up` its cell is not run again.
-    pub fn failed(&mut self, what: &str, failure: &Failure, given_up: bool) {
+    pub fn failed(&mut self, what: &str, failure: &RunFailure, given_up: bool) {
         self.end();
         let more = if given_up { "; this cell is given up" } else { "" };
         let mut text = format!("{what}: {} failed: {}{more}\n", failure.stage, failure.why);
@@ -130,7 +130,7 @@ mod tests {
 
     #[test]
     fn the_time_left_is_that_of_the_runs_so_far() {
-        let mut progress = Progress::new(true);
+        let mut progress = RunProgress::new(true);
         progress.start(2, 5);
         assert_eq!(progress.left(), None);
         progress.done(Duration::from_secs(3));

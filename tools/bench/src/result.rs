@@ -1,13 +1,13 @@
-//! What was measured: raw runs and their summaries. `result.json` is a `Report`.
+//! What was measured: raw runs and their summaries. `result.json` is a `ScenarioReport`.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::machine::Machine;
+use crate::machine::MachineFacts;
 pub use crate::metric::Metric;
-use crate::plan::{Act, Plan};
-use crate::stats::Summary;
+use crate::plan::{PlanStep, ScenarioPlan};
+use crate::stats::SampleSummary;
 use crate::usage::Usage;
 use blockhaul_measure::shell_line;
 
@@ -21,7 +21,7 @@ pub fn is_ours(label: &str) -> bool {
 
 /// A scenario's results with all that is needed to judge and repeat them.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Report {
+pub struct ScenarioReport {
     /// `FORMAT` of the program that wrote it.
     pub format: u32,
     /// Name of the scenario.
@@ -40,7 +40,7 @@ pub struct Report {
     /// When it was started, UTC.
     pub started: String,
     /// Machine and system.
-    pub machine: Machine,
+    pub machine: MachineFacts,
     /// Processes that wanted to run in the last minute before the end.
     pub load_after: f64,
     /// Commit that the tree was at, with a + if files were changed.
@@ -49,7 +49,7 @@ pub struct Report {
     /// What programs say about their version.
     pub programs: BTreeMap<String, String>,
     /// How it was run.
-    pub settings: Settings,
+    pub settings: RunSettings,
     /// Labels of the columns.
     pub columns: Vec<String>,
     /// The column that others are compared with.
@@ -65,23 +65,23 @@ pub struct Report {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rate_unit: Option<String>,
     /// The rows.
-    pub rows: Vec<Row>,
+    pub rows: Vec<ReportRow>,
     /// What was done before the first run.
     pub setup: Vec<String>,
     /// Cells, row by row.
-    pub cells: Vec<Cell>,
+    pub cells: Vec<CellReport>,
     /// Median share of the machine's processors that others used during the runs, in percent; none if several
     /// cells were run at the same time.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub noise_percent: Option<f64>,
     /// Runs in the order of time: every run of a new report, the failed ones of a report from a file.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub runs: Vec<Run>,
+    pub runs: Vec<CellRun>,
 }
 
 /// How a scenario was run.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Settings {
+pub struct RunSettings {
     /// Counted runs of each cell.
     pub runs: u32,
     /// Rounds before them.
@@ -103,7 +103,7 @@ fn one() -> u32 {
 
 /// A row's heading.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Row {
+pub struct ReportRow {
     /// Heading.
     pub label: String,
     /// Variables of the case and the matrix.
@@ -121,7 +121,7 @@ pub struct Row {
 
 /// A row in a column.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct Cell {
+pub struct CellReport {
     /// Index of the row.
     pub row: usize,
     /// Index of the column.
@@ -146,30 +146,30 @@ pub struct Cell {
     pub failed: usize,
     /// Wall time of the command in seconds.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub wall_s: Option<Summary>,
+    pub wall_s: Option<SampleSummary>,
     /// Processor time of the command in seconds.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub own_cpu_s: Option<Summary>,
+    pub own_cpu_s: Option<SampleSummary>,
     /// Processor time of the command and all servers in seconds.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub total_cpu_s: Option<Summary>,
+    pub total_cpu_s: Option<SampleSummary>,
     /// Peak memory of the command in bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub own_peak_bytes: Option<Summary>,
+    pub own_peak_bytes: Option<SampleSummary>,
     /// Peak memory of the command and all servers in bytes; the peaks need not fall together.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub total_peak_bytes: Option<Summary>,
+    pub total_peak_bytes: Option<SampleSummary>,
     /// Wall time divided by that of the reference column in the same round.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub ratio: Option<Summary>,
+    pub ratio: Option<SampleSummary>,
     /// What else is shown.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub more: BTreeMap<Metric, Summary>,
+    pub more: BTreeMap<Metric, SampleSummary>,
 }
 
 /// One run of a cell.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Run {
+pub struct CellRun {
     /// Index of the row.
     pub row: usize,
     /// Index of the column.
@@ -179,7 +179,7 @@ pub struct Run {
     /// Whether it was for warming up and does not count.
     pub warmup: bool,
     /// Why it failed.
-    pub failure: Option<Failure>,
+    pub failure: Option<RunFailure>,
     /// Wall time of the command in seconds.
     pub wall_s: f64,
     /// What the command used.
@@ -193,7 +193,7 @@ pub struct Run {
 
 /// Why a run failed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Failure {
+pub struct RunFailure {
     /// `prepare`, `servers`, `command` or `check`.
     pub stage: String,
     /// One line.
@@ -204,7 +204,7 @@ pub struct Failure {
 
 /// What can be shown of a cell.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum State<'a> {
+pub enum CellState<'a> {
     /// It was not run, for this reason.
     Skipped(&'a str),
     /// Nothing was measured before it was stopped.
@@ -212,22 +212,22 @@ pub enum State<'a> {
     /// All runs failed: their number.
     Failed(usize),
     /// The summary of the good runs.
-    Good(&'a Summary),
+    Good(&'a SampleSummary),
 }
 
-impl Cell {
+impl CellReport {
     /// What can be shown of it.
-    pub fn state(&self, metric: Metric) -> State<'_> {
+    pub fn state(&self, metric: Metric) -> CellState<'_> {
         match (&self.skipped, metric.of(self)) {
-            (Some(reason), _) => State::Skipped(reason),
-            (None, Some(summary)) => State::Good(summary),
-            (None, None) if self.failed > 0 => State::Failed(self.failed),
-            (None, None) => State::Missing,
+            (Some(reason), _) => CellState::Skipped(reason),
+            (None, Some(summary)) => CellState::Good(summary),
+            (None, None) if self.failed > 0 => CellState::Failed(self.failed),
+            (None, None) => CellState::Missing,
         }
     }
 }
 
-impl Run {
+impl CellRun {
     /// Processor time of command and servers, in seconds.
     pub fn total_cpu_s(&self) -> f64 {
         self.command.cpu_s() + self.servers.iter().map(|(_, usage)| usage.cpu_s()).sum::<f64>()
@@ -245,7 +245,7 @@ impl Run {
     }
 }
 
-impl Report {
+impl ScenarioReport {
     /// What is shown of it, in order.
     pub fn metrics(&self) -> Vec<Metric> {
         let mut metrics = Metric::BASE.to_vec();
@@ -267,7 +267,7 @@ impl Report {
         self.rate_unit.is_some()
             && (0..self.rows.len()).all(|row| {
                 let mut ran = self.row(row).iter().filter(|cell| cell.skipped.is_none());
-                let program = |cell: &Cell| cell.command.split(' ').next().map(str::to_owned);
+                let program = |cell: &CellReport| cell.command.split(' ').next().map(str::to_owned);
                 let first = ran.clone().next().and_then(program);
                 ran.all(|cell| !cell.servers.is_empty() && program(cell) == first)
             })
@@ -279,12 +279,12 @@ impl Report {
     }
 
     /// The cell of a row and a column.
-    pub fn cell(&self, row: usize, column: usize) -> &Cell {
+    pub fn cell(&self, row: usize, column: usize) -> &CellReport {
         &self.cells[row * self.columns.len() + column]
     }
 
     /// The cells of a row.
-    pub fn row(&self, row: usize) -> &[Cell] {
+    pub fn row(&self, row: usize) -> &[CellReport] {
         &self.cells[row * self.columns.len()..(row + 1) * self.columns.len()]
     }
 
@@ -292,7 +292,7 @@ impl Report {
     /// reports that were read from files.
     pub fn is_whole(&self) -> bool {
         let width = self.columns.len();
-        let in_place = |(at, cell): (usize, &Cell)| cell.row * width + cell.column == at;
+        let in_place = |(at, cell): (usize, &CellReport)| cell.row * width + cell.column == at;
         width > 0
             && self.cells.len() == self.rows.len() * width
             && self.cells.iter().all(|cell| cell.column < width && cell.row < self.rows.len())
@@ -307,35 +307,35 @@ impl Report {
     }
 }
 
-/// [`Report::noise_percent`] of these runs.
-pub fn noise_percent(settings: &Settings, cores: usize, runs: &[Run]) -> Option<f64> {
+/// [`ScenarioReport::noise_percent`] of these runs.
+pub fn noise_percent(settings: &RunSettings, cores: usize, runs: &[CellRun]) -> Option<f64> {
     if settings.together > 1 {
         return None;
     }
-    let share = |run: &Run| 100.0 * run.others_cpu_s / (run.wall_s * cores.max(1) as f64);
+    let share = |run: &CellRun| 100.0 * run.others_cpu_s / (run.wall_s * cores.max(1) as f64);
     let shares: Vec<f64> =
         runs.iter().filter(|run| run.counts() && run.wall_s > 0.0).map(share).collect();
-    Summary::of(&shares).map(|summary| summary.median)
+    SampleSummary::of(&shares).map(|summary| summary.median)
 }
 
 /// Cells of a plan with the summaries of their runs.
-pub fn summarize(plan: &Plan, runs: &[Run]) -> Vec<Cell> {
+pub fn summarize(plan: &ScenarioPlan, runs: &[CellRun]) -> Vec<CellReport> {
     let width = plan.columns.len();
     let mut cells = Vec::with_capacity(plan.cells.len());
     for (at, body) in plan.cells.iter().enumerate() {
         let row = at / width;
         let column = at % width;
-        let mine: Vec<&Run> =
+        let mine: Vec<&CellRun> =
             runs.iter().filter(|run| run.row == row && run.column == column).collect();
-        let good: Vec<&Run> = mine.iter().copied().filter(|run| run.counts()).collect();
-        let of = |value: &dyn Fn(&Run) -> f64| {
-            Summary::of(&good.iter().map(|run| value(run)).collect::<Vec<f64>>())
+        let good: Vec<&CellRun> = mine.iter().copied().filter(|run| run.counts()).collect();
+        let of = |value: &dyn Fn(&CellRun) -> f64| {
+            SampleSummary::of(&good.iter().map(|run| value(run)).collect::<Vec<f64>>())
         };
-        let mut cell = Cell { row, column, good: good.len(), ..Cell::default() };
+        let mut cell = CellReport { row, column, good: good.len(), ..CellReport::default() };
         match body {
             Err(reason) => cell.skipped = Some(reason.clone()),
             Ok(body) => {
-                let lines = |acts: &[Act]| acts.iter().map(Act::to_string).collect();
+                let lines = |acts: &[PlanStep]| acts.iter().map(PlanStep::to_string).collect();
                 cell.prepare = lines(&body.prepare);
                 cell.check = lines(&body.check);
                 cell.servers = body.servers.iter().map(|s| shell_line(&s.command)).collect();
@@ -345,15 +345,15 @@ pub fn summarize(plan: &Plan, runs: &[Run]) -> Vec<Cell> {
         cell.failed = mine.iter().filter(|run| !run.warmup && run.failure.is_some()).count();
         cell.wall_s = of(&|run| run.wall_s);
         cell.own_cpu_s = of(&|run| run.command.cpu_s());
-        cell.total_cpu_s = of(&Run::total_cpu_s);
+        cell.total_cpu_s = of(&CellRun::total_cpu_s);
         cell.own_peak_bytes = of(&|run| run.command.peak_bytes as f64);
         cell.total_peak_bytes = of(&|run| run.total_peak_bytes() as f64);
         for metric in &plan.show {
             let warm = mine.iter().filter(|run| run.warmup && run.failure.is_none());
-            let runs: Vec<&Run> =
+            let runs: Vec<&CellRun> =
                 if metric.is_of_warmup() { warm.copied().collect() } else { good.clone() };
             let values = runs.iter().filter_map(|run| metric.value(run, plan.rows[row].amount));
-            if let Some(summary) = Summary::of(&values.collect::<Vec<f64>>()) {
+            if let Some(summary) = SampleSummary::of(&values.collect::<Vec<f64>>()) {
                 cell.more.insert(*metric, summary);
             }
         }
@@ -368,7 +368,7 @@ pub fn summarize(plan: &Plan, runs: &[Run]) -> Vec<Cell> {
                     (other.counts() && other.wall_s > 0.0).then(|| run.wall_s / other.wall_s)
                 })
                 .collect();
-            cell.ratio = Summary::of(&ratios);
+            cell.ratio = SampleSummary::of(&ratios);
         }
         cells.push(cell);
     }
@@ -405,7 +405,7 @@ fn utc(seconds: u64) -> String {
 
 impl Metric {
     /// Heading, with the unit.
-    pub fn title(self, report: &Report) -> String {
+    pub fn title(self, report: &ScenarioReport) -> String {
         match self {
             Metric::Wall => "Wall time, seconds",
             Metric::Rate => return report.rate_unit.clone().unwrap_or_default(),
@@ -429,7 +429,7 @@ impl Metric {
     }
 
     /// The summary of a cell.
-    pub fn of(self, cell: &Cell) -> Option<&Summary> {
+    pub fn of(self, cell: &CellReport) -> Option<&SampleSummary> {
         match self {
             Metric::Wall => cell.wall_s.as_ref(),
             Metric::OwnCpu => cell.own_cpu_s.as_ref(),
@@ -441,7 +441,7 @@ impl Metric {
     }
 
     /// The value of a run; None where it has none. `amount` is that of its row.
-    pub fn value(self, run: &Run, amount: Option<f64>) -> Option<f64> {
+    pub fn value(self, run: &CellRun, amount: Option<f64>) -> Option<f64> {
         let servers = |value: fn(&Usage) -> u64| {
             let sum: u64 = run.servers.iter().map(|(_, usage)| value(usage)).sum();
             (!run.servers.is_empty()).then_some(sum as f64)
@@ -483,11 +483,11 @@ impl Metric {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::{Choice, Places};
+    use crate::plan::{BenchPaths, RunSelection};
     use crate::scenario::Scenario;
 
-    fn run(column: usize, round: u32, wall_s: f64) -> Run {
-        Run {
+    fn run(column: usize, round: u32, wall_s: f64) -> CellRun {
+        CellRun {
             row: 0,
             column,
             round,
@@ -500,15 +500,15 @@ mod tests {
         }
     }
 
-    fn plan(text: &str) -> Plan {
+    fn plan(text: &str) -> ScenarioPlan {
         let scenario = Scenario::parse("t", text).unwrap();
-        let places = Places {
+        let places = BenchPaths {
             scratch: "/".into(),
             disk: "/".into(),
             blockhaul: None,
             search: vec!["/bin".into()],
         };
-        Plan::new("t", &scenario, &Choice::default(), &places, 1).unwrap()
+        ScenarioPlan::new("t", &scenario, &RunSelection::default(), &places, 1).unwrap()
     }
 
     #[test]
@@ -521,7 +521,7 @@ mod tests {
         let mut runs = vec![run(0, 0, 99.0), run(1, 0, 99.0)];
         runs.extend([run(0, 1, 1.0), run(1, 1, 2.0), run(1, 2, 8.0), run(0, 2, 2.0)]);
         runs.extend([run(0, 3, 1.0), run(1, 3, 3.0), run(1, 4, 3.0), run(0, 4, 1.0)]);
-        let why = Failure { stage: "check".into(), why: "wrong".into(), stderr: String::new() };
+        let why = RunFailure { stage: "check".into(), why: "wrong".into(), stderr: String::new() };
         runs[9].failure = Some(why);
         let cells = summarize(&plan, &runs);
         assert_eq!((cells[0].good, cells[0].failed, cells[1].good), (3, 1, 4));
@@ -558,7 +558,7 @@ mod tests {
         let mut report = crate::table::tests::report(&["a"], &[("row", &[&[1.0]])]);
         report.show = vec![Metric::ServersCalls, Metric::ServersCpu];
         assert_eq!(report.metrics(), Metric::BASE);
-        let summary = Summary::of(&[3.0]).unwrap();
+        let summary = SampleSummary::of(&[3.0]).unwrap();
         report.cells[0].more.insert(Metric::ServersCpu, summary);
         assert_eq!(report.metrics()[Metric::BASE.len()..], [Metric::ServersCpu]);
     }

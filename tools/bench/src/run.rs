@@ -7,16 +7,16 @@ use std::sync::atomic::Ordering;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::calls::Calls;
+use crate::calls::SystemCallCounter;
 use crate::files;
 use crate::metric::Metric;
-use crate::plan::{Act, Body, Plan};
-use crate::process::{self, Ground, Server};
-use crate::progress::Progress;
-use crate::result::{Failure, Run};
+use crate::plan::{CellPlan, PlanStep, ScenarioPlan};
+use crate::process::{self, ProcessContext, TimedServer};
+use crate::progress::RunProgress;
+use crate::result::{CellRun, RunFailure};
 use crate::usage::{self, Usage};
-use blockhaul_measure::Random;
-use blockhaul_measure::{Error, Result};
+use blockhaul_measure::RandomGenerator;
+use blockhaul_measure::{MeasureError, Result};
 
 /// A cell that failed this often, and never succeeded, is not run again.
 pub const FAILURES_MAX: u32 = 3;
@@ -24,16 +24,20 @@ pub const FAILURES_MAX: u32 = 3;
 const STEP_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// What came of it.
-pub struct Outcome {
+pub struct RunOutcome {
     /// Every run, in the order of time.
-    pub runs: Vec<Run>,
+    pub runs: Vec<CellRun>,
     /// Whether the person stopped it.
     pub interrupted: bool,
 }
 
 /// Makes the images and carries out the steps that come before all runs.
-pub fn set_up(plan: &Plan, ground: &Ground<'_>, progress: &mut Progress) -> Result<()> {
-    let stopped = || Error::new("stopped before the first run");
+pub fn set_up(
+    plan: &ScenarioPlan,
+    ground: &ProcessContext<'_>,
+    progress: &mut RunProgress,
+) -> Result<()> {
+    let stopped = || MeasureError::new("stopped before the first run");
     for image in &plan.images {
         progress.note(&format!("making {}", image.path.display()));
         files::make_image(image)?;
@@ -47,23 +51,27 @@ pub fn set_up(plan: &Plan, ground: &Ground<'_>, progress: &mut Progress) -> Resu
             if ground.stop.load(Ordering::Relaxed) {
                 return stopped();
             }
-            Error::new(format!("setup step {act}: {}\n{}", failure.why, failure.stderr))
+            MeasureError::new(format!("setup step {act}: {}\n{}", failure.why, failure.stderr))
         })?;
     }
     Ok(())
 }
 
 /// Runs all cells, `plan.warmup` and then `plan.runs` times.
-pub fn run(plan: &Plan, ground: &Ground<'_>, progress: &mut Progress) -> Outcome {
+pub fn run(
+    plan: &ScenarioPlan,
+    ground: &ProcessContext<'_>,
+    progress: &mut RunProgress,
+) -> RunOutcome {
     let rounds = plan.warmup.saturating_add(plan.runs);
     progress.start(rounds, plan.cells.iter().filter(|cell| cell.is_ok()).count());
     let history = vec![(0_u32, false); plan.cells.len()];
     let queue = VecDeque::new();
     let runs = Vec::new();
-    let mut state = State { queue, history, runs, progress, interrupted: false };
+    let mut state = RoundState { queue, history, runs, progress, interrupted: false };
     for round in 0..rounds {
         state.queue = order(plan, round).into();
-        let course = Course { plan, ground, round, state: Mutex::new(state) };
+        let course = MeasurementRound { plan, ground, round, state: Mutex::new(state) };
         std::thread::scope(|scope| {
             for number in 1..plan.together {
                 let course = &course;
@@ -73,48 +81,48 @@ pub fn run(plan: &Plan, ground: &Ground<'_>, progress: &mut Progress) -> Outcome
         });
         state = course.state.into_inner().unwrap_or_else(PoisonError::into_inner);
         if state.interrupted {
-            return Outcome { runs: state.runs, interrupted: true };
+            return RunOutcome { runs: state.runs, interrupted: true };
         }
     }
     state.progress.end();
-    Outcome { runs: state.runs, interrupted: false }
+    RunOutcome { runs: state.runs, interrupted: false }
 }
 
 /// A round: its cells, and those that run them.
-struct Course<'a> {
-    plan: &'a Plan,
-    ground: &'a Ground<'a>,
+struct MeasurementRound<'a> {
+    plan: &'a ScenarioPlan,
+    ground: &'a ProcessContext<'a>,
     round: u32,
-    state: Mutex<State<'a>>,
+    state: Mutex<RoundState<'a>>,
 }
 
 /// What the workers of a round share.
-struct State<'a> {
+struct RoundState<'a> {
     /// Cells to run.
     queue: VecDeque<usize>,
     /// Failures of each cell, and whether it succeeded once.
     history: Vec<(u32, bool)>,
-    runs: Vec<Run>,
-    progress: &'a mut Progress,
+    runs: Vec<CellRun>,
+    progress: &'a mut RunProgress,
     interrupted: bool,
 }
 
-impl<'a> Course<'a> {
-    fn lock(&self) -> MutexGuard<'_, State<'a>> {
+impl<'a> MeasurementRound<'a> {
+    fn lock(&self) -> MutexGuard<'_, RoundState<'a>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Runs cells until there are no more. Each worker has a folder of its own for what programs
     /// print.
     fn work(&self, number: u32) {
-        let Ground { places, path, logs, stop } = *self.ground;
+        let ProcessContext { places, path, logs, stop } = *self.ground;
         let logs = match number {
             0 => logs.to_path_buf(),
             _ => logs.join(format!("worker-{number}")),
         };
         // If there is no folder, the commands fail and say so.
         fs::create_dir_all(&logs).ok();
-        let ground = Ground { places, path, logs: &logs, stop };
+        let ground = ProcessContext { places, path, logs: &logs, stop };
         let given_up = |history: (u32, bool)| !history.1 && history.0 >= FAILURES_MAX;
         let plan = self.plan;
         let width = plan.columns.len();
@@ -165,24 +173,29 @@ impl<'a> Course<'a> {
 
 /// Cells in the order of a round. The same seed gives the same orders. If several run at the same
 /// time, those that take long must not be the last: scenarios have them at the end.
-pub fn order(plan: &Plan, round: u32) -> Vec<usize> {
+pub fn order(plan: &ScenarioPlan, round: u32) -> Vec<usize> {
     let mut cells: Vec<usize> =
         (0..plan.cells.len()).filter(|at| plan.cells[*at].is_ok()).collect();
     if plan.together > 1 {
         cells.reverse();
         return cells;
     }
-    let mut seed = Random::new(plan.seed);
+    let mut seed = RandomGenerator::new(plan.seed);
     for _ in 0..round {
         seed.number();
     }
-    Random::new(seed.number()).shuffle(&mut cells);
+    RandomGenerator::new(seed.number()).shuffle(&mut cells);
     cells
 }
 
 /// `counting`: system calls of the servers are counted, which makes them slower.
-fn run_once(body: &Body, plan: &Plan, ground: &Ground<'_>, counting: bool) -> Run {
-    let mut run = Run {
+fn run_once(
+    body: &CellPlan,
+    plan: &ScenarioPlan,
+    ground: &ProcessContext<'_>,
+    counting: bool,
+) -> CellRun {
+    let mut run = CellRun {
         row: 0,
         column: 0,
         round: 0,
@@ -199,23 +212,23 @@ fn run_once(body: &Body, plan: &Plan, ground: &Ground<'_>, counting: bool) -> Ru
 }
 
 fn stages(
-    body: &Body,
-    plan: &Plan,
-    ground: &Ground<'_>,
+    body: &CellPlan,
+    plan: &ScenarioPlan,
+    ground: &ProcessContext<'_>,
     counting: bool,
-    run: &mut Run,
-) -> std::result::Result<(), Failure> {
+    run: &mut CellRun,
+) -> std::result::Result<(), RunFailure> {
     for act in &body.prepare {
         carry_out(act, plan, ground).map_err(|failure| at("prepare", failure))?;
     }
     if plan.drop_caches {
         drop_caches().map_err(|error| at("prepare", plain(error.to_string())))?;
     }
-    let mut servers: Vec<Server> = Vec::new();
+    let mut servers: Vec<TimedServer> = Vec::new();
     for server in &body.servers {
         servers.push(ground.serve(server).map_err(|failure| at("servers", failure))?);
     }
-    let counts: Vec<Option<Calls>> = if counting {
+    let counts: Vec<Option<SystemCallCounter>> = if counting {
         servers.iter().map(|server| ground.count_calls(server)).collect()
     } else {
         Vec::new()
@@ -234,7 +247,7 @@ fn stages(
         }
     }
     for ((_, usage), calls) in run.servers.iter_mut().zip(counts) {
-        usage.calls = calls.and_then(Calls::end);
+        usage.calls = calls.and_then(SystemCallCounter::end);
     }
     // Among others are the cells that run at the same time.
     if plan.together == 1 {
@@ -256,20 +269,20 @@ fn stages(
 }
 
 fn carry_out(
-    act: &Act,
-    plan: &Plan,
-    ground: &Ground<'_>,
+    act: &PlanStep,
+    plan: &ScenarioPlan,
+    ground: &ProcessContext<'_>,
 ) -> std::result::Result<(), process::ProcessFailure> {
     let done = match act {
-        Act::Run(words) => {
+        PlanStep::Run(words) => {
             let timed = ground.run(words, plan.timeout.max(STEP_TIMEOUT));
             return timed.failure.map_or(Ok(()), Err);
         }
-        Act::Fresh(path, size) => files::fresh(path, *size).map(drop),
-        Act::Overwrite(path, like) => files::overwrite(path, like),
-        Act::Remove(path) => files::remove(path),
-        Act::Evict(path) => files::evict(path),
-        Act::Compare(expected, found) => files::compare(expected, found),
+        PlanStep::Fresh(path, size) => files::fresh(path, *size).map(drop),
+        PlanStep::Overwrite(path, like) => files::overwrite(path, like),
+        PlanStep::Remove(path) => files::remove(path),
+        PlanStep::Evict(path) => files::evict(path),
+        PlanStep::Compare(expected, found) => files::compare(expected, found),
     };
     done.map_err(|error| plain(error.to_string()))
 }
@@ -278,8 +291,8 @@ fn plain(why: String) -> process::ProcessFailure {
     process::ProcessFailure { why, stderr: String::new() }
 }
 
-fn at(stage: &str, failure: process::ProcessFailure) -> Failure {
-    Failure { stage: stage.to_owned(), why: failure.why, stderr: failure.stderr }
+fn at(stage: &str, failure: process::ProcessFailure) -> RunFailure {
+    RunFailure { stage: stage.to_owned(), why: failure.why, stderr: failure.stderr }
 }
 
 /// Writes dirty pages and drops what the kernel caches of files.
@@ -287,6 +300,6 @@ fn drop_caches() -> Result<()> {
     rustix::fs::sync();
     let path = Path::new("/proc/sys/vm/drop_caches");
     fs::write(path, "3").map_err(|error| {
-        Error::new(format!("cannot drop caches (needs root; or --drop-caches no): {error}"))
+        MeasureError::new(format!("cannot drop caches (needs root; or --drop-caches no): {error}"))
     })
 }

@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use crate::result::{FORMAT, Report};
+use crate::result::{FORMAT, ScenarioReport};
 use crate::{html, table};
-use blockhaul_measure::{Error, Result};
+use blockhaul_measure::{MeasureError, Result};
 
 /// The file that holds everything.
 const RESULT: &str = "result.json";
@@ -18,11 +18,11 @@ const RESULT_MAX: u64 = 256 << 20;
 
 /// Directories that must not be printed, with their replacements.
 #[derive(Clone, Debug, Default)]
-pub struct Secrets {
+pub struct PathReplacements {
     pairs: Vec<(String, String)>,
 }
 
-impl Secrets {
+impl PathReplacements {
     /// Adds a directory or file. Common ones, like `/`, are not replaced.
     pub fn add(&mut self, path: &Path, word: &str) {
         let text = path.display().to_string();
@@ -56,9 +56,9 @@ impl Secrets {
     }
 
     /// A report without them.
-    pub fn hide_in(&self, report: &Report) -> Result<Report> {
+    pub fn hide_in(&self, report: &ScenarioReport) -> Result<ScenarioReport> {
         let broken =
-            |error: serde_json::Error| Error::new(format!("cannot write results: {error}"));
+            |error: serde_json::Error| MeasureError::new(format!("cannot write results: {error}"));
         let mut value = serde_json::to_value(report).map_err(broken)?;
         self.walk(&mut value);
         serde_json::from_value(value).map_err(broken)
@@ -75,10 +75,10 @@ impl Secrets {
 }
 
 /// Makes a directory for a report and writes it there; returns the directory.
-pub fn save(report: &Report, out: &Path) -> Result<PathBuf> {
+pub fn save(report: &ScenarioReport, out: &Path) -> Result<PathBuf> {
     let date = report.started.split('T').next().unwrap_or_default();
     let day = out.join(format!("{date}-{}", report.machine.label));
-    fs::create_dir_all(&day).map_err(|error| Error::file("make", &day, error))?;
+    fs::create_dir_all(&day).map_err(|error| MeasureError::file("make", &day, error))?;
     // Nothing that was measured is ever overwritten.
     for number in 1..1000 {
         let dir = match number {
@@ -91,14 +91,14 @@ pub fn save(report: &Report, out: &Path) -> Result<PathBuf> {
                 return Ok(dir);
             }
             Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
-            Err(error) => return Err(Error::file("make", &dir, error)),
+            Err(error) => return Err(MeasureError::file("make", &dir, error)),
         }
     }
-    Err(Error::new(format!("{} is full of results of {}", day.display(), report.name)))
+    Err(MeasureError::new(format!("{} is full of results of {}", day.display(), report.name)))
 }
 
 /// Writes a new report's files.
-fn write(report: &Report, dir: &Path) -> Result<()> {
+fn write(report: &ScenarioReport, dir: &Path) -> Result<()> {
     let mut compact = report.clone();
     compact.runs.retain(|run| run.failure.is_some());
     write_files(dir, [(RESULT, json(&compact)?), ("raw.csv", table::csv(report))])?;
@@ -106,7 +106,7 @@ fn write(report: &Report, dir: &Path) -> Result<()> {
 }
 
 /// Writes the files that are made for readers. What was measured stays as it is.
-pub fn render(report: &Report, dir: &Path) -> Result<()> {
+pub fn render(report: &ScenarioReport, dir: &Path) -> Result<()> {
     let files = [("README.md", table::markdown(report)), ("index.html", html::page(report))];
     write_files(dir, files)
 }
@@ -114,16 +114,16 @@ pub fn render(report: &Report, dir: &Path) -> Result<()> {
 fn write_files(dir: &Path, files: [(&str, String); 2]) -> Result<()> {
     for (name, text) in files {
         let path = dir.join(name);
-        fs::write(&path, text).map_err(|error| Error::file("write", &path, error))?;
+        fs::write(&path, text).map_err(|error| MeasureError::file("write", &path, error))?;
     }
     Ok(())
 }
 
 /// A report as JSON, in one line.
-pub fn json(report: &Report) -> Result<String> {
+pub fn json(report: &ScenarioReport) -> Result<String> {
     match serde_json::to_string(report) {
         Ok(text) => Ok(text + "\n"),
-        Err(error) => Err(Error::new(format!("cannot write results: {error}"))),
+        Err(error) => Err(MeasureError::new(format!("cannot write results: {error}"))),
     }
 }
 
@@ -133,24 +133,26 @@ pub fn is_result(dir: &Path) -> bool {
 }
 
 /// Reads a report from its directory.
-pub fn load(dir: &Path) -> Result<Report> {
+pub fn load(dir: &Path) -> Result<ScenarioReport> {
     let path = dir.join(RESULT);
-    let size = path.metadata().map_err(|error| Error::file("read", &path, error))?.len();
+    let size = path.metadata().map_err(|error| MeasureError::file("read", &path, error))?.len();
     if size > RESULT_MAX {
-        return Err(Error::file("read", &path, "it is too large for a result"));
+        return Err(MeasureError::file("read", &path, "it is too large for a result"));
     }
-    let text = fs::read_to_string(&path).map_err(|error| Error::file("read", &path, error))?;
-    let wrong = |why: String| Error::file("understand", &path, why);
+    let text =
+        fs::read_to_string(&path).map_err(|error| MeasureError::file("read", &path, error))?;
+    let wrong = |why: String| MeasureError::file("understand", &path, why);
     #[derive(serde::Deserialize)]
-    struct Head {
+    struct ReportVersion {
         format: u32,
     }
-    let head: Head = serde_json::from_str(&text).map_err(|error| wrong(error.to_string()))?;
+    let head: ReportVersion =
+        serde_json::from_str(&text).map_err(|error| wrong(error.to_string()))?;
     if head.format != FORMAT {
         let format = head.format;
         return Err(wrong(format!("it has format {format}, this program knows {FORMAT}")));
     }
-    let mut report: Report =
+    let mut report: ScenarioReport =
         serde_json::from_str(&text).map_err(|error| wrong(error.to_string()))?;
     report.name = crate::scenario::today(&report.name).to_owned();
     if report.is_whole() {
@@ -167,7 +169,7 @@ mod tests {
 
     #[test]
     fn folders_are_hidden_the_deepest_first() {
-        let mut secrets = Secrets::default();
+        let mut secrets = PathReplacements::default();
         secrets.add(Path::new("/home/me"), "~");
         secrets.add(Path::new("/home/me/tree/"), "{root}");
         secrets.add(Path::new("/"), "nothing");
@@ -181,7 +183,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let mut report = report(&["a", "b"], &[("row", &[&[1.0], &[]])]);
         report.setup.push("cp /secret/dir/x y".to_owned());
-        let mut secrets = Secrets::default();
+        let mut secrets = PathReplacements::default();
         secrets.add(Path::new("/secret/dir"), "{scratch}");
         let report = secrets.hide_in(&report).unwrap();
         let first = save(&report, dir.path()).unwrap();
@@ -206,7 +208,7 @@ mod tests {
         let read = load(&first).unwrap();
         assert!(read.runs.len() < report.runs.len());
         let only_failed = report.runs.into_iter().filter(|run| run.failure.is_some()).collect();
-        let report = Report { runs: only_failed, ..report };
+        let report = ScenarioReport { runs: only_failed, ..report };
         assert_eq!(json(&read).unwrap(), json(&report).unwrap());
     }
 

@@ -12,9 +12,9 @@ use serde::Deserialize;
 use serde::de::{self, Deserializer};
 
 use crate::metric::Metric;
-pub use crate::step::{Command, Step};
-use crate::vars::{Value, Vars};
-use blockhaul_measure::{Error, Result};
+pub use crate::step::{ScenarioStep, StepCommand};
+use crate::vars::{VariableValue, Vars};
+use blockhaul_measure::{MeasureError, Result};
 
 /// The scenarios that come with the program, by name.
 pub const BUILT_IN: &[(&str, &str)] = &[
@@ -96,52 +96,52 @@ pub struct Scenario {
     #[serde(default)]
     pub show: Vec<Metric>,
     /// How much is done in a run, to show how much of it is done in a second.
-    pub rate: Option<Rate>,
+    pub rate: Option<WorkAmount>,
     /// File systems to be mounted for the runs, by name.
     #[serde(default)]
-    pub mount: BTreeMap<String, Mount>,
+    pub mount: BTreeMap<String, ScenarioMount>,
     /// What the machine must have for the scenario as a whole.
     #[serde(default)]
-    pub needs: Needs,
+    pub needs: ScenarioNeeds,
     /// Variables of all cells.
     #[serde(default)]
     pub variables: Vars,
     /// What `--quick`, the default, changes.
     #[serde(default)]
-    pub quick: Size,
+    pub quick: SizeOverrides,
     /// What `--full` changes.
     #[serde(default)]
-    pub full: Size,
+    pub full: SizeOverrides,
     /// Every case is multiplied by all combinations of these values.
     #[serde(default)]
-    pub matrix: BTreeMap<String, Vec<Value>>,
+    pub matrix: BTreeMap<String, Vec<VariableValue>>,
     /// Files with known content, made once. Variables of a row may be used; equal images are made
     /// once.
     #[serde(default)]
-    pub image: Vec<Image>,
+    pub image: Vec<ScenarioImage>,
     /// Steps carried out once for every row, after the images are made. Equal steps are carried
     /// out once.
     #[serde(default)]
-    pub setup: Vec<Step>,
+    pub setup: Vec<ScenarioStep>,
     /// Steps before every run.
     #[serde(default)]
-    pub prepare: Vec<Step>,
+    pub prepare: Vec<ScenarioStep>,
     /// Steps after every run, when its servers have ended. The run has failed if one of them fails.
     #[serde(default)]
-    pub check: Vec<Step>,
+    pub check: Vec<ScenarioStep>,
     /// Servers by name, for `servers` of environments and cases.
     #[serde(default)]
-    pub server: BTreeMap<String, Server>,
+    pub server: BTreeMap<String, ScenarioServer>,
     /// The columns.
     pub environment: Vec<Environment>,
     /// The rows.
-    pub case: Vec<Case>,
+    pub case: Vec<ScenarioCase>,
 }
 
 /// What changes with the size of a scenario.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Size {
+pub struct SizeOverrides {
     /// Runs of every cell that count.
     pub runs: Option<u32>,
     /// Rounds before those that count.
@@ -151,14 +151,14 @@ pub struct Size {
     pub variables: Vars,
     /// Axes that replace those of the scenario.
     #[serde(default)]
-    pub matrix: BTreeMap<String, Vec<Value>>,
+    pub matrix: BTreeMap<String, Vec<VariableValue>>,
 }
 
 /// What must be there; else a scenario, a row or a column is skipped, with the reason. Programs of
 /// commands and servers need not be listed.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Needs {
+pub struct ScenarioNeeds {
     /// Programs that must be found.
     #[serde(default)]
     pub programs: Vec<String>,
@@ -174,17 +174,17 @@ pub struct Needs {
     /// Type of the file system that `{disk}` must be on, for instance `xfs`.
     pub file_system: Option<String>,
     /// Bytes that must be free where `{scratch}` is.
-    pub scratch: Option<Value>,
+    pub scratch: Option<VariableValue>,
     /// Bytes that must be free where `{disk}` is.
-    pub disk: Option<Value>,
+    pub disk: Option<VariableValue>,
 }
 
 /// How much is done in a run.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Rate {
+pub struct WorkAmount {
     /// A number, or a size with a unit; variables of a row may be used.
-    pub amount: Value,
+    pub amount: VariableValue,
     /// The unit of what is shown, for instance `MB/s`.
     pub unit: String,
     /// The amount is divided by this: 1000000 for MB of bytes.
@@ -196,26 +196,26 @@ pub struct Rate {
 /// I/O. It needs root. Its folder is the variable `{mount_NAME}`.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Mount {
+pub struct ScenarioMount {
     /// `ext4`, `xfs` or `btrfs`.
     #[serde(rename = "type")]
     pub kind: String,
     /// Size of the file system.
-    pub size: Value,
+    pub size: VariableValue,
 }
 
 /// A file with known content.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Image {
+pub struct ScenarioImage {
     /// Where it is made.
     pub path: String,
     /// Its size in bytes.
-    pub size: Value,
+    pub size: VariableValue,
     /// How many bytes of it are data; the rest are holes. All of it by default.
-    pub data: Option<Value>,
+    pub data: Option<VariableValue>,
     /// Length in bytes of a run of data; runs lie anywhere and some touch. 1M by default.
-    pub run: Option<Value>,
+    pub run: Option<VariableValue>,
     /// Seed of the bytes and of where they are.
     #[serde(default = "default_seed")]
     pub seed: u64,
@@ -224,13 +224,13 @@ pub struct Image {
 /// A server for one run.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Server {
+pub struct ScenarioServer {
     /// What is started. It must stay in the foreground and end when it gets SIGTERM.
-    pub command: Command,
+    pub command: StepCommand,
     /// The server is ready when this Unix socket listens. A stale one is removed before.
     pub socket: Option<String>,
     /// The server is ready when this TCP port of the loopback address accepts a connection.
-    pub port: Option<Value>,
+    pub port: Option<VariableValue>,
     /// The server is ready when this file exists.
     pub exists: Option<String>,
 }
@@ -242,7 +242,7 @@ pub struct Environment {
     /// Its heading, short.
     pub label: String,
     /// What is timed.
-    pub command: Command,
+    pub command: StepCommand,
     /// Names of servers to be started after those of the case, whose clients they may be.
     #[serde(default)]
     pub servers: Vec<String>,
@@ -251,16 +251,16 @@ pub struct Environment {
     pub variables: Vars,
     /// Steps before every run, after those of the scenario and the case.
     #[serde(default)]
-    pub prepare: Vec<Step>,
+    pub prepare: Vec<ScenarioStep>,
     /// What the machine must have for this column.
     #[serde(default)]
-    pub needs: Needs,
+    pub needs: ScenarioNeeds,
 }
 
 /// A row, or several with a matrix.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Case {
+pub struct ScenarioCase {
     /// Its heading. With a matrix, values that it does not name are appended.
     pub label: String,
     /// Names of servers to be started, in this order.
@@ -271,24 +271,24 @@ pub struct Case {
     pub variables: Vars,
     /// Steps carried out once, after those of the scenario.
     #[serde(default)]
-    pub setup: Vec<Step>,
+    pub setup: Vec<ScenarioStep>,
     /// Steps before every run, after those of the scenario.
     #[serde(default)]
-    pub prepare: Vec<Step>,
+    pub prepare: Vec<ScenarioStep>,
     /// Steps after every run, instead of those of the scenario.
-    pub check: Option<Vec<Step>>,
+    pub check: Option<Vec<ScenarioStep>>,
     /// Why the result of this row cannot be checked. Without this, a row must have a check.
     pub unchecked: Option<String>,
     /// Labels of the environments that take part; all by default.
     pub environments: Option<Vec<String>>,
     /// What the machine must have for this row.
     #[serde(default)]
-    pub needs: Needs,
+    pub needs: ScenarioNeeds,
 }
 
-impl Case {
+impl ScenarioCase {
     /// Whether its result is checked, by its own steps or those of the scenario, or a reason is given.
-    fn check_unchecked(&self, common: &[Step]) -> std::result::Result<(), String> {
+    fn check_unchecked(&self, common: &[ScenarioStep]) -> std::result::Result<(), String> {
         let checked = !self.check.as_deref().unwrap_or(common).is_empty();
         if checked == self.unchecked.is_some() {
             return Err(if checked {
@@ -311,13 +311,13 @@ impl Case {
 impl Scenario {
     /// Whether it has a size only: neither `[quick]` nor `[full]` changes anything.
     pub fn has_one_size(&self) -> bool {
-        self.quick == Size::default() && self.full == Size::default()
+        self.quick == SizeOverrides::default() && self.full == SizeOverrides::default()
     }
 
     /// Reads a scenario file; its name, for results, is the file's without `.toml`.
     pub fn load(path: &Path) -> Result<(String, Scenario)> {
         let text = std::fs::read_to_string(path).map_err(|error| {
-            Error::usage(format!(
+            MeasureError::usage(format!(
                 "cannot read the scenario {}: {error}; 'bench list' shows those that are built in, \
                  'bench run NAME' runs one",
                 path.display()
@@ -334,7 +334,7 @@ impl Scenario {
             Some((_, text)) => Ok((name.to_owned(), Scenario::parse(name, text)?)),
             None => {
                 let known: Vec<&str> = BUILT_IN.iter().map(|(name, _)| *name).collect();
-                Err(Error::usage(format!(
+                Err(MeasureError::usage(format!(
                     "there is no scenario '{name}' in the program; there are {}; for a file, use \
                      'bench FILE.toml'",
                     known.join(", ")
@@ -345,15 +345,16 @@ impl Scenario {
 
     /// Parses and checks a scenario. `whence` is where errors say that it is.
     pub fn parse(whence: &str, text: &str) -> Result<Scenario> {
-        let scenario: Scenario = toml::from_str(text)
-            .map_err(|error| Error::usage(format!("scenario {whence}: {}", one_text(&error))))?;
+        let scenario: Scenario = toml::from_str(text).map_err(|error| {
+            MeasureError::usage(format!("scenario {whence}: {}", one_text(&error)))
+        })?;
         scenario.check(whence)?;
         Ok(scenario)
     }
 
     /// Whether all that is named is there, once.
     fn check(&self, whence: &str) -> Result<()> {
-        let wrong = |text: String| Err(Error::usage(format!("scenario {whence}: {text}")));
+        let wrong = |text: String| Err(MeasureError::usage(format!("scenario {whence}: {text}")));
         let labels: Vec<&str> = self.environment.iter().map(|e| e.label.as_str()).collect();
         if labels.is_empty() || self.case.is_empty() {
             return wrong("there must be an [[environment]] and a [[case]] at least".to_owned());
@@ -454,10 +455,10 @@ fn default_seed() -> u64 {
 }
 
 fn duration<'de, D: Deserializer<'de>>(from: D) -> std::result::Result<Duration, D::Error> {
-    let text = match Value::deserialize(from)? {
-        Value::Text(text) => text,
-        Value::Number(seconds) => seconds.to_string(),
-        Value::List(_) => return Err(de::Error::custom("a time was expected, not a list")),
+    let text = match VariableValue::deserialize(from)? {
+        VariableValue::Text(text) => text,
+        VariableValue::Number(seconds) => seconds.to_string(),
+        VariableValue::List(_) => return Err(de::Error::custom("a time was expected, not a list")),
     };
     blockhaul_catalog::parse_duration(&text).map_err(|error| de::Error::custom(error.text()))
 }
@@ -478,12 +479,12 @@ mod tests {
     fn a_small_scenario_is_enough() {
         let scenario = Scenario::parse("x", GOOD).unwrap();
         assert_eq!((scenario.runs, scenario.warmup, scenario.drop_caches), (5, 1, false));
-        assert_eq!(scenario.environment[0].command, Command::Words(vec!["true".into()]));
+        assert_eq!(scenario.environment[0].command, StepCommand::Words(vec!["true".into()]));
     }
 
     #[test]
     fn built_in_scenarios_parse() {
-        let places = crate::plan::Places {
+        let places = crate::plan::BenchPaths {
             scratch: "/dev/shm".into(),
             disk: "/var/tmp".into(),
             blockhaul: None,
@@ -495,8 +496,8 @@ mod tests {
         for (name, _) in BUILT_IN {
             let scenario = Scenario::built_in(name).unwrap().1;
             for full in [false, true] {
-                let choice = crate::plan::Choice { full, ..Default::default() };
-                let plan = crate::plan::Plan::new(name, &scenario, &choice, &places, 1);
+                let choice = crate::plan::RunSelection { full, ..Default::default() };
+                let plan = crate::plan::ScenarioPlan::new(name, &scenario, &choice, &places, 1);
                 assert!(plan.is_ok(), "{name}: {:?}", plan.err());
             }
         }

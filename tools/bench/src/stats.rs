@@ -14,7 +14,7 @@ const INTERVAL_FROM: usize = 5;
 /// In files it is an array of its fields in this order, with six significant digits.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(from = "[f64; 9]", into = "[f64; 9]")]
-pub struct Summary {
+pub struct SampleSummary {
     /// How many values there are.
     pub count: usize,
     /// The middle one, or the mean of the two in the middle.
@@ -36,16 +36,27 @@ pub struct Summary {
     pub confidence: f64,
 }
 
-impl From<[f64; 9]> for Summary {
-    fn from(fields: [f64; 9]) -> Summary {
+impl From<[f64; 9]> for SampleSummary {
+    fn from(fields: [f64; 9]) -> SampleSummary {
         let [count, median, mean, deviation, min, max, low, high, confidence] = fields;
-        Summary { count: count as usize, median, mean, deviation, min, max, low, high, confidence }
+        SampleSummary {
+            count: count as usize,
+            median,
+            mean,
+            deviation,
+            min,
+            max,
+            low,
+            high,
+            confidence,
+        }
     }
 }
 
-impl From<Summary> for [f64; 9] {
-    fn from(summary: Summary) -> [f64; 9] {
-        let Summary { count, median, mean, deviation, min, max, low, high, confidence } = summary;
+impl From<SampleSummary> for [f64; 9] {
+    fn from(summary: SampleSummary) -> [f64; 9] {
+        let SampleSummary { count, median, mean, deviation, min, max, low, high, confidence } =
+            summary;
         [count as f64, median, mean, deviation, min, max, low, high, confidence].map(rounded)
     }
 }
@@ -55,9 +66,9 @@ fn rounded(value: f64) -> f64 {
     format!("{value:.5e}").parse().unwrap_or(value)
 }
 
-impl Summary {
+impl SampleSummary {
     /// Describes values; None if there are none.
-    pub fn of(values: &[f64]) -> Option<Summary> {
+    pub fn of(values: &[f64]) -> Option<SampleSummary> {
         let mut sorted: Vec<f64> = values.iter().copied().filter(|v| v.is_finite()).collect();
         sorted.sort_by(f64::total_cmp);
         let count = sorted.len();
@@ -73,7 +84,7 @@ impl Summary {
         let (rank, confidence) = median_interval(count);
         let low = sorted[rank];
         let high = sorted[count - 1 - rank];
-        Some(Summary { count, median, mean, deviation, min, max, low, high, confidence })
+        Some(SampleSummary { count, median, mean, deviation, min, max, low, high, confidence })
     }
 
     /// The confidence interval of the median and its confidence, if there are enough values for
@@ -122,7 +133,7 @@ mod tests {
 
     #[test]
     fn a_sample_is_described() {
-        let summary = Summary::of(&[4.0, 1.0, 3.0, 2.0, 10.0]).unwrap();
+        let summary = SampleSummary::of(&[4.0, 1.0, 3.0, 2.0, 10.0]).unwrap();
         assert_eq!((summary.count, summary.median, summary.mean), (5, 3.0, 4.0));
         assert!(close(summary.deviation, 12.5_f64.sqrt()));
         assert_eq!((summary.min, summary.max), (1.0, 10.0));
@@ -131,14 +142,14 @@ mod tests {
 
     #[test]
     fn even_counts_have_two_in_the_middle() {
-        assert_eq!(Summary::of(&[1.0, 2.0, 4.0, 8.0]).unwrap().median, 3.0);
+        assert_eq!(SampleSummary::of(&[1.0, 2.0, 4.0, 8.0]).unwrap().median, 3.0);
     }
 
     #[test]
     fn nothing_and_one_value() {
-        assert_eq!(Summary::of(&[]), None);
-        assert_eq!(Summary::of(&[f64::NAN]), None);
-        let one = Summary::of(&[2.0]).unwrap();
+        assert_eq!(SampleSummary::of(&[]), None);
+        assert_eq!(SampleSummary::of(&[f64::NAN]), None);
+        let one = SampleSummary::of(&[2.0]).unwrap();
         assert_eq!((one.median, one.deviation, one.low, one.high), (2.0, 0.0, 2.0, 2.0));
         assert_eq!(one.confidence, 0.0);
     }
@@ -162,7 +173,7 @@ mod tests {
     #[test]
     fn the_interval_holds_the_median() {
         let values: Vec<f64> = (0..9).map(f64::from).collect();
-        let summary = Summary::of(&values).unwrap();
+        let summary = SampleSummary::of(&values).unwrap();
         assert_eq!((summary.low, summary.median, summary.high), (1.0, 4.0, 7.0));
     }
 }

@@ -2,10 +2,10 @@
 
 use crate::cells::{cell_text, differences, letter, ratio_text};
 use crate::notes::{circumstances, facts, notes, ratio_title};
-use crate::result::{Metric, Report};
+use crate::result::{Metric, ScenarioReport};
 
 /// All tables and notes for a terminal.
-pub fn text(report: &Report) -> String {
+pub fn text(report: &ScenarioReport) -> String {
     let mut out = format!("{}\n{}\n", report.title, circumstances(report));
     for metric in report.metrics() {
         if metric == Metric::TotalPeak {
@@ -24,7 +24,7 @@ pub fn text(report: &Report) -> String {
 
 /// The table of one metric for Markdown, without letters and differences; none where nothing was
 /// measured of it.
-pub fn markdown_grid(report: &Report, metric: Metric) -> Option<String> {
+pub fn markdown_grid(report: &ScenarioReport, metric: Metric) -> Option<String> {
     report.cells.iter().find(|cell| metric.of(cell).is_some())?;
     let mut grid = grid(report, metric);
     for (line, heading) in grid.lines.iter_mut().zip(&report.rows) {
@@ -35,7 +35,7 @@ pub fn markdown_grid(report: &Report, metric: Metric) -> Option<String> {
 }
 
 /// All tables and notes, and how to repeat it, as a Markdown document.
-pub fn markdown(report: &Report) -> String {
+pub fn markdown(report: &ScenarioReport) -> String {
     let mut out = format!("# {}\n\n", report.title);
     if !report.description.is_empty() {
         out.push_str(&format!("{}\n\n", report.description));
@@ -78,7 +78,7 @@ pub fn markdown(report: &Report) -> String {
 }
 
 /// One line a run: everything raw, for other programs.
-pub fn csv(report: &Report) -> String {
+pub fn csv(report: &ScenarioReport) -> String {
     let mut out = String::from(
         "round,warmup,row,column,outcome,wall_s,own_user_s,own_system_s,own_peak_bytes,\
          own_threads,own_read_bytes,own_written_bytes,own_reads,own_writes,servers_user_s,\
@@ -130,21 +130,21 @@ fn quoted(text: &str) -> String {
     }
 }
 
-fn ratios(report: &Report) -> Option<Grid> {
+fn ratios(report: &ScenarioReport) -> Option<Grid> {
     report.reference?;
     let mut grid = Grid::new(report);
     for (row, heading) in report.rows.iter().enumerate() {
         let cells = report.row(row).iter().map(ratio_text).collect();
-        grid.lines.push(Line { label: heading.label.clone(), cells, differences: Vec::new() });
+        grid.lines.push(TableLine { label: heading.label.clone(), cells, differences: Vec::new() });
     }
     Some(grid)
 }
 
-fn grid(report: &Report, metric: Metric) -> Grid {
+fn grid(report: &ScenarioReport, metric: Metric) -> Grid {
     let mut grid = Grid::new(report);
     for (row, heading) in report.rows.iter().enumerate() {
         let cells = report.row(row);
-        grid.lines.push(Line {
+        grid.lines.push(TableLine {
             label: heading.label.clone() + if heading.unchecked.is_some() { " *" } else { "" },
             cells: cells.iter().map(|cell| cell_text(cell, metric)).collect(),
             differences: (0..cells.len()).map(|at| differences(cells, at, metric)).collect(),
@@ -156,10 +156,10 @@ fn grid(report: &Report, metric: Metric) -> Grid {
 /// A table before it is drawn.
 struct Grid {
     columns: Vec<String>,
-    lines: Vec<Line>,
+    lines: Vec<TableLine>,
 }
 
-struct Line {
+struct TableLine {
     label: String,
     cells: Vec<String>,
     /// As many as cells, or none.
@@ -167,7 +167,7 @@ struct Line {
 }
 
 impl Grid {
-    fn new(report: &Report) -> Grid {
+    fn new(report: &ScenarioReport) -> Grid {
         Grid { columns: report.columns.clone(), lines: Vec::new() }
     }
 
@@ -239,14 +239,14 @@ impl Grid {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::result::{Cell, Failure, Row, Run, Settings};
-    use crate::stats::Summary;
+    use crate::result::{CellReport, CellRun, ReportRow, RunFailure, RunSettings};
+    use crate::stats::SampleSummary;
     use crate::usage::Usage;
     use std::collections::BTreeMap;
 
     /// A report with one row per line; a cell is its wall times, none of them for a failed one.
-    pub fn report(columns: &[&str], lines: &[(&str, &[&[f64]])]) -> Report {
-        let mut report = Report {
+    pub fn report(columns: &[&str], lines: &[(&str, &[&[f64]])]) -> ScenarioReport {
+        let mut report = ScenarioReport {
             format: crate::result::FORMAT,
             name: "example".into(),
             title: "Example <title>".into(),
@@ -255,11 +255,11 @@ pub(crate) mod tests {
             one_size: false,
             interrupted: false,
             started: "2026-11-20T22:05:56Z".into(),
-            machine: crate::machine::Machine { cores: 2, ..Default::default() },
+            machine: crate::machine::MachineFacts { cores: 2, ..Default::default() },
             load_after: 0.5,
             commit: None,
             programs: BTreeMap::from([("nbdcopy".to_owned(), "nbdcopy 1.22.2".to_owned())]),
-            settings: Settings {
+            settings: RunSettings {
                 runs: 2,
                 warmup: 1,
                 together: 1,
@@ -279,7 +279,7 @@ pub(crate) mod tests {
             runs: Vec::new(),
         };
         for (row, (label, cells)) in lines.iter().enumerate() {
-            report.rows.push(Row {
+            report.rows.push(ReportRow {
                 label: (*label).to_owned(),
                 variables: BTreeMap::new(),
                 unchecked: None,
@@ -287,10 +287,11 @@ pub(crate) mod tests {
                 amount: None,
             });
             for (column, times) in cells.iter().enumerate() {
-                let wall_s = Summary::of(times);
+                let wall_s = SampleSummary::of(times);
                 let base = cells[0].first().copied();
-                let ratio = wall_s.zip(base).and_then(|(s, base)| Summary::of(&[s.median / base]));
-                report.cells.push(Cell {
+                let ratio =
+                    wall_s.zip(base).and_then(|(s, base)| SampleSummary::of(&[s.median / base]));
+                report.cells.push(CellReport {
                     row,
                     column,
                     command: format!("run {column} {label}"),
@@ -302,9 +303,9 @@ pub(crate) mod tests {
                     own_peak_bytes: wall_s,
                     total_peak_bytes: wall_s,
                     ratio,
-                    ..Cell::default()
+                    ..CellReport::default()
                 });
-                let why = Failure {
+                let why = RunFailure {
                     stage: "check".into(),
                     why: "not a copy".into(),
                     stderr: "a, \"b\"".into(),
@@ -312,7 +313,7 @@ pub(crate) mod tests {
                 for (round, time) in
                     times.iter().chain(times.is_empty().then_some(&0.0)).enumerate()
                 {
-                    report.runs.push(Run {
+                    report.runs.push(CellRun {
                         row,
                         column,
                         round: round as u32,

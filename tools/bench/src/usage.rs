@@ -7,7 +7,7 @@
 //! the high-water marks (`VmHWM`, shared pages included) of it and its children, looked at every
 //! 20 ms; of a server it is that mark in the end. Bytes and calls (`/proc/PID/io`) are those of
 //! read, write, sendfile and splice; the kernel does not count socket calls (send, recv) nor
-//! io_uring there. All system calls can only be counted from outside (`process::Calls`).
+//! io_uring there. All system calls can only be counted from outside (`SystemCallCounter`).
 
 use std::fs;
 
@@ -25,7 +25,7 @@ pub struct Usage {
     /// Threads at once, at most, as far as seen.
     pub threads: u64,
     /// Bytes and calls, if the kernel reports them.
-    pub io: Option<Io>,
+    pub io: Option<IoCounters>,
     /// All system calls, where they were counted.
     #[serde(default)]
     pub calls: Option<u64>,
@@ -33,7 +33,7 @@ pub struct Usage {
 
 /// Bytes and calls of a process; see the module for which.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Io {
+pub struct IoCounters {
     /// Bytes read, from files or caches.
     pub read_bytes: u64,
     /// Bytes written.
@@ -52,14 +52,14 @@ impl Usage {
 
     /// What a living process has used so far; None if it has ended.
     pub fn of(pid: u32) -> Option<Usage> {
-        let times = Times::of(pid)?;
+        let times = ProcessorTimes::of(pid)?;
         let mut usage = Usage { io: io_of(pid), ..Usage::default() };
         usage.user_s = times.children_user_s;
         usage.system_s = times.children_system_s;
         for pid in family(pid) {
             let Ok(exact) = blockhaul_os::processor_time(pid) else { continue };
             let exact = exact.as_secs_f64();
-            let system = Times::of(pid).map_or(0.0, |times| times.system_share()) * exact;
+            let system = ProcessorTimes::of(pid).map_or(0.0, |times| times.system_share()) * exact;
             usage.system_s += system;
             usage.user_s += exact - system;
         }
@@ -70,7 +70,7 @@ impl Usage {
     /// What was used since `before`; peaks are those of all the time.
     pub fn since(&self, before: &Usage) -> Usage {
         let io = match (self.io, before.io) {
-            (Some(now), Some(then)) => Some(Io {
+            (Some(now), Some(then)) => Some(IoCounters {
                 read_bytes: now.read_bytes.saturating_sub(then.read_bytes),
                 written_bytes: now.written_bytes.saturating_sub(then.written_bytes),
                 reads: now.reads.saturating_sub(then.reads),
@@ -117,9 +117,9 @@ fn family(pid: u32) -> Vec<u32> {
 }
 
 /// Bytes and calls of a process that has not been reaped.
-pub fn io_of(pid: u32) -> Option<Io> {
+pub fn io_of(pid: u32) -> Option<IoCounters> {
     let text = fs::read_to_string(format!("/proc/{pid}/io")).ok()?;
-    Some(Io {
+    Some(IoCounters {
         read_bytes: field(&text, "rchar:"),
         written_bytes: field(&text, "wchar:"),
         reads: field(&text, "syscr:"),
@@ -146,17 +146,17 @@ pub fn machine_busy() -> (f64, f64) {
 
 /// Processor times in `/proc/PID/stat`, in seconds.
 #[derive(Debug, Default, PartialEq)]
-struct Times {
+struct ProcessorTimes {
     user_s: f64,
     system_s: f64,
     children_user_s: f64,
     children_system_s: f64,
 }
 
-impl Times {
-    fn of(pid: u32) -> Option<Times> {
+impl ProcessorTimes {
+    fn of(pid: u32) -> Option<ProcessorTimes> {
         let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-        Times::parse(&text, ticks_per_second())
+        ProcessorTimes::parse(&text, ticks_per_second())
     }
 
     /// How much of the time of the process itself was spent in the kernel: from 0 to 1.
@@ -165,12 +165,12 @@ impl Times {
         if both > 0.0 { self.system_s / both } else { 0.0 }
     }
 
-    fn parse(text: &str, ticks_per_second: f64) -> Option<Times> {
+    fn parse(text: &str, ticks_per_second: f64) -> Option<ProcessorTimes> {
         // The second field is a name in parentheses that may hold anything.
         let rest = text.rsplit_once(')')?.1;
         let mut fields = rest.split_whitespace().skip(11).map(|field| field.parse::<f64>().ok());
         let mut next = || Some(fields.next()?? / ticks_per_second);
-        Some(Times {
+        Some(ProcessorTimes {
             user_s: next()?,
             system_s: next()?,
             children_user_s: next()?,
@@ -198,11 +198,15 @@ mod tests {
     #[test]
     fn names_with_parentheses_do_not_confuse() {
         let text = "12 (a) b (c) S 1 2 3 4 5 6 7 8 9 10 110 220 330 440 20 0\n";
-        let times = Times::parse(text, 100.0).unwrap();
-        let expected =
-            Times { user_s: 1.1, system_s: 2.2, children_user_s: 3.3, children_system_s: 4.4 };
+        let times = ProcessorTimes::parse(text, 100.0).unwrap();
+        let expected = ProcessorTimes {
+            user_s: 1.1,
+            system_s: 2.2,
+            children_user_s: 3.3,
+            children_system_s: 4.4,
+        };
         assert_eq!(times, expected);
-        assert_eq!(Times::parse("12 (a) S 1", 100.0), None);
+        assert_eq!(ProcessorTimes::parse("12 (a) S 1", 100.0), None);
     }
 
     #[test]

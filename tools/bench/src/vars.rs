@@ -6,10 +6,10 @@ use std::fmt;
 use serde::de::{self, Deserializer, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize};
 
-use blockhaul_measure::{Error, Result};
+use blockhaul_measure::{MeasureError, Result};
 
 /// Variables by name.
-pub type Vars = BTreeMap<String, Value>;
+pub type Vars = BTreeMap<String, VariableValue>;
 
 /// Values may refer to values, this deep: more is a circle.
 const DEPTH_MAX: u32 = 16;
@@ -17,7 +17,7 @@ const DEPTH_MAX: u32 = 16;
 /// The value of a variable.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(untagged)]
-pub enum Value {
+pub enum VariableValue {
     /// A whole number.
     Number(i64),
     /// A text, in which variables are replaced.
@@ -26,60 +26,60 @@ pub enum Value {
     List(Vec<String>),
 }
 
-impl fmt::Display for Value {
+impl fmt::Display for VariableValue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Value::Number(number) => number.fmt(f),
-            Value::Text(text) => text.fmt(f),
-            Value::List(words) => words.join(" ").fmt(f),
+            VariableValue::Number(number) => number.fmt(f),
+            VariableValue::Text(text) => text.fmt(f),
+            VariableValue::List(words) => words.join(" ").fmt(f),
         }
     }
 }
 
-impl<'de> Deserialize<'de> for Value {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> std::result::Result<Value, D::Error> {
-        struct AnyValue;
-        impl<'de> Visitor<'de> for AnyValue {
-            type Value = Value;
+impl<'de> Deserialize<'de> for VariableValue {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> std::result::Result<VariableValue, D::Error> {
+        struct VariableVisitor;
+        impl<'de> Visitor<'de> for VariableVisitor {
+            type Value = VariableValue;
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("a text, a whole number or a list of texts")
             }
-            fn visit_str<E: de::Error>(self, text: &str) -> std::result::Result<Value, E> {
-                Ok(Value::Text(text.to_owned()))
+            fn visit_str<E: de::Error>(self, text: &str) -> std::result::Result<VariableValue, E> {
+                Ok(VariableValue::Text(text.to_owned()))
             }
-            fn visit_i64<E: de::Error>(self, number: i64) -> std::result::Result<Value, E> {
-                Ok(Value::Number(number))
+            fn visit_i64<E: de::Error>(self, number: i64) -> std::result::Result<VariableValue, E> {
+                Ok(VariableValue::Number(number))
             }
-            fn visit_u64<E: de::Error>(self, number: u64) -> std::result::Result<Value, E> {
+            fn visit_u64<E: de::Error>(self, number: u64) -> std::result::Result<VariableValue, E> {
                 i64::try_from(number)
-                    .map(Value::Number)
+                    .map(VariableValue::Number)
                     .map_err(|_| E::custom("the number is too large"))
             }
             fn visit_seq<A: SeqAccess<'de>>(
                 self,
                 mut words: A,
-            ) -> std::result::Result<Value, A::Error> {
+            ) -> std::result::Result<VariableValue, A::Error> {
                 let mut all = Vec::new();
                 while let Some(word) = words.next_element::<String>()? {
                     all.push(word);
                 }
-                Ok(Value::List(all))
+                Ok(VariableValue::List(all))
             }
         }
-        from.deserialize_any(AnyValue)
+        from.deserialize_any(VariableVisitor)
     }
 }
 
 /// Variables in order of precedence: the first map with a name has its value.
 #[derive(Clone, Debug, Default)]
-pub struct Scope<'a> {
+pub struct VariableScope<'a> {
     maps: Vec<&'a Vars>,
 }
 
-impl<'a> Scope<'a> {
+impl<'a> VariableScope<'a> {
     /// A scope over maps, the strongest first.
-    pub fn new(maps: impl IntoIterator<Item = &'a Vars>) -> Scope<'a> {
-        Scope { maps: maps.into_iter().collect() }
+    pub fn new(maps: impl IntoIterator<Item = &'a Vars>) -> VariableScope<'a> {
+        VariableScope { maps: maps.into_iter().collect() }
     }
 
     /// A text with all its variables replaced. A list joins its words by blanks.
@@ -93,18 +93,18 @@ impl<'a> Scope<'a> {
     }
 
     /// A size in bytes: a number, or a text with a unit (k, M, G, T; powers of 1024).
-    pub fn size(&self, value: &Value) -> Result<u64> {
+    pub fn size(&self, value: &VariableValue) -> Result<u64> {
         let text = self.text(&value.to_string())?;
-        parse_size(&text).map_err(Error::usage)
+        parse_size(&text).map_err(MeasureError::usage)
     }
 
-    fn lookup(&self, name: &str) -> Result<&'a Value> {
+    fn lookup(&self, name: &str) -> Result<&'a VariableValue> {
         self.maps.iter().find_map(|map| map.get(name)).ok_or_else(|| {
             let mut known: Vec<&str> =
                 self.maps.iter().flat_map(|map| map.keys()).map(String::as_str).collect();
             known.sort_unstable();
             known.dedup();
-            Error::usage(format!(
+            MeasureError::usage(format!(
                 "there is no variable '{name}'; there are: {}; double braces stand for plain ones",
                 known.join(", ")
             ))
@@ -113,7 +113,7 @@ impl<'a> Scope<'a> {
 
     fn text_at(&self, text: &str, depth: u32) -> Result<String> {
         if depth > DEPTH_MAX {
-            return Err(Error::usage(format!(
+            return Err(MeasureError::usage(format!(
                 "variables refer to each other in a circle: '{text}'"
             )));
         }
@@ -127,9 +127,9 @@ impl<'a> Scope<'a> {
                 rest = &rest[2..];
             } else if let Some(name) = variable(rest) {
                 let value = match self.lookup(name)? {
-                    Value::Number(number) => number.to_string(),
-                    Value::Text(inner) => self.text_at(inner, depth + 1)?,
-                    Value::List(words) => self.words_at(words, depth + 1)?.join(" "),
+                    VariableValue::Number(number) => number.to_string(),
+                    VariableValue::Text(inner) => self.text_at(inner, depth + 1)?,
+                    VariableValue::List(words) => self.words_at(words, depth + 1)?.join(" "),
                 };
                 out.push_str(&value);
                 rest = &rest[name.len() + 2..];
@@ -144,7 +144,7 @@ impl<'a> Scope<'a> {
 
     fn words_at(&self, words: &[String], depth: u32) -> Result<Vec<String>> {
         if depth > DEPTH_MAX {
-            return Err(Error::usage(format!(
+            return Err(MeasureError::usage(format!(
                 "variables refer to each other in a circle: '{}'",
                 words.join(" ")
             )));
@@ -153,8 +153,10 @@ impl<'a> Scope<'a> {
         for word in words {
             let name = variable(word).filter(|name| name.len() + 2 == word.len());
             match name.map(|name| self.lookup(name)).transpose()? {
-                Some(Value::List(inner)) => out.append(&mut self.words_at(inner, depth + 1)?),
-                Some(Value::Text(inner)) if variable(inner).is_some() => {
+                Some(VariableValue::List(inner)) => {
+                    out.append(&mut self.words_at(inner, depth + 1)?)
+                }
+                Some(VariableValue::Text(inner)) if variable(inner).is_some() => {
                     out.append(&mut self.words_at(std::slice::from_ref(inner), depth + 1)?);
                 }
                 _ => out.push(self.text_at(word, depth)?),
@@ -193,12 +195,12 @@ pub fn parse_size(text: &str) -> std::result::Result<u64, String> {
 mod tests {
     use super::*;
 
-    fn vars(pairs: &[(&str, Value)]) -> Vars {
+    fn vars(pairs: &[(&str, VariableValue)]) -> Vars {
         pairs.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect()
     }
 
-    fn text(text: &str) -> Value {
-        Value::Text(text.to_owned())
+    fn text(text: &str) -> VariableValue {
+        VariableValue::Text(text.to_owned())
     }
 
     fn strings(words: &[&str]) -> Vec<String> {
@@ -207,21 +209,21 @@ mod tests {
 
     #[test]
     fn strong_maps_go_first_and_values_may_refer() {
-        let strong = vars(&[("a", text("<{b}>")), ("n", Value::Number(7))]);
+        let strong = vars(&[("a", text("<{b}>")), ("n", VariableValue::Number(7))]);
         let weak = vars(&[("a", text("no")), ("b", text("{n}s"))]);
-        let scope = Scope::new([&strong, &weak]);
+        let scope = VariableScope::new([&strong, &weak]);
         assert_eq!(scope.text("{a} {{b}} ${x y}{}").unwrap(), "<7s> {b} ${x y}{}");
     }
 
     #[test]
     fn lists_are_words_of_their_own() {
         let map = vars(&[
-            ("flags", Value::List(strings(&["-S", "{n}"]))),
-            ("none", Value::List(Vec::new())),
+            ("flags", VariableValue::List(strings(&["-S", "{n}"]))),
+            ("none", VariableValue::List(Vec::new())),
             ("same", text("{flags}")),
-            ("n", Value::Number(0)),
+            ("n", VariableValue::Number(0)),
         ]);
-        let scope = Scope::new([&map]);
+        let scope = VariableScope::new([&map]);
         let words = strings(&["x", "{same}", "{none}", "y{n}"]);
         assert_eq!(scope.words(&words).unwrap(), ["x", "-S", "0", "y0"]);
     }
@@ -229,7 +231,7 @@ mod tests {
     #[test]
     fn unknown_names_and_circles_are_errors() {
         let map = vars(&[("a", text("{b}")), ("b", text("{a}"))]);
-        let scope = Scope::new([&map]);
+        let scope = VariableScope::new([&map]);
         assert!(scope.text("{a}").unwrap_err().to_string().contains("circle"));
         assert!(scope.words(&strings(&["{a}"])).unwrap_err().to_string().contains("circle"));
         let error = scope.text("{c}").unwrap_err().to_string();

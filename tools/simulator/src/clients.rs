@@ -7,9 +7,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use blockhaul_block::{Contexts, Device, DeviceExt, Error, Flags, Kind, Reply, Request, ZERO};
-use blockhaul_catalog::{Intent, Registry, Spec, Stack};
-use blockhaul_client::Options;
+use blockhaul_block::{
+    ContextSet, Device, DeviceExt, Error, Kind, Reply, Request, RequestFlags, ZERO,
+};
+use blockhaul_catalog::{DeviceSpec, Intent, Registry, Stack};
+use blockhaul_client::ConnectOptions;
 use blockhaul_io::simulation::note;
 use blockhaul_io::{Data, Notify, sleep, timeout};
 use blockhaul_testkit::rng::Rng;
@@ -26,11 +28,15 @@ pub(crate) fn lock(oracle: &Mutex<Oracle>) -> MutexGuard<'_, Oracle> {
 }
 
 /// Connects, with these layers over the connection.
-pub(crate) async fn open(uri: &str, layers: &[String], options: Options) -> Result<Stack, Error> {
+pub(crate) async fn open(
+    uri: &str,
+    layers: &[String],
+    options: ConnectOptions,
+) -> Result<Stack, Error> {
     let backends = blockhaul_client::all(options);
     let registry = Registry { backends, layers: blockhaul_layers::all(), ..Registry::default() };
     let layers = layers.iter().map(|layer| registry.layer(layer)).collect::<Result<_, _>>()?;
-    registry.open(&Spec::parse(uri.as_ref())?, layers, Intent::WRITE).await
+    registry.open(&DeviceSpec::parse(uri.as_ref())?, layers, Intent::WRITE).await
 }
 
 /// The states of sectors in `base:allocation`.
@@ -39,7 +45,7 @@ pub(crate) async fn states(device: &dyn Device, range: Range<usize>) -> Result<V
     while states.len() < range.len() {
         let at = ((range.start + states.len()) * SECTOR) as u64;
         let len = ((range.len() - states.len()) * SECTOR) as u64;
-        let request = Request::extents(at, len, Contexts::first());
+        let request = Request::extents(at, len, ContextSet::first());
         let Reply::Extents(lists) = device.submit(request).await? else {
             return Err(Error::misfit());
         };
@@ -52,16 +58,16 @@ pub(crate) async fn states(device: &dyn Device, range: Range<usize>) -> Result<V
 }
 
 /// What a client is.
-pub(crate) struct Guest {
+pub(crate) struct ClientConfig {
     pub(crate) number: usize,
     pub(crate) oracle: Arc<Mutex<Oracle>>,
     pub(crate) uri: String,
     /// Layers over the connection, the first innermost.
     pub(crate) layers: Vec<String>,
-    pub(crate) options: Options,
+    pub(crate) options: ConnectOptions,
     /// Longest request in sectors.
     pub(crate) longest: u64,
-    pub(crate) tempo: Arc<Tempo>,
+    pub(crate) tempo: Arc<ClientPace>,
 }
 
 /// Longest request of the clients of a run, in sectors: short ones cost less.
@@ -77,7 +83,7 @@ pub(crate) fn requests(rng: &mut Rng) -> u64 {
 
 /// When clients work; the default: always.
 #[derive(Default)]
-pub(crate) struct Tempo {
+pub(crate) struct ClientPace {
     /// They begin no request.
     quiet: AtomicBool,
     /// They end.
@@ -92,10 +98,10 @@ pub(crate) struct Tempo {
     changed: Notify,
 }
 
-impl Tempo {
+impl ClientPace {
     /// With up to this time between two requests of one client, for some of them.
-    pub(crate) fn of(pace: Duration) -> Arc<Tempo> {
-        Arc::new(Tempo { pace, ..Tempo::default() })
+    pub(crate) fn of(pace: Duration) -> Arc<ClientPace> {
+        Arc::new(ClientPace { pace, ..ClientPace::default() })
     }
 
     /// This many requests come at the pace; clients are slow then, because a run has a number of
@@ -133,7 +139,7 @@ impl Tempo {
     }
 
     /// Waits for the next request; `None`: there is none. It is over when the result is dropped.
-    async fn next(&self, rng: &mut Rng) -> Option<Busy<'_>> {
+    async fn next(&self, rng: &mut Rng) -> Option<InFlightRequest<'_>> {
         if !self.pace.is_zero() {
             let quick = self.quick.load(Ordering::Relaxed);
             self.quick.store(quick.saturating_sub(1), Ordering::Relaxed);
@@ -145,15 +151,15 @@ impl Tempo {
         let over = self.over.load(Ordering::Relaxed);
         (!over).then(|| {
             self.busy.fetch_add(1, Ordering::Relaxed);
-            Busy(self)
+            InFlightRequest(self)
         })
     }
 }
 
 /// A request that has not returned.
-struct Busy<'a>(&'a Tempo);
+struct InFlightRequest<'a>(&'a ClientPace);
 
-impl Drop for Busy<'_> {
+impl Drop for InFlightRequest<'_> {
     fn drop(&mut self) {
         self.0.busy.fetch_sub(1, Ordering::Relaxed);
         self.0.changed.notify();
@@ -161,8 +167,8 @@ impl Drop for Busy<'_> {
 }
 
 /// One client; several of its requests are in flight at a time.
-pub(crate) struct Client {
-    guest: Guest,
+pub(crate) struct SimulatedClient {
+    guest: ClientConfig,
     /// The connection, and its number.
     stack: RefCell<Option<Rc<Stack>>>,
     /// The one before it.
@@ -174,7 +180,7 @@ pub(crate) struct Client {
 ///
 /// Returns the extents that it sees at the end, if it can.
 pub(crate) async fn work(
-    client: Rc<Client>,
+    client: Rc<SimulatedClient>,
     requests: u64,
     mut rng: Rng,
 ) -> Result<Option<Vec<u64>>, String> {
@@ -187,7 +193,7 @@ pub(crate) async fn work(
         let client = client.clone();
         let rng = Rng::new(rng.number());
         tasks.push(blockhaul_io::spawn(async move {
-            Hand { client, range: start..start + share, rng }.work(requests).await
+            ClientWorker { client, range: start..start + share, rng }.work(requests).await
         }));
     }
     let mut ended = Ok(());
@@ -199,9 +205,9 @@ pub(crate) async fn work(
     Ok(states(&**stack.device(), all).await.ok())
 }
 
-impl Client {
-    pub(crate) fn new(guest: Guest) -> Rc<Client> {
-        Rc::new(Client {
+impl SimulatedClient {
+    pub(crate) fn new(guest: ClientConfig) -> Rc<SimulatedClient> {
+        Rc::new(SimulatedClient {
             guest,
             stack: RefCell::default(),
             left: RefCell::default(),
@@ -306,13 +312,13 @@ const FAULTS: [Kind; 5] =
     [Kind::Io, Kind::Disconnected, Kind::TimedOut, Kind::ShuttingDown, Kind::NoSpace];
 
 /// Requests on a part of a client's sectors.
-struct Hand {
-    client: Rc<Client>,
+struct ClientWorker {
+    client: Rc<SimulatedClient>,
     range: Range<usize>,
     rng: Rng,
 }
 
-impl Hand {
+impl ClientWorker {
     async fn work(mut self, requests: u64) -> Result<(), String> {
         let client = self.client.clone();
         for _ in 0..requests {
@@ -424,7 +430,7 @@ impl Hand {
             }
         };
         let durable = self.rng.chance(20);
-        let request = if durable { request.with(Flags::FUA) } else { request };
+        let request = if durable { request.with(RequestFlags::FUA) } else { request };
         let begun = self.client.oracle().begun();
         match kind {
             0 => self.client.oracle().begin_trim(sectors.clone()),

@@ -6,17 +6,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blockhaul_block::{Can, Error, Kind};
-use blockhaul_catalog::{Intent, Registry, Spec, Stack};
-use blockhaul_client::Options as ClientOptions;
-use blockhaul_engine::{JournalOptions, Options, Progress, copy};
-use blockhaul_io::simulation::{Faults, Machine, choose, note, random, set_faults};
+use blockhaul_catalog::{DeviceSpec, Intent, Registry, Stack};
+use blockhaul_client::ConnectOptions as ClientOptions;
+use blockhaul_engine::{CopyProgress, EngineOptions, JournalOptions, copy};
+use blockhaul_io::simulation::{Faults, SimulatedMachine, choose, note, random, set_faults};
 use blockhaul_io::{Pool, sleep, timeout};
 use blockhaul_testkit::model::Model;
 use blockhaul_testkit::rng::Rng;
 
-use crate::Setting;
+use crate::ScenarioSetup;
 use crate::noise::calm;
-use crate::site::{Site, pause};
+use crate::site::{ServerSite, pause};
 
 /// Virtual time in which a copy ends once nothing fails any more: more than its retries need.
 const PATIENCE: Duration = Duration::from_secs(3600);
@@ -24,13 +24,13 @@ const PATIENCE: Duration = Duration::from_secs(3600);
 const MEMORY: u64 = 4 << 20;
 
 /// How an attempt ended: the copy's own result, or none if its machine lost power.
-type Attempt = Option<Result<(), Error>>;
+type CopyAttempt = Option<Result<(), Error>>;
 
-struct Copying {
-    source: Site,
-    target: Site,
+struct CopyScenario {
+    source: ServerSite,
+    target: ServerSite,
     content: Vec<u8>,
-    options: Options,
+    options: EngineOptions,
     client: ClientOptions,
     journal: Option<PathBuf>,
     faults: Faults,
@@ -40,8 +40,8 @@ struct Copying {
     rng: Rng,
 }
 
-pub(crate) async fn run(setting: Setting) -> Result<(), String> {
-    let mut copying = Copying::new(setting);
+pub(crate) async fn run(setting: ScenarioSetup) -> Result<(), String> {
+    let mut copying = CopyScenario::new(setting);
     copying.source.start(|_| {}).await?;
     copying.target.start(|_| {}).await?;
     note(&format!("{:?} {:?}", copying.options, copying.client));
@@ -57,9 +57,9 @@ pub(crate) async fn run(setting: Setting) -> Result<(), String> {
     copying.check().await
 }
 
-impl Copying {
-    fn new(setting: Setting) -> Copying {
-        let Setting { mut rng, dir, faults } = setting;
+impl CopyScenario {
+    fn new(setting: ScenarioSetup) -> CopyScenario {
+        let ScenarioSetup { mut rng, dir, faults } = setting;
         // Mostly small ones: they are quick, and fail in as many ways.
         let size: u64 = match rng.below(20) {
             0 => 1 << 20,
@@ -74,7 +74,7 @@ impl Copying {
         facts.zeroed = false;
         let source_workers = rng.between(1, 2) as usize;
         let path = dir.join("source");
-        let source = Site::new(path, source_workers, facts.clone(), content.clone());
+        let source = ServerSite::new(path, source_workers, facts.clone(), content.clone());
         facts.can.set(Can::MULTI_CONN, rng.chance(50));
         let mut garbage = vec![0xa5; size];
         if rng.chance(50) {
@@ -82,7 +82,7 @@ impl Copying {
             garbage[..size / 2].fill(0x5a);
         }
         let target_workers = rng.between(1, 2) as usize;
-        let target = Site::new(dir.join("target"), target_workers, facts, garbage);
+        let target = ServerSite::new(dir.join("target"), target_workers, facts, garbage);
         let journal = rng.chance(70).then(|| dir.join("journal"));
         let options = options(&mut rng, journal.as_deref());
         let client = ClientOptions {
@@ -93,7 +93,7 @@ impl Copying {
         };
         let calamities = rng.below(6);
         let workers = rng.between(1, 2) as usize;
-        Copying {
+        CopyScenario {
             source,
             target,
             content,
@@ -108,8 +108,8 @@ impl Copying {
     }
 
     /// One attempt: while there are calamities left, they happen meanwhile.
-    async fn attempt(&mut self) -> Result<Attempt, String> {
-        let machine = Machine::start(self.workers).map_err(|error| error.to_string())?;
+    async fn attempt(&mut self) -> Result<CopyAttempt, String> {
+        let machine = SimulatedMachine::start(self.workers).map_err(|error| error.to_string())?;
         let source = self.source.uri();
         let target = self.target.uri();
         let options = self.options.clone();
@@ -222,7 +222,7 @@ fn first_difference(one: &[u8], other: &[u8]) -> Option<usize> {
     Some(differs.unwrap_or(one.len().min(other.len())))
 }
 
-fn options(rng: &mut Rng, journal: Option<&Path>) -> Options {
+fn options(rng: &mut Rng, journal: Option<&Path>) -> EngineOptions {
     let journal = journal.map(|path| JournalOptions {
         path: path.to_path_buf(),
         restart: false,
@@ -231,7 +231,7 @@ fn options(rng: &mut Rng, journal: Option<&Path>) -> Options {
         source: "source".into(),
         target: "target".into(),
     });
-    Options {
+    EngineOptions {
         journal,
         connections: rng.between(1, 4) as usize,
         adaptive_connections: rng.chance(50),
@@ -247,11 +247,13 @@ fn options(rng: &mut Rng, journal: Option<&Path>) -> Options {
         retries: *rng.pick(&[0, 1, 8]),
         retry_delay: Duration::from_millis(*rng.pick(&[1, 1000])),
         synchronous: rng.chance(10),
-        ..Options::default()
+        ..EngineOptions::default()
     }
 }
 
-fn over(ended: Result<Result<(), Error>, blockhaul_io::Lost>) -> Result<Attempt, String> {
+fn over(
+    ended: Result<Result<(), Error>, blockhaul_io::LostCompletion>,
+) -> Result<CopyAttempt, String> {
     let ended = ended.map_err(|_| "the copy was dropped")?;
     if let Err(error) = &ended {
         note(&format!("the copy fails: {error}"));
@@ -263,7 +265,7 @@ fn over(ended: Result<Result<(), Error>, blockhaul_io::Lost>) -> Result<Attempt,
 async fn go(
     source: String,
     target: String,
-    options: Options,
+    options: EngineOptions,
     client: ClientOptions,
 ) -> Result<(), Error> {
     let backends = blockhaul_client::all(client);
@@ -271,7 +273,7 @@ async fn go(
     let source = open(&registry, &source, Intent::READ).await?;
     let target = open(&registry, &target, Intent::TARGET).await?;
     let pool = Pool::new(MEMORY);
-    let result = copy(&source, &target, &options, &pool, &Arc::new(Progress::new())).await;
+    let result = copy(&source, &target, &options, &pool, &Arc::new(CopyProgress::new())).await;
     if pool.reserved() != 0 || pool.peak() > pool.limit() {
         let text = format!("{} bytes of memory are left, {} at most", pool.reserved(), pool.peak());
         return Err(Error::new(Kind::Invalid, text));
@@ -280,6 +282,6 @@ async fn go(
 }
 
 async fn open(registry: &Registry, uri: &str, intent: Intent) -> Result<Stack, Error> {
-    let spec = Spec::parse(uri.as_ref())?;
+    let spec = DeviceSpec::parse(uri.as_ref())?;
     registry.open(&spec, Vec::new(), intent).await
 }

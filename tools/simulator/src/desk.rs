@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blockhaul_block::Device;
-use blockhaul_catalog::{Backend, Exports, Opened, Opening, Spec, Target};
+use blockhaul_catalog::{Backend, BackendTarget, DeviceSpec, Exports, OpenFuture, OpenedDevice};
 use blockhaul_jobs::{
     BitmapFiles, ExportConfig, ExportTable, ExportTableConfig, JobError, Jobs, OpenExport,
 };
@@ -17,7 +17,7 @@ pub(crate) const OWN: &str = "simulated:";
 
 /// What a server with jobs is started with.
 #[derive(Clone)]
-pub(crate) struct Office {
+pub(crate) struct JobServerConfig {
     /// Where its bitmaps are kept.
     pub(crate) bitmaps: PathBuf,
     /// What it serves instead of its own disk.
@@ -26,22 +26,22 @@ pub(crate) struct Office {
 
 /// A server with jobs.
 #[derive(Clone)]
-pub(crate) struct Desk {
+pub(crate) struct JobServer {
     pub(crate) table: Arc<ExportTable>,
     pub(crate) export: Arc<OpenExport>,
     pub(crate) jobs: Arc<Jobs>,
 }
 
-impl Office {
+impl JobServerConfig {
     /// Opens the device. `own`: the disk.
     pub(crate) async fn open(
         self,
         own: Arc<dyn Device>,
-    ) -> Result<(Desk, Arc<dyn Exports>), String> {
+    ) -> Result<(JobServer, Arc<dyn Exports>), String> {
         let device = self.device.unwrap_or_else(|| OWN.to_string());
-        let spec = Spec::parse(device.as_ref()).map_err(|error| error.to_string())?;
+        let spec = DeviceSpec::parse(device.as_ref()).map_err(|error| error.to_string())?;
         let mut registry = device_registry();
-        registry.backends.push(Arc::new(Own(own)));
+        registry.backends.push(Arc::new(DiskBackend(own)));
         let files = BitmapFiles::new(&self.bitmaps).map_err(|error| error.to_string())?;
         let wanted = ExportTableConfig {
             exports: vec![ExportConfig::new("", spec)],
@@ -50,11 +50,11 @@ impl Office {
         };
         let (table, exports) = open(wanted).await.map_err(|error| error.to_string())?;
         let export = table.exports().into_iter().next().ok_or("nothing is served")?;
-        Ok((Desk { table, export, jobs: Arc::default() }, exports))
+        Ok((JobServer { table, export, jobs: Arc::default() }, exports))
     }
 }
 
-impl Desk {
+impl JobServer {
     /// Stops the server in order.
     pub(crate) async fn stop(&self, server: &Server, patience: Duration) -> usize {
         self.jobs.end_service(&self.table, server.stop(patience)).await
@@ -70,9 +70,9 @@ async fn open(wanted: ExportTableConfig) -> Result<(Arc<ExportTable>, Arc<dyn Ex
 }
 
 /// The disk as a kind of device.
-struct Own(Arc<dyn Device>);
+struct DiskBackend(Arc<dyn Device>);
 
-impl Backend for Own {
+impl Backend for DiskBackend {
     fn schemes(&self) -> &'static [&'static str] {
         &["simulated"]
     }
@@ -85,7 +85,7 @@ impl Backend for Own {
         "the disk of a simulated machine"
     }
 
-    fn open(&self, _target: Target) -> Opening<Opened> {
-        Box::pin(std::future::ready(Ok(Opened::from(self.0.clone()))))
+    fn open(&self, _target: BackendTarget) -> OpenFuture<OpenedDevice> {
+        Box::pin(std::future::ready(Ok(OpenedDevice::from(self.0.clone()))))
     }
 }

@@ -5,31 +5,31 @@
 use std::ops::Range;
 use std::time::Duration;
 
-use blockhaul_block::{BlockSizes, Contexts, Device, DeviceExt, Error, Request};
-use blockhaul_catalog::{Intent, Registry, Spec, Stack};
-use blockhaul_client::Options;
-use blockhaul_io::simulation::{Machine, note, set_faults};
+use blockhaul_block::{BlockSizes, ContextSet, Device, DeviceExt, Error, Request};
+use blockhaul_catalog::{DeviceSpec, Intent, Registry, Stack};
+use blockhaul_client::ConnectOptions;
+use blockhaul_io::simulation::{SimulatedMachine, note, set_faults};
 use blockhaul_io::{Data, sleep, timeout};
 use blockhaul_testkit::model::Model;
 use blockhaul_testkit::rng::Rng;
 
-use crate::Setting;
+use crate::ScenarioSetup;
 use crate::clients::{longest, requests};
-use crate::meddler::{self, Meddling, Victim};
+use crate::meddler::{self, MeddlerConfig, Victim};
 use crate::noise::calm;
 use crate::oracle::{Oracle, SECTOR, bytes_of, image};
-use crate::site::Site;
+use crate::site::ServerSite;
 
 /// Sectors of the disk; each of two clients has one half.
 const SECTORS: usize = 256;
 /// Virtual time in which a request ends.
 const PATIENCE: Duration = Duration::from_secs(4 * 3600);
 
-struct Hostile {
-    site: Site,
-    meddling: Meddling,
+struct HostileScenario {
+    site: ServerSite,
+    meddling: MeddlerConfig,
     tls: bool,
-    options: Options,
+    options: ConnectOptions,
     requests: u64,
     /// Connections that the client with a hostile peer makes.
     connections: u64,
@@ -38,9 +38,9 @@ struct Hostile {
     rng: Rng,
 }
 
-pub(crate) async fn run(setting: Setting) -> Result<(), String> {
+pub(crate) async fn run(setting: ScenarioSetup) -> Result<(), String> {
     set_faults(calm(setting.faults));
-    let mut hostile = Hostile::new(setting)?;
+    let mut hostile = HostileScenario::new(setting)?;
     note(&format!("{:?} tls {}", hostile.meddling.victim, hostile.tls));
     hostile.site.start(|_| {}).await?;
     hostile.work().await?;
@@ -48,43 +48,43 @@ pub(crate) async fn run(setting: Setting) -> Result<(), String> {
     hostile.site.is_tidy()
 }
 
-impl Hostile {
-    fn new(setting: Setting) -> Result<Hostile, String> {
-        let Setting { mut rng, dir, .. } = setting;
+impl HostileScenario {
+    fn new(setting: ScenarioSetup) -> Result<HostileScenario, String> {
+        let ScenarioSetup { mut rng, dir, .. } = setting;
         let mut facts = Model::all_facts((SECTORS * SECTOR) as u64);
         facts.zeroed = false;
         facts.block = BlockSizes { minimum: 512, preferred: 4096, ..BlockSizes::default() };
         let workers = rng.between(1, 2) as usize;
-        let site = Site::new(dir.join("server"), workers, facts, image(SECTORS));
+        let site = ServerSite::new(dir.join("server"), workers, facts, image(SECTORS));
         let tls = rng.chance(5);
         let site = if tls { site.with_tls()? } else { site };
-        let meddling = Meddling {
+        let meddling = MeddlerConfig {
             socket: dir.join("between"),
             server: site.socket().to_path_buf(),
             victim: *rng.pick(&[Victim::Server, Victim::Client]),
             rate: *rng.pick(&[1000, 5000, 20_000, 50_000]),
         };
-        let options = Options {
+        let options = ConnectOptions {
             timeout: Duration::from_secs(5),
             connect_timeout: Duration::from_secs(*rng.pick(&[5, 60])),
             extended: rng.chance(60),
             structured: rng.chance(80),
-            ..Options::default()
+            ..ConnectOptions::default()
         };
         let requests = requests(&mut rng);
         let connections = *rng.pick(&[1, 3, 10]);
         let longest = longest(&mut rng);
-        Ok(Hostile { site, meddling, tls, options, requests, connections, longest, rng })
+        Ok(HostileScenario { site, meddling, tls, options, requests, connections, longest, rng })
     }
 
     async fn work(&mut self) -> Result<(), String> {
-        let machine = Machine::start(1).map_err(|error| error.to_string())?;
+        let machine = SimulatedMachine::start(1).map_err(|error| error.to_string())?;
         let meddling = self.meddling.clone();
         let listening = machine.workers()[0].spawn(move || async move { meddler::start(meddling) });
         listening.await.map_err(|_| "nobody listens")??;
         // What clients send may be changed to writes anywhere; over TLS it cannot.
         let is_safe = self.tls || self.meddling.victim == Victim::Client;
-        let direct = Client {
+        let direct = HostileClient {
             uri: self.site.uri(),
             options: self.options.clone(),
             sectors: 0..SECTORS / 2,
@@ -93,7 +93,7 @@ impl Hostile {
             checks: is_safe,
             writes: is_safe,
         };
-        let through = Client {
+        let through = HostileClient {
             uri: self.site.uri_over(&self.meddling.socket),
             options: self.options.clone(),
             sectors: SECTORS / 2..SECTORS,
@@ -114,9 +114,9 @@ impl Hostile {
     }
 }
 
-struct Client {
+struct HostileClient {
     uri: String,
-    options: Options,
+    options: ConnectOptions,
     /// Those that it reads and writes.
     sectors: Range<usize>,
     longest: u64,
@@ -126,7 +126,7 @@ struct Client {
     writes: bool,
 }
 
-impl Client {
+impl HostileClient {
     /// Works over one connection, without an error.
     async fn undisturbed(mut self, requests: u64) -> Result<(), String> {
         let failed = |error: Error| format!("the client without a hostile peer: {error}");
@@ -162,7 +162,7 @@ impl Client {
     async fn open(&self) -> Result<Stack, Error> {
         let backends = blockhaul_client::all(self.options.clone());
         let registry = Registry { backends, ..Registry::default() };
-        registry.open(&Spec::parse(self.uri.as_ref())?, Vec::new(), Intent::WRITE).await
+        registry.open(&DeviceSpec::parse(self.uri.as_ref())?, Vec::new(), Intent::WRITE).await
     }
 
     /// One request; the outer error is a broken promise.
@@ -178,7 +178,7 @@ impl Client {
         Ok(match self.rng.below(10) {
             0 => device.flush().await,
             1 => {
-                let request = Request::extents(at, len as u64, Contexts::first());
+                let request = Request::extents(at, len as u64, ContextSet::first());
                 if device.facts().contexts.is_empty() {
                     Ok(())
                 } else {

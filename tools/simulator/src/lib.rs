@@ -2,7 +2,7 @@
 //! by a seed, and checks what must hold whatever happens. `docs/simulation.md` says how to use it and
 //! how to add a scenario.
 //!
-//! - `Scenario`: one kind of run; `SCENARIOS` lists them.
+//! - `ScenarioKind`: one kind of run; `SCENARIOS` lists them.
 //! - `simulate`: one run. `shrink`: the same failure with fewer faults.
 //! - `site`: a server on a machine that can lose power. `clients`: what uses a server. `oracle`: what
 //!   a client may read.
@@ -34,23 +34,23 @@ use std::pin::Pin;
 use blockhaul_io::simulation::Faults;
 use blockhaul_testkit::rng::Rng;
 
-pub use self::run::{Ended, Run, simulate};
-pub use self::shrink::{Shrunk, shrink};
+pub use self::run::{SimulationResult, SimulationRun, simulate};
+pub use self::shrink::{ShrinkResult, shrink};
 
 /// One kind of run.
-pub struct Scenario {
+pub struct ScenarioKind {
     /// Its name on the command line.
     pub name: &'static str,
     /// One line for the help.
     pub summary: &'static str,
-    start: fn(Setting) -> Course,
+    start: fn(ScenarioSetup) -> ScenarioFuture,
 }
 
 /// What a run does, to its verdict: an error says which promise was broken.
-type Course = Pin<Box<dyn Future<Output = Result<(), String>>>>;
+type ScenarioFuture = Pin<Box<dyn Future<Output = Result<(), String>>>>;
 
 /// What a scenario begins with.
-struct Setting {
+struct ScenarioSetup {
     /// Decides what the scenario does; faults of the network have numbers of their own.
     rng: Rng,
     /// For sockets, journals and temporary files of this run.
@@ -60,23 +60,23 @@ struct Setting {
 }
 
 /// Every scenario, in the order of the help.
-pub const SCENARIOS: &[Scenario] = &[
-    Scenario {
+pub const SCENARIOS: &[ScenarioKind] = &[
+    ScenarioKind {
         name: "copy",
         summary: "a copy with journal and retries; its machine, source and target lose power",
         start: |setting| Box::pin(copy::run(setting)),
     },
-    Scenario {
+    ScenarioKind {
         name: "serve",
         summary: "clients of a server, with layers on both sides; the server and its disk fail",
         start: |setting| Box::pin(serve::run(setting)),
     },
-    Scenario {
+    ScenarioKind {
         name: "job",
         summary: "backups, mirrors and bitmaps of a disk in use; servers and disks of both sides fail",
         start: |setting| Box::pin(job::run(setting)),
     },
-    Scenario {
+    ScenarioKind {
         name: "hostile",
         summary: "peers that break the protocol, as clients and as servers, beside one that does not",
         start: |setting| Box::pin(hostile::run(setting)),
@@ -84,6 +84,6 @@ pub const SCENARIOS: &[Scenario] = &[
 ];
 
 /// The scenario of this name.
-pub fn scenario(name: &str) -> Option<&'static Scenario> {
+pub fn scenario(name: &str) -> Option<&'static ScenarioKind> {
     SCENARIOS.iter().find(|scenario| scenario.name == name)
 }

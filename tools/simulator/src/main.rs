@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use blockhaul_simulator::{Run, SCENARIOS, Scenario, scenario, shrink, simulate};
+use blockhaul_simulator::{SCENARIOS, ScenarioKind, SimulationRun, scenario, shrink, simulate};
 
 /// Virtual events to print of a failure.
 const LOG: usize = 60;
@@ -28,7 +28,7 @@ broken. docs/simulation.md explains it.
   --log N           Last events to print of a failure [default: 60]; of a single run also if it succeeds
 ";
 
-struct Wanted {
+struct SimulatorOptions {
     seed: Option<u64>,
     runs: Option<u64>,
     time: Option<Duration>,
@@ -37,7 +37,7 @@ struct Wanted {
     quiet: bool,
     shrinks: bool,
     log: Option<usize>,
-    scenarios: Vec<&'static Scenario>,
+    scenarios: Vec<&'static ScenarioKind>,
 }
 
 fn main() -> ExitCode {
@@ -62,9 +62,9 @@ fn main() -> ExitCode {
     many(&wanted)
 }
 
-fn parse(args: &[String]) -> Result<Wanted, String> {
+fn parse(args: &[String]) -> Result<SimulatorOptions, String> {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    let mut wanted = Wanted {
+    let mut wanted = SimulatorOptions {
         seed: None,
         runs: None,
         time: None,
@@ -112,10 +112,10 @@ fn hours(text: &str) -> Result<Duration, String> {
 }
 
 /// One run of each scenario, with its events if it fails.
-fn single(wanted: &Wanted, seed: u64) -> ExitCode {
+fn single(wanted: &SimulatorOptions, seed: u64) -> ExitCode {
     let mut failed = false;
     for scenario in &wanted.scenarios {
-        let mut run = Run::of(scenario, seed);
+        let mut run = SimulationRun::of(scenario, seed);
         (run.keep, run.quiet) = (wanted.keep.clone(), wanted.quiet);
         run.log = wanted.log.unwrap_or(LOG);
         let ended = simulate(&run);
@@ -134,7 +134,7 @@ fn single(wanted: &Wanted, seed: u64) -> ExitCode {
     ExitCode::from(u8::from(failed))
 }
 
-fn print(ended: &blockhaul_simulator::Ended) {
+fn print(ended: &blockhaul_simulator::SimulationResult) {
     println!("faults:");
     for (number, what) in &ended.report.chosen {
         println!("  {number}: {what}");
@@ -146,7 +146,7 @@ fn print(ended: &blockhaul_simulator::Ended) {
 }
 
 /// Runs of ascending seeds on several threads, up to the first failure.
-fn many(wanted: &Wanted) -> ExitCode {
+fn many(wanted: &SimulatorOptions) -> ExitCode {
     let first = wanted.seed.unwrap_or_else(blockhaul_testkit::rng::seed) & (u64::MAX >> 16);
     let runs = wanted.runs.unwrap_or(if wanted.time.is_some() { u64::MAX } else { 1000 });
     println!("from seed {first}");
@@ -154,7 +154,7 @@ fn many(wanted: &Wanted) -> ExitCode {
     let next = AtomicU64::new(0);
     let made = AtomicU64::new(0);
     let stop = AtomicBool::new(false);
-    let found: Mutex<Vec<Run>> = Mutex::default();
+    let found: Mutex<Vec<SimulationRun>> = Mutex::default();
     let faults: Mutex<BTreeMap<&str, u64>> = Mutex::default();
     std::thread::scope(|scope| {
         for _ in 0..wanted.threads {
@@ -166,7 +166,7 @@ fn many(wanted: &Wanted) -> ExitCode {
                         break;
                     }
                     for scenario in &wanted.scenarios {
-                        let run = Run::of(scenario, first.wrapping_add(index));
+                        let run = SimulationRun::of(scenario, first.wrapping_add(index));
                         made.fetch_add(1, Ordering::Relaxed);
                         let ended = simulate(&run);
                         let mut faults = faults.lock().unwrap_or_else(PoisonError::into_inner);
@@ -196,8 +196,8 @@ fn many(wanted: &Wanted) -> ExitCode {
 }
 
 /// Prints a failure, with as few faults as are enough for it.
-fn report(wanted: &Wanted, run: &Run) {
-    let run = Run { log: wanted.log.unwrap_or(LOG), ..run.clone() };
+fn report(wanted: &SimulatorOptions, run: &SimulationRun) {
+    let run = SimulationRun { log: wanted.log.unwrap_or(LOG), ..run.clone() };
     let ended = simulate(&run);
     println!(
         "{run}: {}",

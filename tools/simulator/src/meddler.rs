@@ -24,7 +24,7 @@ pub(crate) enum Victim {
 
 /// What a meddler does.
 #[derive(Clone)]
-pub(crate) struct Meddling {
+pub(crate) struct MeddlerConfig {
     /// Where it listens.
     pub(crate) socket: PathBuf,
     /// The server's socket.
@@ -35,7 +35,7 @@ pub(crate) struct Meddling {
 }
 
 /// Starts to listen on this worker.
-pub(crate) fn start(meddling: Meddling) -> Result<(), String> {
+pub(crate) fn start(meddling: MeddlerConfig) -> Result<(), String> {
     let listener = Listener::bind_unix(&meddling.socket).map_err(|error| error.to_string())?;
     drop(blockhaul_io::spawn(async move {
         while let Ok(client) = listener.accept().await {
@@ -49,7 +49,7 @@ pub(crate) fn start(meddling: Meddling) -> Result<(), String> {
     Ok(())
 }
 
-async fn relay(client: std::os::fd::OwnedFd, meddling: Meddling) -> std::io::Result<()> {
+async fn relay(client: std::os::fd::OwnedFd, meddling: MeddlerConfig) -> std::io::Result<()> {
     let client = Rc::new(Stream::new(client)?);
     let server = Rc::new(Stream::connect_unix(&meddling.server).await?);
     let rate = |victim| if meddling.victim == victim { meddling.rate } else { 0 };

@@ -22,7 +22,7 @@ pub const ZEROES: u64 = 0;
 pub struct Oracle {
     /// The number of the first sector on the disk.
     first: usize,
-    sectors: Vec<Sector>,
+    sectors: Vec<SectorState>,
     /// The last value that was written.
     last: u64,
     /// Counts losses, and servers that have ended: a reply to a request from before one may itself be from
@@ -37,7 +37,7 @@ pub struct Oracle {
 }
 
 #[derive(Clone)]
-struct Sector {
+struct SectorState {
     /// Values that a read may return.
     possible: Vec<u64>,
     /// Values that were possible until a flush was acknowledged, and its number: a read that began
@@ -57,14 +57,14 @@ struct Sector {
     doubtful: Option<Instant>,
 }
 
-impl Sector {
+impl SectorState {
     /// Whether no request of a lost connection can change it any more.
     fn is_settled(&self, now: Instant) -> bool {
         self.doubtful.is_none_or(|until| until <= now)
     }
 
     /// Whether a request that began then may see this value.
-    fn is_possible(&self, value: u64, begun: Begun) -> bool {
+    fn is_possible(&self, value: u64, begun: RequestStart) -> bool {
         let mut earlier = self.until_flush.iter();
         self.possible.contains(&value)
             || earlier.any(|(other, flush)| *other == value && begun.flushes < *flush)
@@ -73,20 +73,20 @@ impl Sector {
 
 /// When a request began: what had happened before it.
 #[derive(Clone, Copy)]
-pub struct Begun {
+pub struct RequestStart {
     losses: u64,
     flushes: u64,
 }
 
 /// What a flush makes durable, as its sender sees it: sectors, with version and value.
-pub struct Flushing(Vec<(usize, u64, u64)>);
+pub struct FlushedSectors(Vec<(usize, u64, u64)>);
 
 impl Oracle {
     /// Sectors from `first` on, each with the value of [`initial`].
     pub fn new(first: usize, count: usize) -> Oracle {
         let sector = |index| {
             let value = initial(first + index);
-            Sector {
+            SectorState {
                 possible: vec![value],
                 until_flush: Vec::new(),
                 after_cut: vec![value],
@@ -115,7 +115,7 @@ impl Oracle {
         self.first..self.first + self.sectors.len()
     }
 
-    fn at(&mut self, range: Range<usize>) -> &mut [Sector] {
+    fn at(&mut self, range: Range<usize>) -> &mut [SectorState] {
         &mut self.sectors[range.start - self.first..range.end - self.first]
     }
 
@@ -140,8 +140,8 @@ impl Oracle {
     }
 
     /// A request begins now.
-    pub fn begun(&self) -> Begun {
-        Begun { losses: self.losses, flushes: self.flushes }
+    pub fn begun(&self) -> RequestStart {
+        RequestStart { losses: self.losses, flushes: self.flushes }
     }
 
     /// A change begins.
@@ -169,7 +169,7 @@ impl Oracle {
     }
 
     /// It was acknowledged. `durable`: with FUA. `begun`: when it began.
-    pub fn done(&mut self, range: Range<usize>, value: u64, durable: bool, begun: Begun) {
+    pub fn done(&mut self, range: Range<usize>, value: u64, durable: bool, begun: RequestStart) {
         let same = begun.losses == self.losses;
         for sector in self.at(range) {
             sector.busy = false;
@@ -214,16 +214,16 @@ impl Oracle {
     }
 
     /// A flush begins.
-    pub fn flush(&self) -> Flushing {
+    pub fn flush(&self) -> FlushedSectors {
         let known = self.sectors.iter().enumerate().filter_map(|(index, sector)| {
             let value = sector.acked.filter(|_| !sector.busy)?;
             Some((index, sector.version, value))
         });
-        Flushing(known.collect())
+        FlushedSectors(known.collect())
     }
 
     /// It was acknowledged.
-    pub fn flushed(&mut self, flushing: &Flushing) -> Result<(), String> {
+    pub fn flushed(&mut self, flushing: &FlushedSectors) -> Result<(), String> {
         self.flushes += 1;
         for (index, version, value) in &flushing.0 {
             let sector = &mut self.sectors[*index];
@@ -280,7 +280,12 @@ impl Oracle {
     }
 
     /// Checks bytes that were read. The range is not being changed. `begun`: when the read began.
-    pub fn check(&mut self, range: Range<usize>, bytes: &[u8], begun: Begun) -> Result<(), String> {
+    pub fn check(
+        &mut self,
+        range: Range<usize>,
+        bytes: &[u8],
+        begun: RequestStart,
+    ) -> Result<(), String> {
         let now = now();
         let same = begun.losses == self.losses;
         let start = range.start;
@@ -305,7 +310,7 @@ impl Oracle {
 
     /// Checks that a range that is reported as zeroes can have them. It is not being changed.
     /// `begun`: when the request began.
-    pub fn check_zero(&mut self, range: Range<usize>, begun: Begun) -> Result<(), String> {
+    pub fn check_zero(&mut self, range: Range<usize>, begun: RequestStart) -> Result<(), String> {
         let start = range.start;
         let wrong = self.at(range).iter().position(|sector| !sector.is_possible(ZEROES, begun));
         match wrong {

@@ -4,10 +4,12 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use blockhaul_io::simulation::{self, Faults, Report, Settings, Stuck};
+use blockhaul_io::simulation::{
+    self, Faults, SimulationError, SimulationReport, SimulationSettings,
+};
 use blockhaul_testkit::rng::Rng;
 
-use crate::{Scenario, Setting};
+use crate::{ScenarioKind, ScenarioSetup};
 
 /// Virtual time of a run: more than all timeouts and retries of any scenario together.
 const TIME: Duration = Duration::from_secs(7 * 86_400);
@@ -16,9 +18,9 @@ const STEPS: u64 = 1_000_000;
 
 /// A run to make.
 #[derive(Clone)]
-pub struct Run {
+pub struct SimulationRun {
     /// What happens.
-    pub scenario: &'static Scenario,
+    pub scenario: &'static ScenarioKind,
     /// Decides everything.
     pub seed: u64,
     /// The faults that happen, by number; `None`: all.
@@ -30,21 +32,21 @@ pub struct Run {
 }
 
 /// How a run ended.
-pub struct Ended {
+pub struct SimulationResult {
     /// The promise that was broken, if any.
     pub failure: Option<String>,
     /// What happened.
-    pub report: Report,
+    pub report: SimulationReport,
 }
 
-impl Run {
+impl SimulationRun {
     /// All of a seed.
-    pub fn of(scenario: &'static Scenario, seed: u64) -> Run {
-        Run { scenario, seed, keep: None, quiet: false, log: 0 }
+    pub fn of(scenario: &'static ScenarioKind, seed: u64) -> SimulationRun {
+        SimulationRun { scenario, seed, keep: None, quiet: false, log: 0 }
     }
 }
 
-impl fmt::Display for Run {
+impl fmt::Display for SimulationRun {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "cargo xtask simulate --seed {}", self.seed)?;
         if let Some(keep) = &self.keep {
@@ -59,12 +61,12 @@ impl fmt::Display for Run {
 }
 
 /// Makes a run on this thread.
-pub fn simulate(run: &Run) -> Ended {
+pub fn simulate(run: &SimulationRun) -> SimulationResult {
     let scratch = match scratch() {
         Ok(scratch) => scratch,
         Err(error) => {
             let failure = Some(format!("cannot make a directory for a run: {error}"));
-            return Ended { failure, report: Report::default() };
+            return SimulationResult { failure, report: SimulationReport::default() };
         }
     };
     let mut rng = Rng::new(run.seed ^ 0x5ee0_5ee0);
@@ -72,7 +74,7 @@ pub fn simulate(run: &Run) -> Ended {
     if run.quiet {
         faults = Faults { short: 0, stall: 0, socket_delay: Duration::ZERO, ..faults };
     }
-    let settings = Settings {
+    let settings = SimulationSettings {
         seed: run.seed,
         faults,
         keep: run.keep.clone(),
@@ -80,13 +82,16 @@ pub fn simulate(run: &Run) -> Ended {
         steps: STEPS,
         log: run.log,
     };
-    let setting = Setting { rng, dir: scratch.path().to_path_buf(), faults };
+    let setting = ScenarioSetup { rng, dir: scratch.path().to_path_buf(), faults };
     let (output, report) = simulation::run(&settings, || (run.scenario.start)(setting));
     let failure = failure(output, &report);
-    Ended { failure, report }
+    SimulationResult { failure, report }
 }
 
-fn failure(output: Result<Result<(), String>, Stuck>, report: &Report) -> Option<String> {
+fn failure(
+    output: Result<Result<(), String>, SimulationError>,
+    report: &SimulationReport,
+) -> Option<String> {
     if let Some(panic) = report.panics.first() {
         return Some(format!("a task has panicked: {panic}"));
     }

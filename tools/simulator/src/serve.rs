@@ -7,21 +7,21 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use blockhaul_block::{BlockSizes, Can, DeviceExt, Error, HOLE, Kind, OpKind, ZERO};
-use blockhaul_client::Options;
-use blockhaul_io::simulation::{Faults, Machine, choose, note, set_faults};
+use blockhaul_client::ConnectOptions;
+use blockhaul_io::simulation::{Faults, SimulatedMachine, choose, note, set_faults};
 use blockhaul_io::sleep;
-use blockhaul_testkit::fault::{FaultDevice, Rule, Then};
+use blockhaul_testkit::fault::{FaultDevice, FaultEffect, FaultRule};
 use blockhaul_testkit::model::Model;
 use blockhaul_testkit::rng::Rng;
 
-use crate::Setting;
-use crate::clients::{Client, Guest, lock, longest, open, requests, states, work};
+use crate::ScenarioSetup;
+use crate::clients::{ClientConfig, SimulatedClient, lock, longest, open, requests, states, work};
 use crate::noise::calm;
 use crate::oracle::{Oracle, SECTOR, image};
-use crate::site::{Site, pause};
+use crate::site::{ServerSite, pause};
 
 /// Which layers there are, and what follows for the run.
-struct Layout {
+struct LayerLayout {
     client: Vec<String>,
     server: Vec<String>,
     /// The client's layers hide a new connection, and trust that it leads to the same disk.
@@ -38,8 +38,8 @@ struct Layout {
     per_client: bool,
 }
 
-impl Layout {
-    fn new(rng: &mut Rng) -> Layout {
+impl LayerLayout {
+    fn new(rng: &mut Rng) -> LayerLayout {
         let trusts = rng.chance(20);
         let unflushed = if trusts { "trust" } else { "fail" };
         let retry = format!("retry?retries={}&unflushed={unflushed}", rng.pick(&[1, 5]));
@@ -59,7 +59,7 @@ impl Layout {
             2 => vec!["cow?cow-block-size=4k".to_string()],
             _ => Vec::new(),
         };
-        Layout {
+        LayerLayout {
             trusts: has(&client, "retry") && trusts,
             volatile: has(&server, "cow"),
             caches: has(&server, "cache"),
@@ -78,11 +78,11 @@ fn has(layers: &[String], name: &str) -> bool {
     layers.iter().any(|layer| layer.starts_with(name))
 }
 
-struct Serving {
-    site: Site,
-    layout: Layout,
+struct ServeScenario {
+    site: ServerSite,
+    layout: LayerLayout,
     faults: Faults,
-    options: Options,
+    options: ConnectOptions,
     clients: Vec<Arc<Mutex<Oracle>>>,
     /// Of the disk.
     sectors: usize,
@@ -95,18 +95,18 @@ struct Serving {
     rng: Rng,
 }
 
-pub(crate) async fn run(setting: Setting) -> Result<(), String> {
-    let mut serving = Serving::new(setting)?;
+pub(crate) async fn run(setting: ScenarioSetup) -> Result<(), String> {
+    let mut serving = ServeScenario::new(setting)?;
     note(&format!("layers {:?} over {:?}", serving.layout.client, serving.layout.server));
     serving.start().await?;
     serving.work().await?;
     serving.end().await
 }
 
-impl Serving {
-    fn new(setting: Setting) -> Result<Serving, String> {
-        let Setting { mut rng, dir, faults } = setting;
-        let layout = Layout::new(&mut rng);
+impl ServeScenario {
+    fn new(setting: ScenarioSetup) -> Result<ServeScenario, String> {
+        let ScenarioSetup { mut rng, dir, faults } = setting;
+        let layout = LayerLayout::new(&mut rng);
         let sectors = *rng.pick(&[64, 128, 512]);
         let longest = longest(&mut rng);
         let mut facts = Model::all_facts((sectors * SECTOR) as u64);
@@ -125,12 +125,12 @@ impl Serving {
                 layer.clone()
             }
         };
-        let layout = Layout {
+        let layout = LayerLayout {
             client: layout.client.iter().map(temporary).collect(),
             server: layout.server.iter().map(temporary).collect(),
             ..layout
         };
-        let site = Site::new(path, rng.between(1, 2) as usize, facts, image(sectors));
+        let site = ServerSite::new(path, rng.between(1, 2) as usize, facts, image(sectors));
         let site = site.with_layers(layout.server.clone());
         let site = if layout.tls { site.with_tls()? } else { site };
         let site = if layout.per_client { site.with_device_per_client() } else { site };
@@ -139,15 +139,15 @@ impl Serving {
         let share = sectors / count;
         let oracle = |index| Arc::new(Mutex::new(Oracle::new(index * share, share)));
         let clients = (0..count).map(oracle).collect();
-        let options = Options {
+        let options = ConnectOptions {
             timeout: Duration::from_secs(*rng.pick(&[5, 60])),
             extended: rng.chance(70),
-            ..Options::default()
+            ..ConnectOptions::default()
         };
         let calamities = rng.below(6);
         let requests = requests(&mut rng);
         let starts = 0;
-        Ok(Serving {
+        Ok(ServeScenario {
             site,
             layout,
             faults,
@@ -181,7 +181,7 @@ impl Serving {
 
     /// The clients work, while calamities happen.
     async fn work(&mut self) -> Result<(), String> {
-        let machine = Machine::start(1).map_err(|error| error.to_string())?;
+        let machine = SimulatedMachine::start(1).map_err(|error| error.to_string())?;
         let mut working = Vec::new();
         for (number, oracle) in self.clients.iter().enumerate() {
             let oracle = oracle.clone();
@@ -191,9 +191,11 @@ impl Serving {
             let requests = self.requests;
             let rng = Rng::new(self.rng.number());
             let (longest, tempo) = (self.longest, Arc::default());
-            let guest = Guest { number, oracle, uri, layers, options, longest, tempo };
-            working
-                .push(machine.workers()[0].spawn(move || work(Client::new(guest), requests, rng)));
+            let guest = ClientConfig { number, oracle, uri, layers, options, longest, tempo };
+            working.push(
+                machine.workers()[0]
+                    .spawn(move || work(SimulatedClient::new(guest), requests, rng)),
+            );
         }
         while self.calamities > 0 {
             self.calamities -= 1;
@@ -380,16 +382,22 @@ pub(crate) fn disk_faults(disk: &FaultDevice) -> bool {
         disk.reorder(20);
     }
     if choose("the disk fails", 20_000) {
-        disk.add(Rule::new(Then::Fail(Kind::Io)).percent(5));
-        disk.add(Rule::new(Then::FailAfter(Kind::Io)).kind(OpKind::Write).percent(5));
+        disk.add(FaultRule::new(FaultEffect::Fail(Kind::Io)).percent(5));
+        disk.add(FaultRule::new(FaultEffect::FailAfter(Kind::Io)).kind(OpKind::Write).percent(5));
         is_bad = true;
     }
     if choose("the disk is full", 10_000) {
-        disk.add(Rule::new(Then::FailHalfway(Kind::NoSpace)).kind(OpKind::Write).percent(10));
+        disk.add(
+            FaultRule::new(FaultEffect::FailHalfway(Kind::NoSpace)).kind(OpKind::Write).percent(10),
+        );
         is_bad = true;
     }
     if choose("flushes are slow", 20_000) {
-        disk.add(Rule::new(Then::Delay(Duration::from_secs(20))).kind(OpKind::Flush).percent(30));
+        disk.add(
+            FaultRule::new(FaultEffect::Delay(Duration::from_secs(20)))
+                .kind(OpKind::Flush)
+                .percent(30),
+        );
         is_bad = true;
     }
     is_bad

@@ -1,30 +1,30 @@
 //! Fewer faults for the same failure.
 
-use crate::run::{Ended, Run, simulate};
+use crate::run::{SimulationResult, SimulationRun, simulate};
 
 /// Runs at most while shrinking.
 const RUNS_MAX: usize = 400;
 
 /// A failing run with as few faults as were found to be enough.
-pub struct Shrunk {
+pub struct ShrinkResult {
     /// The run.
-    pub run: Run,
+    pub run: SimulationRun,
     /// How it ends.
-    pub ended: Ended,
+    pub ended: SimulationResult,
     /// Runs that were needed.
     pub runs: usize,
 }
 
 /// Leaves out faults of a failing run, as long as it still fails (with whatever failure).
-pub fn shrink(run: &Run) -> Shrunk {
-    let mut best = Shrunk { run: run.clone(), ended: simulate(run), runs: 1 };
+pub fn shrink(run: &SimulationRun) -> ShrinkResult {
+    let mut best = ShrinkResult { run: run.clone(), ended: simulate(run), runs: 1 };
     if best.ended.failure.is_none() {
         return best;
     }
-    let quiet = Run { quiet: true, ..best.run.clone() };
+    let quiet = SimulationRun { quiet: true, ..best.run.clone() };
     accept(&mut best, quiet);
     let all = numbers(&best.ended);
-    let same = Run { keep: Some(all), ..best.run.clone() };
+    let same = SimulationRun { keep: Some(all), ..best.run.clone() };
     accept(&mut best, same);
     let mut size = best.run.keep.as_ref().map_or(0, Vec::len).div_ceil(2);
     while size > 0 && best.runs < RUNS_MAX {
@@ -36,7 +36,7 @@ pub fn shrink(run: &Run) -> Shrunk {
 }
 
 /// Tries to leave out each part of `size` faults; true if that has succeeded once.
-fn without_parts(best: &mut Shrunk, size: usize) -> bool {
+fn without_parts(best: &mut ShrinkResult, size: usize) -> bool {
     let mut start = 0;
     let mut less = false;
     while best.runs < RUNS_MAX {
@@ -47,7 +47,7 @@ fn without_parts(best: &mut Shrunk, size: usize) -> bool {
         let end = keep.len().min(start + size);
         let rest: Vec<u64> = [&keep[..start], &keep[end..]].concat();
         // What follows a fault that is left out may be numbered differently.
-        let fewer = Run { keep: Some(rest), ..best.run.clone() };
+        let fewer = SimulationRun { keep: Some(rest), ..best.run.clone() };
         if accept(best, fewer) {
             less = true;
         } else {
@@ -58,19 +58,19 @@ fn without_parts(best: &mut Shrunk, size: usize) -> bool {
 }
 
 /// Takes `run` as the best one if it fails, too.
-fn accept(best: &mut Shrunk, run: Run) -> bool {
+fn accept(best: &mut ShrinkResult, run: SimulationRun) -> bool {
     let ended = simulate(&run);
     best.runs += 1;
     let fails = ended.failure.is_some();
     if fails {
         let happened = numbers(&ended);
         let keep = run.keep.as_ref().map(|_| happened);
-        (best.run, best.ended) = (Run { keep, ..run }, ended);
+        (best.run, best.ended) = (SimulationRun { keep, ..run }, ended);
     }
     fails
 }
 
 /// The faults that happened.
-fn numbers(ended: &Ended) -> Vec<u64> {
+fn numbers(ended: &SimulationResult) -> Vec<u64> {
     ended.report.chosen.iter().map(|(number, _)| *number).collect()
 }

@@ -5,18 +5,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blockhaul_block::{Device, Facts, Kind};
-use blockhaul_catalog::{Barrier, Exports, Registry, Shared, Stack};
-use blockhaul_io::simulation::{Machine, choose, random};
-use blockhaul_io::{Listener, Pool, Remote};
-use blockhaul_server::{Config, Limits, Offers, Server, Tls};
+use blockhaul_catalog::{Barrier, Exports, Registry, SharedDevice, Stack};
+use blockhaul_io::simulation::{SimulatedMachine, choose, random};
+use blockhaul_io::{Listener, Pool, WorkerHandle};
+use blockhaul_server::{Limits, Offers, Server, ServerConfig, TlsPolicy};
 use blockhaul_testkit::crash::CrashDevice;
 use blockhaul_testkit::fault::FaultDevice;
-use blockhaul_testkit::model::{Completion, Model};
-use blockhaul_tls::{Acceptor, Credentials};
+use blockhaul_testkit::model::{CompletionOrder, Model};
+use blockhaul_tls::{TlsAcceptor, TlsCredentials};
 
-use crate::desk::{Desk, Office};
+use crate::desk::{JobServer, JobServerConfig};
 use crate::per_client;
-use crate::witness::{Look, Witness};
+use crate::witness::{FlushHook, FlushObserver};
 
 /// Memory of a server's requests.
 const MEMORY: u64 = 4 << 20;
@@ -28,7 +28,7 @@ const SWAP: Duration = Duration::from_secs(10);
 const STOP: Duration = Duration::from_secs(5);
 
 /// A server, its disk, and where it listens.
-pub(crate) struct Site {
+pub(crate) struct ServerSite {
     path: PathBuf,
     workers: usize,
     facts: Facts,
@@ -41,59 +41,59 @@ pub(crate) struct Site {
     /// The file of keys, if the server requires TLS.
     keys: Option<PathBuf>,
     /// It has jobs and bitmaps.
-    office: Option<Office>,
+    office: Option<JobServerConfig>,
     /// Each client opens the disk for itself.
     per_client: bool,
     /// Sees its flushes.
-    look: Look,
-    up: Option<Up>,
+    look: FlushHook,
+    up: Option<PoweredMachine>,
 }
 
 /// A machine with power.
-struct Up {
-    machine: Machine,
+struct PoweredMachine {
+    machine: SimulatedMachine,
     disk: Arc<CrashDevice>,
     faults: Arc<FaultDevice>,
-    served: Served,
+    served: DiskServer,
     /// A layer that was added while the server runs is on top.
     has_more: bool,
 }
 
 /// A server, and what it serves.
 #[derive(Clone)]
-struct Served {
+struct DiskServer {
     server: Arc<Server>,
-    kind: Kept,
+    kind: ServerKind,
     pool: Pool,
 }
 
 /// How a server keeps its device.
 #[derive(Clone)]
-enum Kept {
+enum ServerKind {
     /// By itself.
-    Plain(Arc<Shared>, Stack),
+    Plain(Arc<SharedDevice>, Stack),
     /// For each client.
     PerClient,
     /// In a table of exports, which have jobs.
-    Desk(Desk),
+    Desk(JobServer),
 }
 
 /// What a server begins with.
-struct Beginning {
+struct ServerStart {
     path: PathBuf,
     device: Arc<dyn Device>,
     layers: Vec<String>,
     keys: Option<PathBuf>,
-    office: Option<Office>,
+    office: Option<JobServerConfig>,
     per_client: bool,
 }
 
-impl Site {
+impl ServerSite {
     /// A site that is off.
-    pub(crate) fn new(path: PathBuf, workers: usize, facts: Facts, image: Vec<u8>) -> Site {
+    pub(crate) fn new(path: PathBuf, workers: usize, facts: Facts, image: Vec<u8>) -> ServerSite {
         let layers = Vec::new();
-        let look = Look::default();
-        Site {
+        let look = FlushHook::default();
+        ServerSite {
             path,
             workers,
             facts,
@@ -109,25 +109,25 @@ impl Site {
     }
 
     /// The same with these layers over its disk.
-    pub(crate) fn with_layers(self, layers: Vec<String>) -> Site {
-        Site { layers, ..self }
+    pub(crate) fn with_layers(self, layers: Vec<String>) -> ServerSite {
+        ServerSite { layers, ..self }
     }
 
     /// The same with a disk that each client opens for itself.
-    pub(crate) fn with_device_per_client(self) -> Site {
-        Site { per_client: true, ..self }
+    pub(crate) fn with_device_per_client(self) -> ServerSite {
+        ServerSite { per_client: true, ..self }
     }
 
     /// The same with TLS, which clients must use.
-    pub(crate) fn with_tls(self) -> Result<Site, String> {
+    pub(crate) fn with_tls(self) -> Result<ServerSite, String> {
         let keys = self.path.with_extension("keys");
         std::fs::write(&keys, KEY).map_err(|error| format!("{}: {error}", keys.display()))?;
-        Ok(Site { keys: Some(keys), ..self })
+        Ok(ServerSite { keys: Some(keys), ..self })
     }
 
     /// The same with jobs and bitmaps.
-    pub(crate) fn with_jobs(self, office: Office) -> Site {
-        Site { office: Some(office), ..self }
+    pub(crate) fn with_jobs(self, office: JobServerConfig) -> ServerSite {
+        ServerSite { office: Some(office), ..self }
     }
 
     /// Serves this device from the next start on, and not its disk.
@@ -138,7 +138,7 @@ impl Site {
     }
 
     /// What sees each flush of its disk.
-    pub(crate) fn look(&self) -> &Look {
+    pub(crate) fn look(&self) -> &FlushHook {
         &self.look
     }
 
@@ -167,14 +167,14 @@ impl Site {
     pub(crate) async fn start(&mut self, prepare: impl FnOnce(&FaultDevice)) -> Result<(), String> {
         let disk = self.idle.take().unwrap_or_else(|| {
             let model = Model::with_facts(self.facts.clone()).with_content(self.image.clone());
-            CrashDevice::new(model, Completion::Shuffled(random(u64::MAX)))
+            CrashDevice::new(model, CompletionOrder::Shuffled(random(u64::MAX)))
         });
         let faults = FaultDevice::over(disk.clone(), random(u64::MAX));
         prepare(&faults);
-        let machine = Machine::start(self.workers).map_err(|error| error.to_string())?;
-        let beginning = Beginning {
+        let machine = SimulatedMachine::start(self.workers).map_err(|error| error.to_string())?;
+        let beginning = ServerStart {
             path: self.path.clone(),
-            device: Witness::over(faults.clone(), self.look.clone()),
+            device: FlushObserver::over(faults.clone(), self.look.clone()),
             layers: self.layers.clone(),
             keys: self.keys.clone(),
             office: self.office.clone(),
@@ -182,7 +182,7 @@ impl Site {
         };
         let started = machine.workers()[0].spawn(move || serve(beginning));
         let served = started.await.map_err(|_| "a server did not start")??;
-        self.up = Some(Up { machine, disk, faults, served, has_more: false });
+        self.up = Some(PoweredMachine { machine, disk, faults, served, has_more: false });
         Ok(())
     }
 
@@ -196,15 +196,15 @@ impl Site {
     /// Stops the server in order.
     pub(crate) async fn quit(&self) -> Result<(), String> {
         let Some(up) = &self.up else { return Ok(()) };
-        let Served { server, kind, .. } = up.served.clone();
+        let DiskServer { server, kind, .. } = up.served.clone();
         if random(2) == 0 {
             server.drain();
             pause().await;
         }
         let stopped = up.machine.workers()[0].spawn(move || async move {
             match kind {
-                Kept::Plain(..) | Kept::PerClient => server.stop(STOP).await,
-                Kept::Desk(desk) => desk.stop(&server, STOP).await,
+                ServerKind::Plain(..) | ServerKind::PerClient => server.stop(STOP).await,
+                ServerKind::Desk(desk) => desk.stop(&server, STOP).await,
             }
         });
         stopped.await.map_err(|_| "a server did not stop")?;
@@ -222,14 +222,14 @@ impl Site {
     /// Adds a layer under the clients of the server, or removes the one that was added.
     pub(crate) async fn change_layers(&mut self) -> Result<(), String> {
         let Some(up) = &mut self.up else { return Ok(()) };
-        let Kept::Plain(shared, stack) = up.served.kind.clone() else { return Ok(()) };
+        let ServerKind::Plain(shared, stack) = up.served.kind.clone() else { return Ok(()) };
         let has_more = up.has_more;
         let extra = has_more.then_some(self.layers.len());
         let below = shared.clone();
         let exchanged = up.machine.workers()[0].spawn(move || exchange(below, stack, extra));
         let stack = exchanged.await.map_err(|_| "a layer was not exchanged")??;
         if let Some(stack) = stack {
-            (up.served.kind, up.has_more) = (Kept::Plain(shared, stack), !has_more);
+            (up.served.kind, up.has_more) = (ServerKind::Plain(shared, stack), !has_more);
         }
         Ok(())
     }
@@ -276,18 +276,18 @@ impl Site {
     }
 
     /// Its jobs, while it is on.
-    pub(crate) fn desk(&self) -> Option<(Remote, Desk)> {
+    pub(crate) fn desk(&self) -> Option<(WorkerHandle, JobServer)> {
         let up = self.up.as_ref()?;
         match &up.served.kind {
-            Kept::Plain(..) | Kept::PerClient => None,
-            Kept::Desk(desk) => Some((up.machine.workers()[0].clone(), desk.clone())),
+            ServerKind::Plain(..) | ServerKind::PerClient => None,
+            ServerKind::Desk(desk) => Some((up.machine.workers()[0].clone(), desk.clone())),
         }
     }
 
     /// Checks, after all clients have left, that nothing of them is left.
     pub(crate) fn is_tidy(&self) -> Result<(), String> {
         let Some(up) = &self.up else { return Ok(()) };
-        let Served { server, pool, .. } = &up.served;
+        let DiskServer { server, pool, .. } = &up.served;
         let open = server.open();
         let reserved = pool.reserved();
         let peak = pool.peak();
@@ -302,42 +302,42 @@ impl Site {
     }
 }
 
-async fn serve(beginning: Beginning) -> Result<Served, String> {
-    let Beginning { path, device, layers, keys, office, per_client } = beginning;
+async fn serve(beginning: ServerStart) -> Result<DiskServer, String> {
+    let ServerStart { path, device, layers, keys, office, per_client } = beginning;
     let (kind, exports) = match office {
-        None if per_client => (Kept::PerClient, per_client::exports(device, &layers).await?),
+        None if per_client => (ServerKind::PerClient, per_client::exports(device, &layers).await?),
         None => {
             let stack = layered(Stack::over(device), &layers).await?;
-            let shared = Shared::new("", "", stack.device().clone());
-            (Kept::Plain(shared.clone(), stack), shared as Arc<dyn Exports>)
+            let shared = SharedDevice::new("", "", stack.device().clone());
+            (ServerKind::Plain(shared.clone(), stack), shared as Arc<dyn Exports>)
         }
         Some(office) => {
             let (desk, exports) = office.open(device).await?;
-            (Kept::Desk(desk), exports)
+            (ServerKind::Desk(desk), exports)
         }
     };
     let pool = Pool::new(MEMORY);
     let limits = Limits { client_bytes: MEMORY / 2, ..Limits::default() };
     let offers = Offers::default();
     let tls = tls(keys.as_deref())?;
-    let server = Server::new(Config { exports, limits, offers, pool: pool.clone(), tls });
+    let server = Server::new(ServerConfig { exports, limits, offers, pool: pool.clone(), tls });
     // Left by the process before, or not there.
     let _ = std::fs::remove_file(&path);
     let listener = Listener::bind_unix(&path).map_err(|error| error.to_string())?;
     drop(blockhaul_io::spawn(server.clone().listen(listener)));
-    Ok(Served { server, kind, pool })
+    Ok(DiskServer { server, kind, pool })
 }
 
-fn tls(keys: Option<&Path>) -> Result<Tls, String> {
-    let Some(keys) = keys else { return Ok(Tls::Off) };
-    let acceptor = Acceptor::new(&Credentials::Keys(keys.to_path_buf()), false);
-    Ok(Tls::Require(Arc::new(acceptor.map_err(|error| error.to_string())?)))
+fn tls(keys: Option<&Path>) -> Result<TlsPolicy, String> {
+    let Some(keys) = keys else { return Ok(TlsPolicy::Off) };
+    let acceptor = TlsAcceptor::new(&TlsCredentials::Keys(keys.to_path_buf()), false);
+    Ok(TlsPolicy::Require(Arc::new(acceptor.map_err(|error| error.to_string())?)))
 }
 
 /// Exchanges the device of a server for one with a layer more, or without the layer of this number;
 /// the new stack, or none if requests do not end in time.
 async fn exchange(
-    shared: Arc<Shared>,
+    shared: Arc<SharedDevice>,
     stack: Stack,
     extra: Option<usize>,
 ) -> Result<Option<Stack>, String> {

@@ -2,17 +2,17 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use blockhaul_block::{Device, Facts, OpKind, Pending, Request};
+use blockhaul_block::{Device, Facts, OpKind, PendingRequest, Request};
 
 /// What is called for each flush, if it is set.
 #[derive(Clone, Default)]
-pub(crate) struct Look(Arc<Mutex<Option<Seer>>>);
+pub(crate) struct FlushHook(Arc<Mutex<Option<FlushCallback>>>);
 
-type Seer = Box<dyn Fn() + Send>;
+type FlushCallback = Box<dyn Fn() + Send>;
 
-impl Look {
+impl FlushHook {
     /// Calls this from now on, or nothing.
-    pub(crate) fn set(&self, seer: Option<Seer>) {
+    pub(crate) fn set(&self, seer: Option<FlushCallback>) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = seer;
     }
 
@@ -24,24 +24,24 @@ impl Look {
 }
 
 /// The disk.
-pub(crate) struct Witness {
+pub(crate) struct FlushObserver {
     inner: Arc<dyn Device>,
-    look: Look,
+    look: FlushHook,
 }
 
-impl Witness {
+impl FlushObserver {
     /// The same disk.
-    pub(crate) fn over(inner: Arc<dyn Device>, look: Look) -> Arc<Witness> {
-        Arc::new(Witness { inner, look })
+    pub(crate) fn over(inner: Arc<dyn Device>, look: FlushHook) -> Arc<FlushObserver> {
+        Arc::new(FlushObserver { inner, look })
     }
 }
 
-impl Device for Witness {
+impl Device for FlushObserver {
     fn facts(&self) -> Arc<Facts> {
         self.inner.facts()
     }
 
-    fn submit(&self, request: Request) -> Pending {
+    fn submit(&self, request: Request) -> PendingRequest {
         if request.kind() == OpKind::Flush {
             self.look.see();
         }

@@ -6,14 +6,14 @@
 
 use std::process::Command;
 
-use blockhaul_simulator::{Run, SCENARIOS, simulate};
+use blockhaul_simulator::{SCENARIOS, SimulationRun, simulate};
 
 #[test]
 fn the_same_seed_gives_the_same_events_in_another_process() {
     for scenario in SCENARIOS {
         // None of `hostile` uses TLS here: what happens to changed bytes then depends on random numbers.
         for seed in 2..12 {
-            let run = Run::of(scenario, seed);
+            let run = SimulationRun::of(scenario, seed);
             let trace = format!("trace {:016x}", simulate(&run).report.trace);
             let mut command = Command::new(env!("CARGO_BIN_EXE_blockhaul-simulate"));
             let output =

@@ -3,14 +3,14 @@
 use std::fmt;
 use std::ops::Range;
 
-use blockhaul_block::{Can, Contexts, Facts, Flags, Op, OpKind, Request};
+use blockhaul_block::{Can, ContextSet, Facts, Op, OpKind, Request, RequestFlags};
 use blockhaul_io::{Buf, Data, Reservation};
 
 use crate::rng::Rng;
 
 /// One request of a random sequence.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub struct Step {
+pub struct RandomStep {
     /// What.
     pub kind: OpKind,
     /// Offset in bytes.
@@ -18,9 +18,9 @@ pub struct Step {
     /// Length in bytes; 0 for a flush.
     pub len: u64,
     /// How.
-    pub flags: Flags,
+    pub flags: RequestFlags,
     /// What a write writes.
-    pub fill: Fill,
+    pub fill: WriteFill,
     /// It is submitted while the steps before it, back to the last one that is not `together`, are
     /// in flight. Their ranges do not overlap, unless neither changes anything.
     pub together: bool,
@@ -28,7 +28,7 @@ pub struct Step {
 
 /// The data of a write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Fill {
+pub enum WriteFill {
     /// Zeroes.
     Zeroes,
     /// One byte over and over.
@@ -39,17 +39,17 @@ pub enum Fill {
     Sparse(u64),
 }
 
-impl Fill {
+impl WriteFill {
     /// Fills memory.
     pub fn fill(self, bytes: &mut [u8]) {
         match self {
-            Fill::Zeroes => bytes.fill(0),
-            Fill::Byte(byte) => bytes.fill(byte),
-            Fill::Random(seed) => {
+            WriteFill::Zeroes => bytes.fill(0),
+            WriteFill::Byte(byte) => bytes.fill(byte),
+            WriteFill::Random(seed) => {
                 Rng::new(seed).fill(bytes);
                 bytes.iter_mut().for_each(|byte| *byte = (*byte).max(1));
             }
-            Fill::Sparse(seed) => {
+            WriteFill::Sparse(seed) => {
                 let mut rng = Rng::new(seed);
                 bytes.fill(0);
                 for page in bytes.chunks_mut(4096) {
@@ -71,14 +71,14 @@ impl Fill {
     }
 }
 
-impl Step {
+impl RandomStep {
     /// The request, with memory outside any pool. `contexts` are those for extents.
-    pub fn request(&self, contexts: Contexts) -> Request {
+    pub fn request(&self, contexts: ContextSet) -> Request {
         self.request_in(Reservation::unpooled(self.payload()), contexts)
     }
 
-    /// The request with this reservation of [`Step::payload`] bytes for its data.
-    pub fn request_in(&self, room: Reservation, contexts: Contexts) -> Request {
+    /// The request with this reservation of [`RandomStep::payload`] bytes for its data.
+    pub fn request_in(&self, room: Reservation, contexts: ContextSet) -> Request {
         let op = match self.kind {
             OpKind::Read => Op::Read(room),
             OpKind::Write => {
@@ -108,13 +108,13 @@ impl Step {
         self.at + self.len
     }
 
-    fn conflicts(&self, other: &Step) -> bool {
+    fn conflicts(&self, other: &RandomStep) -> bool {
         let overlap = self.at < other.end() && other.at < self.end();
         overlap && (self.kind.changes() || other.kind.changes())
     }
 }
 
-impl fmt::Debug for Step {
+impl fmt::Debug for RandomStep {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}+{}", self.kind, self.at, self.len)?;
         if !self.flags.is_empty() {
@@ -130,7 +130,7 @@ impl fmt::Debug for Step {
 /// Relative frequency of each kind of request.
 #[derive(Debug, Clone, Copy)]
 #[expect(missing_docs, reason = "named as the requests")]
-pub struct Weights {
+pub struct RequestWeights {
     pub read: u32,
     pub write: u32,
     pub zero: u32,
@@ -140,9 +140,9 @@ pub struct Weights {
     pub extents: u32,
 }
 
-impl Default for Weights {
-    fn default() -> Weights {
-        Weights { read: 30, write: 30, zero: 12, trim: 8, flush: 3, cache: 3, extents: 14 }
+impl Default for RequestWeights {
+    fn default() -> RequestWeights {
+        RequestWeights { read: 30, write: 30, zero: 12, trim: 8, flush: 3, cache: 3, extents: 14 }
     }
 }
 
@@ -150,7 +150,7 @@ impl Default for Weights {
 const TRIES: usize = 6;
 
 /// Makes random steps that the facts allow.
-pub struct Generator {
+pub struct StepGenerator {
     can: Can,
     minimum: u64,
     preferred: u64,
@@ -163,12 +163,12 @@ pub struct Generator {
     rng: Rng,
 }
 
-impl Generator {
+impl StepGenerator {
     /// A generator over the whole device, requests up to 128 KiB.
-    pub fn new(facts: &Facts, seed: u64) -> Generator {
+    pub fn new(facts: &Facts, seed: u64) -> StepGenerator {
         let minimum = u64::from(facts.block.minimum.max(1));
         let whole = 0..facts.size - facts.size % minimum;
-        let generator = Generator {
+        let generator = StepGenerator {
             can: facts.can,
             minimum,
             preferred: u64::from(facts.block.preferred).max(minimum),
@@ -179,20 +179,20 @@ impl Generator {
             last_end: 0,
             rng: Rng::new(seed),
         };
-        generator.weights(Weights::default())
+        generator.weights(RequestWeights::default())
     }
 
     /// Only within these ranges, which must be non-empty and aligned to the minimum block.
     #[must_use]
-    pub fn windows(mut self, windows: Vec<Range<u64>>) -> Generator {
+    pub fn windows(mut self, windows: Vec<Range<u64>>) -> StepGenerator {
         self.windows = windows;
         self
     }
 
     /// With these weights; kinds that the facts do not allow are never drawn.
     #[must_use]
-    pub fn weights(mut self, weights: Weights) -> Generator {
-        let Weights { read, write, zero, trim, flush, cache, extents } = weights;
+    pub fn weights(mut self, weights: RequestWeights) -> StepGenerator {
+        let RequestWeights { read, write, zero, trim, flush, cache, extents } = weights;
         let all = [
             (OpKind::Read, read, Can::empty()),
             (OpKind::Write, write, Can::WRITE),
@@ -209,22 +209,22 @@ impl Generator {
 
     /// Requests of at most this many bytes.
     #[must_use]
-    pub fn len_max(mut self, len_max: u64) -> Generator {
+    pub fn len_max(mut self, len_max: u64) -> StepGenerator {
         self.len_max = len_max.max(self.minimum);
         self
     }
 
     /// At most this many requests in flight; 1 means one after the other.
     #[must_use]
-    pub fn together_max(mut self, together_max: usize) -> Generator {
+    pub fn together_max(mut self, together_max: usize) -> StepGenerator {
         self.together_max = together_max;
         self
     }
 
     /// A sequence of `count` steps; empty if the device or all windows are.
-    pub fn steps(&mut self, count: usize) -> Vec<Step> {
+    pub fn steps(&mut self, count: usize) -> Vec<RandomStep> {
         self.windows.retain(|window| !window.is_empty());
-        let mut steps: Vec<Step> = Vec::new();
+        let mut steps: Vec<RandomStep> = Vec::new();
         if self.windows.is_empty() || self.kinds.is_empty() {
             return steps;
         }
@@ -250,7 +250,7 @@ impl Generator {
         steps
     }
 
-    fn step(&mut self) -> Step {
+    fn step(&mut self) -> RandomStep {
         let total: u64 = self.kinds.iter().map(|&(_, weight)| u64::from(weight)).sum();
         let mut drawn = self.rng.below(total);
         let mut kind = self.kinds[0].0;
@@ -264,7 +264,7 @@ impl Generator {
         let (at, len) = if kind == OpKind::Flush { (0, 0) } else { self.range() };
         let flags = self.flags(kind);
         let fill = self.fill();
-        Step { kind, at, len, flags, fill, together: false }
+        RandomStep { kind, at, len, flags, fill, together: false }
     }
 
     /// A range in a window: odd ones and aligned ones, small and large, often at an end.
@@ -292,26 +292,26 @@ impl Generator {
         (window.start + skip, len)
     }
 
-    fn flags(&mut self, kind: OpKind) -> Flags {
-        let mut flags = Flags::empty();
+    fn flags(&mut self, kind: OpKind) -> RequestFlags {
+        let mut flags = RequestFlags::empty();
         let mut sometimes = |flag, allowed: bool| {
             if allowed && self.rng.chance(15) {
                 flags |= flag;
             }
         };
-        sometimes(Flags::FUA, kind.changes() && self.can.contains(Can::FUA));
-        sometimes(Flags::NO_HOLE, kind == OpKind::Zero);
-        sometimes(Flags::FAST, kind == OpKind::Zero && self.can.contains(Can::FAST_ZERO));
-        sometimes(Flags::ONE_EXTENT, kind == OpKind::Extents);
+        sometimes(RequestFlags::FUA, kind.changes() && self.can.contains(Can::FUA));
+        sometimes(RequestFlags::NO_HOLE, kind == OpKind::Zero);
+        sometimes(RequestFlags::FAST, kind == OpKind::Zero && self.can.contains(Can::FAST_ZERO));
+        sometimes(RequestFlags::ONE_EXTENT, kind == OpKind::Extents);
         flags
     }
 
-    fn fill(&mut self) -> Fill {
+    fn fill(&mut self) -> WriteFill {
         match self.rng.below(6) {
-            0 => Fill::Zeroes,
-            1 => Fill::Byte(self.rng.number() as u8),
-            2 => Fill::Sparse(self.rng.number()),
-            _ => Fill::Random(self.rng.number()),
+            0 => WriteFill::Zeroes,
+            1 => WriteFill::Byte(self.rng.number() as u8),
+            2 => WriteFill::Sparse(self.rng.number()),
+            _ => WriteFill::Random(self.rng.number()),
         }
     }
 }
@@ -319,10 +319,10 @@ impl Generator {
 /// Shortens a failing sequence: removes halves, quarters … single steps as long as `fails` reports
 /// that the rest still fails, at most `tries` times.
 pub async fn shrink(
-    mut steps: Vec<Step>,
+    mut steps: Vec<RandomStep>,
     mut tries: usize,
-    mut fails: impl AsyncFnMut(&[Step]) -> bool,
-) -> Vec<Step> {
+    mut fails: impl AsyncFnMut(&[RandomStep]) -> bool,
+) -> Vec<RandomStep> {
     let mut piece = steps.len() / 2;
     while piece > 0 {
         let mut start = 0;
@@ -363,14 +363,14 @@ mod tests {
             facts.block.minimum = minimum;
             facts.block.maximum = 16 << 10;
             facts.can -= Can::FUA | Can::TRIM;
-            let steps = Generator::new(&facts, seed).steps(2000);
+            let steps = StepGenerator::new(&facts, seed).steps(2000);
             let minimum = u64::from(minimum);
             for step in &steps {
                 assert!(step.end() <= 100_001, "{step:?}");
                 assert!(step.at % minimum == 0 && step.len % minimum == 0, "{step:?}");
                 assert!(step.len <= 16 << 10, "{step:?}");
                 assert!((step.len == 0) == (step.kind == OpKind::Flush), "{step:?}");
-                assert!(step.kind != OpKind::Trim && !step.flags.contains(Flags::FUA));
+                assert!(step.kind != OpKind::Trim && !step.flags.contains(RequestFlags::FUA));
             }
             let last = 100_001 - 100_001 % minimum;
             assert!(steps.iter().any(|step| step.end() == last), "the end is reached");
@@ -380,8 +380,8 @@ mod tests {
 
     #[test]
     fn steps_in_flight_do_not_overlap_what_changes() {
-        let steps = Generator::new(&Model::all_facts(64 << 10), 5).steps(3000);
-        let mut group: Vec<Step> = Vec::new();
+        let steps = StepGenerator::new(&Model::all_facts(64 << 10), 5).steps(3000);
+        let mut group: Vec<RandomStep> = Vec::new();
         for step in steps {
             if !step.together {
                 group.clear();
@@ -394,18 +394,18 @@ mod tests {
 
     #[test]
     fn an_empty_device_has_no_steps() {
-        assert!(Generator::new(&Model::all_facts(0), 1).steps(10).is_empty());
+        assert!(StepGenerator::new(&Model::all_facts(0), 1).steps(10).is_empty());
     }
 
     #[test]
     fn shrinking_finds_the_two_steps_that_matter() {
-        let steps = Generator::new(&Model::all_facts(1 << 20), 7).steps(200);
+        let steps = StepGenerator::new(&Model::all_facts(1 << 20), 7).steps(200);
         let one = steps[31].at;
         let two = steps[144].at;
-        let both = |steps: &[Step]| {
+        let both = |steps: &[RandomStep]| {
             steps.iter().any(|step| step.at == one) && steps.iter().any(|step| step.at == two)
         };
-        let shrunk = pin!(shrink(steps, 10_000, async |steps: &[Step]| both(steps)));
+        let shrunk = pin!(shrink(steps, 10_000, async |steps: &[RandomStep]| both(steps)));
         let Poll::Ready(shrunk) = shrunk.poll(&mut Context::from_waker(Waker::noop())) else {
             panic!("nothing to wait for")
         };

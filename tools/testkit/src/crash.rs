@@ -8,10 +8,12 @@
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
-use blockhaul_block::{Can, Device, Error, Facts, Flags, Kind, OpKind, Outcome, Pending, Request};
-use blockhaul_catalog::{Another, Opening};
+use blockhaul_block::{
+    Can, Device, Error, Facts, Kind, OpKind, Outcome, PendingRequest, Request, RequestFlags,
+};
+use blockhaul_catalog::{HandleOpener, OpenFuture};
 
-use crate::model::{Completion, Model, lock};
+use crate::model::{CompletionOrder, Model, lock};
 use crate::rng::Rng;
 
 /// The unit that a disk writes atomically.
@@ -20,27 +22,27 @@ const SECTOR: usize = 512;
 /// One handle on storage that can lose power.
 pub struct CrashDevice {
     facts: Arc<Facts>,
-    store: Arc<Mutex<Store>>,
+    store: Arc<Mutex<CrashStore>>,
     handle: usize,
     ignores_flush: bool,
     ignores_fua: bool,
 }
 
-struct Store {
+struct CrashStore {
     model: Model,
     /// The durable contents without the log.
     base: Vec<u8>,
     /// Changes since then, in the order of completion.
-    log: Vec<Change>,
+    log: Vec<WriteRecord>,
     /// Changes that have left the log.
     gone: usize,
     handles: usize,
-    completion: Completion,
+    completion: CompletionOrder,
     rng: Rng,
     cut: bool,
 }
 
-struct Change {
+struct WriteRecord {
     handle: usize,
     at: usize,
     /// The bytes afterwards.
@@ -50,10 +52,10 @@ struct Change {
 
 impl CrashDevice {
     /// Storage with these contents, all of them durable, and its first handle.
-    pub fn new(model: Model, completion: Completion) -> Arc<CrashDevice> {
-        let seed = if let Completion::Shuffled(seed) = completion { seed } else { 0 };
+    pub fn new(model: Model, completion: CompletionOrder) -> Arc<CrashDevice> {
+        let seed = if let CompletionOrder::Shuffled(seed) = completion { seed } else { 0 };
         let facts = model.facts();
-        let store = Store {
+        let store = CrashStore {
             base: model.bytes().to_vec(),
             model,
             log: Vec::new(),
@@ -121,14 +123,14 @@ impl CrashDevice {
     }
 }
 
-impl Another for CrashDevice {
-    fn another(&self) -> Opening<Arc<dyn Device>> {
+impl HandleOpener for CrashDevice {
+    fn another(&self) -> OpenFuture<Arc<dyn Device>> {
         let handle = self.handle();
         Box::pin(async move { Ok(handle as Arc<dyn Device>) })
     }
 }
 
-impl Store {
+impl CrashStore {
     fn after_cut(&self, mut lucky: impl FnMut(Range<usize>) -> bool) -> Vec<u8> {
         let mut bytes = self.base.clone();
         for change in &self.log {
@@ -157,7 +159,7 @@ impl Store {
         if let Some(end) = end.filter(|_| changes) {
             let at = at as usize;
             let bytes = self.model.bytes()[at..end as usize].to_vec();
-            self.log.push(Change { handle, at, bytes, durable });
+            self.log.push(WriteRecord { handle, at, bytes, durable });
             self.settle();
         }
         Ok(reply)
@@ -191,9 +193,9 @@ impl Store {
 
     fn turns(&mut self) -> u64 {
         match self.completion {
-            Completion::Immediate => 0,
-            Completion::Deferred => 2,
-            Completion::Shuffled(_) => self.rng.below(40),
+            CompletionOrder::Immediate => 0,
+            CompletionOrder::Deferred => 2,
+            CompletionOrder::Shuffled(_) => self.rng.below(40),
         }
     }
 }
@@ -203,7 +205,7 @@ impl Device for CrashDevice {
         self.facts.clone()
     }
 
-    fn submit(&self, request: Request) -> Pending {
+    fn submit(&self, request: Request) -> PendingRequest {
         let mut guard = lock(&self.store);
         let mark = guard.mark();
         let turns = guard.turns();
@@ -211,7 +213,7 @@ impl Device for CrashDevice {
         let store = self.store.clone();
         let handle = self.handle;
         let all = self.facts.can.contains(Can::MULTI_CONN);
-        let durable = request.flags.contains(Flags::FUA) && !self.ignores_fua;
+        let durable = request.flags.contains(RequestFlags::FUA) && !self.ignores_fua;
         let ignores_flush = self.ignores_flush;
         let work = move || {
             let mut store = lock(&store);
@@ -224,7 +226,7 @@ impl Device for CrashDevice {
         if turns == 0 {
             return work().into();
         }
-        Pending::start(async move {
+        PendingRequest::start(async move {
             for _ in 0..turns {
                 blockhaul_io::yield_now().await;
             }

@@ -20,15 +20,17 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use blockhaul_block::{Device, Error, Facts, Flags, Kind, Op, OpKind, Outcome, Pending, Request};
+use blockhaul_block::{
+    Device, Error, Facts, Kind, Op, OpKind, Outcome, PendingRequest, Request, RequestFlags,
+};
 use blockhaul_io::Completer;
 
-use crate::model::{Seen, lock};
+use crate::model::{RequestRecord, lock};
 use crate::rng::Rng;
 
 /// What happens to a request that matches a rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Then {
+pub enum FaultEffect {
     /// It fails, and nothing has happened.
     Fail(Kind),
     /// It is carried out, and fails nevertheless: its effect remains.
@@ -48,8 +50,8 @@ pub enum Then {
 
 /// Selects requests, and what happens to them.
 #[derive(Debug, Clone)]
-pub struct Rule {
-    then: Then,
+pub struct FaultRule {
+    then: FaultEffect,
     kind: Option<OpKind>,
     durable: bool,
     range: Option<Range<u64>>,
@@ -60,12 +62,12 @@ pub struct Rule {
     applied: u64,
 }
 
-impl Rule {
+impl FaultRule {
     /// For every request; the other methods narrow it down.
-    pub fn new(then: Then) -> Rule {
+    pub fn new(then: FaultEffect) -> FaultRule {
         let matched = 0;
         let applied = 0;
-        Rule {
+        FaultRule {
             then,
             kind: None,
             durable: false,
@@ -80,52 +82,52 @@ impl Rule {
 
     /// Only for requests of this kind.
     #[must_use]
-    pub fn kind(mut self, kind: OpKind) -> Rule {
+    pub fn kind(mut self, kind: OpKind) -> FaultRule {
         self.kind = Some(kind);
         self
     }
 
     /// Only for flushes and requests with FUA.
     #[must_use]
-    pub fn durable(mut self) -> Rule {
+    pub fn durable(mut self) -> FaultRule {
         self.durable = true;
         self
     }
 
     /// Only for requests that touch this range.
     #[must_use]
-    pub fn range(mut self, range: Range<u64>) -> Rule {
+    pub fn range(mut self, range: Range<u64>) -> FaultRule {
         self.range = Some(range);
         self
     }
 
     /// Only for the `nth` of those that match otherwise, counted from 1.
     #[must_use]
-    pub fn nth(mut self, nth: u64) -> Rule {
+    pub fn nth(mut self, nth: u64) -> FaultRule {
         self.nth = Some(nth);
         self
     }
 
     /// Only for some of those that match otherwise, at random.
     #[must_use]
-    pub fn percent(mut self, percent: u64) -> Rule {
+    pub fn percent(mut self, percent: u64) -> FaultRule {
         self.percent = Some(percent);
         self
     }
 
     /// At most this many times.
     #[must_use]
-    pub fn times(mut self, times: u64) -> Rule {
+    pub fn times(mut self, times: u64) -> FaultRule {
         self.times = Some(times);
         self
     }
 
-    fn applies(&mut self, seen: &Seen, rng: &mut Rng) -> bool {
+    fn applies(&mut self, seen: &RequestRecord, rng: &mut Rng) -> bool {
         let touched = self.range.as_ref().is_none_or(|range| {
             let end = seen.at.saturating_add(seen.len);
             seen.at < range.end && range.start < end
         });
-        let durable = seen.kind == OpKind::Flush || seen.flags.contains(Flags::FUA);
+        let durable = seen.kind == OpKind::Flush || seen.flags.contains(RequestFlags::FUA);
         if self.kind.is_some_and(|kind| kind != seen.kind) || !touched || (self.durable && !durable)
         {
             return false;
@@ -142,20 +144,20 @@ impl Rule {
 /// The layer; it controls itself. Without rules it passes everything on.
 pub struct FaultDevice {
     inner: Arc<dyn Device>,
-    shared: Arc<Shared>,
+    shared: Arc<FaultState>,
 }
 
-struct Shared {
-    plan: Mutex<Plan>,
+struct FaultState {
+    plan: Mutex<FaultSchedule>,
     in_flight: AtomicUsize,
 }
 
-struct Plan {
+struct FaultSchedule {
     rng: Rng,
-    rules: Vec<Rule>,
+    rules: Vec<FaultRule>,
     delay_max: Duration,
     turns_max: u64,
-    seen: Vec<Seen>,
+    seen: Vec<RequestRecord>,
     hanging: Vec<Completer<()>>,
     in_flight_max: usize,
     /// Number of requests so far at each failure caused by a rule.
@@ -165,7 +167,7 @@ struct Plan {
 impl FaultDevice {
     /// The layer over a device; everything random comes from the seed.
     pub fn over(inner: Arc<dyn Device>, seed: u64) -> Arc<FaultDevice> {
-        let plan = Mutex::new(Plan {
+        let plan = Mutex::new(FaultSchedule {
             rng: Rng::new(seed),
             rules: Vec::new(),
             delay_max: Duration::ZERO,
@@ -175,12 +177,12 @@ impl FaultDevice {
             in_flight_max: 0,
             failures: Vec::new(),
         });
-        let shared = Arc::new(Shared { plan, in_flight: AtomicUsize::new(0) });
+        let shared = Arc::new(FaultState { plan, in_flight: AtomicUsize::new(0) });
         Arc::new(FaultDevice { inner, shared })
     }
 
     /// Adds a rule; the first matching rule counts.
-    pub fn add(&self, rule: Rule) {
+    pub fn add(&self, rule: FaultRule) {
         lock(&self.shared.plan).rules.push(rule);
     }
 
@@ -213,7 +215,7 @@ impl FaultDevice {
     }
 
     /// All requests so far, in the order of their submission.
-    pub fn seen(&self) -> Vec<Seen> {
+    pub fn seen(&self) -> Vec<RequestRecord> {
         lock(&self.shared.plan).seen.clone()
     }
 
@@ -235,7 +237,7 @@ impl FaultDevice {
 }
 
 /// Counts a request for as long as it lives.
-struct InFlight(Arc<Shared>);
+struct InFlight(Arc<FaultState>);
 
 impl Drop for InFlight {
     fn drop(&mut self) {
@@ -248,15 +250,15 @@ impl Device for FaultDevice {
         self.inner.facts()
     }
 
-    fn submit(&self, request: Request) -> Pending {
+    fn submit(&self, request: Request) -> PendingRequest {
         let in_flight = InFlight(self.shared.clone());
-        let drawn = self.draw(Seen::of(&request));
-        if drawn.then == Some(Then::Lose) {
-            return Pending::completer().1;
+        let drawn = self.draw(RequestRecord::of(&request));
+        if drawn.then == Some(FaultEffect::Lose) {
+            return PendingRequest::completer().1;
         }
         let inner = self.inner.clone();
         let shared = self.shared.clone();
-        Pending::start(async move {
+        PendingRequest::start(async move {
             let _in_flight = in_flight;
             for _ in 0..drawn.turns {
                 blockhaul_io::yield_now().await;
@@ -270,8 +272,8 @@ impl Device for FaultDevice {
 }
 
 /// What happens to one request.
-struct Drawn {
-    then: Option<Then>,
+struct FaultDraw {
+    then: Option<FaultEffect>,
     delay: Duration,
     /// Turns of other tasks before it.
     turns: u64,
@@ -281,7 +283,7 @@ struct Drawn {
 
 impl FaultDevice {
     /// Counts a request, and decides what happens to it.
-    fn draw(&self, seen: Seen) -> Drawn {
+    fn draw(&self, seen: RequestRecord) -> FaultDraw {
         let mut guard = lock(&self.shared.plan);
         let plan = &mut *guard;
         plan.seen.push(seen);
@@ -297,21 +299,21 @@ impl FaultDevice {
         let micros = u64::try_from(plan.delay_max.as_micros()).unwrap_or(u64::MAX);
         let delay = Duration::from_micros(plan.rng.between(0, micros));
         let turns = plan.rng.between(0, plan.turns_max);
-        let hang = matches!(then, Some(Then::Hang | Then::HangAfter)).then(|| {
+        let hang = matches!(then, Some(FaultEffect::Hang | FaultEffect::HangAfter)).then(|| {
             let (completer, ticket) = blockhaul_io::ticket();
             plan.hanging.push(completer);
             ticket
         });
-        Drawn { then, delay, turns, hang }
+        FaultDraw { then, delay, turns, hang }
     }
 }
 
 /// Submits a request to the inner device, or fails it, or both.
 async fn carry_out(
     inner: Arc<dyn Device>,
-    shared: Arc<Shared>,
+    shared: Arc<FaultState>,
     request: Request,
-    drawn: Drawn,
+    drawn: FaultDraw,
 ) -> Outcome {
     let injected = move |kind| {
         let mut plan = lock(&shared.plan);
@@ -320,27 +322,27 @@ async fn carry_out(
         Error::new(kind, "injected by a test")
     };
     match drawn.then {
-        None | Some(Then::Lose) => inner.submit(request).await,
-        Some(Then::Fail(kind)) => Err(injected(kind)),
-        Some(Then::FailAfter(kind)) => {
+        None | Some(FaultEffect::Lose) => inner.submit(request).await,
+        Some(FaultEffect::Fail(kind)) => Err(injected(kind)),
+        Some(FaultEffect::FailAfter(kind)) => {
             inner.submit(request).await?;
             Err(injected(kind))
         }
-        Some(Then::FailHalfway(kind)) => {
+        Some(FaultEffect::FailHalfway(kind)) => {
             if let Some(half) = half(request, &inner.facts()) {
                 inner.submit(half).await?;
             }
             Err(injected(kind))
         }
-        Some(Then::Delay(delay)) => {
+        Some(FaultEffect::Delay(delay)) => {
             blockhaul_io::sleep(delay).await;
             inner.submit(request).await
         }
-        Some(Then::Hang) => {
+        Some(FaultEffect::Hang) => {
             wait(drawn.hang).await;
             inner.submit(request).await
         }
-        Some(Then::HangAfter) => {
+        Some(FaultEffect::HangAfter) => {
             let outcome = inner.submit(request).await;
             wait(drawn.hang).await;
             outcome

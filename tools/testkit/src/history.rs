@@ -7,10 +7,10 @@ pub const SECTOR: usize = 512;
 
 /// The contents that each sector of a disk may have.
 #[derive(Debug, Clone)]
-pub struct History(Vec<Sector>);
+pub struct History(Vec<SectorHistory>);
 
 #[derive(Debug, Clone)]
-struct Sector {
+struct SectorHistory {
     /// All contents that are possible after a crash; the last one is that of the latest request.
     values: Vec<Vec<u8>>,
     /// The first of them that is possible after a flush.
@@ -38,11 +38,11 @@ impl fmt::Display for ContentMismatch {
 impl History {
     /// A disk with these contents, which are durable; its size is a multiple of a sector.
     pub fn new(disk: &[u8]) -> History {
-        let sector = |bytes: &[u8]| Sector { values: vec![bytes.to_vec()], base: 0 };
+        let sector = |bytes: &[u8]| SectorHistory { values: vec![bytes.to_vec()], base: 0 };
         History(disk.chunks(SECTOR).map(sector).collect())
     }
 
-    fn sectors(&mut self, at: u64, len: usize) -> impl Iterator<Item = &mut Sector> {
+    fn sectors(&mut self, at: u64, len: usize) -> impl Iterator<Item = &mut SectorHistory> {
         self.0[at as usize / SECTOR..][..len / SECTOR].iter_mut()
     }
 
@@ -60,12 +60,12 @@ impl History {
 
     /// A flush has succeeded that was sent after all that is `done`.
     pub fn flushed(&mut self) {
-        self.0.iter_mut().for_each(Sector::flushed);
+        self.0.iter_mut().for_each(SectorHistory::flushed);
     }
 
     /// The same for a part, after a request with FUA.
     pub fn flushed_part(&mut self, at: u64, len: usize) {
-        self.sectors(at, len).for_each(Sector::flushed);
+        self.sectors(at, len).for_each(SectorHistory::flushed);
     }
 
     /// The contents of a part without a crash: those of the latest requests.
@@ -84,8 +84,9 @@ impl History {
     /// The first sector with other contents.
     pub fn check(&self, disk: &[u8]) -> Result<(), ContentMismatch> {
         assert_eq!(disk.len(), self.0.len() * SECTOR, "the size of the disk");
-        let wrong =
-            |(found, sector): &(&[u8], &Sector)| !sector.values.iter().any(|one| one == found);
+        let wrong = |(found, sector): &(&[u8], &SectorHistory)| {
+            !sector.values.iter().any(|one| one == found)
+        };
         let mut all = disk.chunks(SECTOR).zip(&self.0).enumerate();
         match all.find(|(_, both)| wrong(both)) {
             None => Ok(()),
@@ -97,7 +98,7 @@ impl History {
     }
 }
 
-impl Sector {
+impl SectorHistory {
     fn flushed(&mut self) {
         self.values.drain(..self.base);
         self.base = 0;

@@ -11,7 +11,7 @@ use std::time::Duration;
 use rustix::fs::SeekFrom;
 
 use crate::rng::Rng;
-use crate::tools::{self, Peer, Scratch};
+use crate::tools::{self, PeerProgram, ScratchDir};
 
 /// Makes a sparse image: runs of random bytes, of written zeroes and of holes, from one byte to 1
 /// MiB long and often unaligned. The same seed gives the same contents. Returns the ranges with
@@ -65,10 +65,10 @@ pub fn pattern(len: usize) -> Vec<u8> {
 ///
 /// # Errors
 /// Why not: no `mkfs.ext4`, too small a size, a folder without files, no room. Callers pass the first
-/// one to [`tools::skip_or_fail`] or ask [`Peer::find`] before.
+/// one to [`tools::skip_or_fail`] or ask [`PeerProgram::find`] before.
 pub fn ext4(path: &Path, size: u64, folder: &Path, content_max: u64) -> Result<(), String> {
-    let mkfs = Peer::find("mkfs.ext4").map_err(|reason| reason.to_string())?;
-    let staged = Scratch::on_disk().map_err(|error| error.to_string())?;
+    let mkfs = PeerProgram::find("mkfs.ext4").map_err(|reason| reason.to_string())?;
+    let staged = ScratchDir::on_disk().map_err(|error| error.to_string())?;
     let content = staged.file("content");
     let mut left = content_max;
     let copied = copy_tree(folder, &content, &mut left, 0);
@@ -121,7 +121,7 @@ fn copy_tree(from: &Path, to: &Path, left: &mut u64, depth: usize) -> io::Result
 
 /// Where two files differ.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Difference {
+pub enum FileDifference {
     /// Their lengths, when they are to be compared as wholes.
     Size(u64, u64),
     /// The first byte that differs: its offset from the start of what is compared, and both bytes.
@@ -137,14 +137,14 @@ pub enum Difference {
     Unreadable(String),
 }
 
-impl fmt::Display for Difference {
+impl fmt::Display for FileDifference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Difference::Size(one, two) => write!(f, "{one} bytes and {two} bytes"),
-            Difference::Byte { at, one, two } => {
+            FileDifference::Size(one, two) => write!(f, "{one} bytes and {two} bytes"),
+            FileDifference::Byte { at, one, two } => {
                 write!(f, "the first difference is at {at}: {one:#04x} and {two:#04x}")
             }
-            Difference::Unreadable(why) => f.write_str(why),
+            FileDifference::Unreadable(why) => f.write_str(why),
         }
     }
 }
@@ -153,12 +153,12 @@ impl fmt::Display for Difference {
 ///
 /// # Errors
 /// The first difference.
-pub fn compare(one: &Path, two: &Path) -> Result<(), Difference> {
+pub fn compare(one: &Path, two: &Path) -> Result<(), FileDifference> {
     let first = open(one)?;
     let second = open(two)?;
     let sizes = (size(&first, one)?, size(&second, two)?);
     if sizes.0 != sizes.1 {
-        return Err(Difference::Size(sizes.0, sizes.1));
+        return Err(FileDifference::Size(sizes.0, sizes.1));
     }
     compare_ranges((one, 0), (two, 0), sizes.0)
 }
@@ -171,7 +171,7 @@ pub fn compare_ranges(
     (one, one_at): (&Path, u64),
     (two, two_at): (&Path, u64),
     len: u64,
-) -> Result<(), Difference> {
+) -> Result<(), FileDifference> {
     const CHUNK: u64 = 1 << 20;
     let first = open(one)?;
     let second = open(two)?;
@@ -183,7 +183,7 @@ pub fn compare_ranges(
         let left = &mut left[..chunk as usize];
         let right = &mut right[..chunk as usize];
         let unreadable = |path: &Path, error: io::Error| {
-            Difference::Unreadable(format!("cannot read {}: {error}", path.display()))
+            FileDifference::Unreadable(format!("cannot read {}: {error}", path.display()))
         };
         first.read_exact_at(left, one_at + done).map_err(|error| unreadable(one, error))?;
         second.read_exact_at(right, two_at + done).map_err(|error| unreadable(two, error))?;
@@ -191,30 +191,31 @@ pub fn compare_ranges(
             let index = left.iter().zip(right.iter()).position(|(one, two)| one != two);
             let index = index.expect("they differ somewhere");
             let at = done + index as u64;
-            return Err(Difference::Byte { at, one: left[index], two: right[index] });
+            return Err(FileDifference::Byte { at, one: left[index], two: right[index] });
         }
         done += chunk;
     }
     Ok(())
 }
 
-fn open(path: &Path) -> Result<File, Difference> {
+fn open(path: &Path) -> Result<File, FileDifference> {
     let opened = File::open(path);
-    opened
-        .map_err(|error| Difference::Unreadable(format!("cannot open {}: {error}", path.display())))
+    opened.map_err(|error| {
+        FileDifference::Unreadable(format!("cannot open {}: {error}", path.display()))
+    })
 }
 
-fn size(file: &File, path: &Path) -> Result<u64, Difference> {
+fn size(file: &File, path: &Path) -> Result<u64, FileDifference> {
     let metadata = file.metadata();
     let metadata = metadata.map_err(|error| {
-        Difference::Unreadable(format!("cannot look at {}: {error}", path.display()))
+        FileDifference::Unreadable(format!("cannot look at {}: {error}", path.display()))
     })?;
     Ok(metadata.len())
 }
 
 /// Sizes of a file in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Space {
+pub struct FileSpace {
     /// Its length.
     pub apparent: u64,
     /// Its allocated size on disk.
@@ -225,10 +226,10 @@ pub struct Space {
 ///
 /// # Errors
 /// When there is no such file.
-pub fn space(path: &Path) -> io::Result<Space> {
+pub fn space(path: &Path) -> io::Result<FileSpace> {
     let metadata = fs::metadata(path)?;
     // The unit of this field is 512 bytes on every file system.
-    Ok(Space { apparent: metadata.len(), allocated: metadata.blocks() * 512 })
+    Ok(FileSpace { apparent: metadata.len(), allocated: metadata.blocks() * 512 })
 }
 
 /// The parts of a file that are not holes, as reported by its file system.
@@ -300,7 +301,7 @@ mod tests {
 
     #[test]
     fn sparse_images_are_repeatable_and_sparse() {
-        let scratch = Scratch::new().unwrap();
+        let scratch = ScratchDir::new().unwrap();
         let one = scratch.file("one");
         let two = scratch.file("two");
         let other = scratch.file("other");
@@ -310,7 +311,7 @@ mod tests {
         sparse(&other, size, 6).unwrap();
         compare(&one, &two).unwrap();
         assert_eq!(digest(&one).unwrap(), digest(&two).unwrap());
-        assert!(matches!(compare(&one, &other), Err(Difference::Byte { .. })));
+        assert!(matches!(compare(&one, &other), Err(FileDifference::Byte { .. })));
         assert_ne!(digest(&one).unwrap(), digest(&other).unwrap());
         let space = space(&one).unwrap();
         assert_eq!(space.apparent, size);
@@ -334,7 +335,7 @@ mod tests {
 
     #[test]
     fn the_first_difference_is_told() {
-        let scratch = Scratch::new().unwrap();
+        let scratch = ScratchDir::new().unwrap();
         let one = scratch.file("one");
         let two = scratch.file("two");
         fs::write(&one, vec![1; 3 << 20]).unwrap();
@@ -342,21 +343,21 @@ mod tests {
         compare(&one, &two).unwrap();
         let file = OpenOptions::new().write(true).open(&two).unwrap();
         file.write_all_at(&[9, 9], (2 << 20) + 5).unwrap();
-        let expected = Difference::Byte { at: (2 << 20) + 5, one: 1, two: 9 };
+        let expected = FileDifference::Byte { at: (2 << 20) + 5, one: 1, two: 9 };
         assert_eq!(compare(&one, &two), Err(expected));
-        let expected = Difference::Byte { at: 5, one: 9, two: 1 };
+        let expected = FileDifference::Byte { at: 5, one: 9, two: 1 };
         assert_eq!(compare_ranges((&two, 2 << 20), (&one, 0), 100), Err(expected));
         compare_ranges((&one, 7), (&two, 9), 1 << 20).unwrap();
         file.set_len(5).unwrap();
-        assert_eq!(compare(&one, &two), Err(Difference::Size(3 << 20, 5)));
+        assert_eq!(compare(&one, &two), Err(FileDifference::Size(3 << 20, 5)));
         let past_the_end = compare_ranges((&one, 0), (&two, 0), 6);
-        assert!(matches!(past_the_end, Err(Difference::Unreadable(_))));
+        assert!(matches!(past_the_end, Err(FileDifference::Unreadable(_))));
     }
 
     #[test]
     fn an_ext4_holds_real_files() {
         let _mkfs = crate::require_peer!("mkfs.ext4");
-        let scratch = Scratch::on_disk().unwrap();
+        let scratch = ScratchDir::on_disk().unwrap();
         let path = scratch.file("ext4");
         ext4(&path, 64 << 20, Path::new("/usr/share"), 8 << 20).unwrap();
         let mut magic = [0; 2];

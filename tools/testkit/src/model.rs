@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use blockhaul_block::{
-    BASE_ALLOCATION, Can, Device, Error, Extents, Facts, Flags, HOLE, Kind, Op, OpKind, Outcome,
-    Pending, Reply, Request, ZERO,
+    BASE_ALLOCATION, Can, Device, Error, Extents, Facts, HOLE, Kind, Op, OpKind, Outcome,
+    PendingRequest, Reply, Request, RequestFlags, ZERO,
 };
 use blockhaul_io::{Data, Reservation};
 
@@ -20,7 +20,7 @@ pub struct Model {
     bytes: Vec<u8>,
     /// `HOLE` and `ZERO` bits for each byte, as in `base:allocation`.
     states: Vec<u8>,
-    trim: Trim,
+    trim: TrimEffect,
     holes: bool,
     slow_zero: bool,
     runs_max: usize,
@@ -31,7 +31,7 @@ const RUN_PIECE: usize = 64;
 
 /// What a trim does to the bytes: the contract allows anything, so callers must tolerate anything.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Trim {
+pub enum TrimEffect {
     /// They become zeroes.
     #[default]
     Zeroes,
@@ -74,7 +74,7 @@ impl Model {
             facts: Arc::new(facts),
             bytes: vec![0; size],
             states: vec![(HOLE | ZERO) as u8; size],
-            trim: Trim::default(),
+            trim: TrimEffect::default(),
             holes: false,
             slow_zero: false,
             runs_max: usize::MAX,
@@ -93,7 +93,7 @@ impl Model {
 
     /// The same with another way to trim.
     #[must_use]
-    pub fn with_trim(mut self, trim: Trim) -> Model {
+    pub fn with_trim(mut self, trim: TrimEffect) -> Model {
         self.trim = trim;
         self
     }
@@ -105,7 +105,7 @@ impl Model {
         self
     }
 
-    /// The same, but [`Flags::FAST`] always fails as unsupported.
+    /// The same, but [`RequestFlags::FAST`] always fails as unsupported.
     #[must_use]
     pub fn with_slow_zero(mut self) -> Model {
         self.slow_zero = true;
@@ -156,21 +156,21 @@ impl Model {
                 self.bytes[range.clone()].copy_from_slice(data.bytes());
                 self.states[range].fill(0);
             }
-            Op::Zero if self.slow_zero && flags.contains(Flags::FAST) => {
+            Op::Zero if self.slow_zero && flags.contains(RequestFlags::FAST) => {
                 return Err(Error::new(Kind::Unsupported, "this model zeroes slowly"));
             }
             Op::Zero => {
-                let state = if flags.contains(Flags::NO_HOLE) { ZERO } else { HOLE | ZERO };
+                let state = if flags.contains(RequestFlags::NO_HOLE) { ZERO } else { HOLE | ZERO };
                 self.bytes[range.clone()].fill(0);
                 self.states[range].fill(state as u8);
             }
             Op::Trim => match self.trim {
-                Trim::Nothing => {}
-                Trim::Zeroes => {
+                TrimEffect::Nothing => {}
+                TrimEffect::Zeroes => {
                     self.bytes[range.clone()].fill(0);
                     self.states[range].fill((HOLE | ZERO) as u8);
                 }
-                Trim::Garbage => {
+                TrimEffect::Garbage => {
                     self.bytes[range.clone()].iter_mut().for_each(|byte| *byte ^= 0xa5);
                     self.states[range].fill(0);
                 }
@@ -195,8 +195,8 @@ impl Model {
         Reply::Data(Data::from(buf))
     }
 
-    fn extents(&self, context: usize, at: u64, len: u64, flags: Flags) -> Extents {
-        let runs_max = if flags.contains(Flags::ONE_EXTENT) { 1 } else { self.runs_max };
+    fn extents(&self, context: usize, at: u64, len: u64, flags: RequestFlags) -> Extents {
+        let runs_max = if flags.contains(RequestFlags::ONE_EXTENT) { 1 } else { self.runs_max };
         let mut extents = Extents::new();
         let mut here = at;
         while here < at + len {
@@ -231,7 +231,7 @@ impl Model {
 
 /// When the model's device completes requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Completion {
+pub enum CompletionOrder {
     /// Within `submit`.
     #[default]
     Immediate,
@@ -243,7 +243,7 @@ pub enum Completion {
 
 /// One request that a device has received.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Seen {
+pub struct RequestRecord {
     /// What.
     pub kind: OpKind,
     /// Offset in bytes.
@@ -251,14 +251,14 @@ pub struct Seen {
     /// Length in bytes.
     pub len: u64,
     /// How.
-    pub flags: Flags,
+    pub flags: RequestFlags,
 }
 
-impl Seen {
+impl RequestRecord {
     /// The record of a request.
-    pub fn of(request: &Request) -> Seen {
+    pub fn of(request: &Request) -> RequestRecord {
         let Request { at, len, flags, .. } = *request;
-        Seen { kind: request.kind(), at, len, flags }
+        RequestRecord { kind: request.kind(), at, len, flags }
     }
 }
 
@@ -266,19 +266,19 @@ impl Seen {
 pub struct ModelDevice {
     facts: Arc<Facts>,
     model: Arc<Mutex<Model>>,
-    completion: Completion,
+    completion: CompletionOrder,
     rng: Mutex<Rng>,
-    seen: Mutex<Vec<Seen>>,
+    seen: Mutex<Vec<RequestRecord>>,
     parked_writes: AtomicUsize,
-    finisher: OnceLock<Sender<Job>>,
+    finisher: OnceLock<Sender<CompletionJob>>,
 }
 
-type Job = Box<dyn FnOnce() + Send>;
+type CompletionJob = Box<dyn FnOnce() + Send>;
 
 impl ModelDevice {
     /// The device over a model.
-    pub fn new(model: Model, completion: Completion) -> Arc<ModelDevice> {
-        let seed = if let Completion::Shuffled(seed) = completion { seed } else { 0 };
+    pub fn new(model: Model, completion: CompletionOrder) -> Arc<ModelDevice> {
+        let seed = if let CompletionOrder::Shuffled(seed) = completion { seed } else { 0 };
         Arc::new(ModelDevice {
             facts: model.facts(),
             model: Arc::new(Mutex::new(model)),
@@ -301,7 +301,7 @@ impl ModelDevice {
     }
 
     /// All requests so far, in the order of their submission.
-    pub fn seen(&self) -> Vec<Seen> {
+    pub fn seen(&self) -> Vec<RequestRecord> {
         lock(&self.seen).clone()
     }
 
@@ -311,9 +311,9 @@ impl ModelDevice {
     }
 
     /// Passes a request to another thread, which completes it a little later.
-    fn hand_over(&self, job: Job) {
+    fn hand_over(&self, job: CompletionJob) {
         let finisher = self.finisher.get_or_init(|| {
-            let (sender, receiver) = mpsc::channel::<Job>();
+            let (sender, receiver) = mpsc::channel::<CompletionJob>();
             // Ends when the device is dropped, with all jobs done.
             let thread = std::thread::Builder::new().name("model".to_string());
             let spawned = thread.spawn(move || receiver.into_iter().for_each(|job| job()));
@@ -329,8 +329,8 @@ impl Device for ModelDevice {
         self.facts.clone()
     }
 
-    fn submit(&self, request: Request) -> Pending {
-        lock(&self.seen).push(Seen::of(&request));
+    fn submit(&self, request: Request) -> PendingRequest {
+        lock(&self.seen).push(RequestRecord::of(&request));
         if let Op::Write(data) = &request.op
             && data.is_parked()
         {
@@ -341,7 +341,7 @@ impl Device for ModelDevice {
             Op::Read(room) if self.facts.claims_room => {
                 let model = self.model.clone();
                 let at = request.at;
-                return Pending::start(async move {
+                return PendingRequest::start(async move {
                     let room = room.claim().await;
                     lock(&model).apply(Request::read(at, room))
                 });
@@ -349,16 +349,16 @@ impl Device for ModelDevice {
             op => Request { op, ..request },
         };
         let turns = match self.completion {
-            Completion::Immediate => return self.model().apply(request).into(),
-            Completion::Deferred => 2,
-            Completion::Shuffled(_) => {
+            CompletionOrder::Immediate => return self.model().apply(request).into(),
+            CompletionOrder::Deferred => 2,
+            CompletionOrder::Shuffled(_) => {
                 let mut rng = lock(&self.rng);
                 match rng.below(4) {
                     0 => return self.model().apply(request).into(),
                     1 => {
                         let pause = Duration::from_micros(rng.below(200));
                         let model = self.model.clone();
-                        let (completer, pending) = Pending::completer();
+                        let (completer, pending) = PendingRequest::completer();
                         self.hand_over(Box::new(move || {
                             std::thread::sleep(pause);
                             let outcome = lock(&model).apply(request);
@@ -369,7 +369,7 @@ impl Device for ModelDevice {
                     2 => {
                         let outcome = self.model().apply(request);
                         let pause = Duration::from_micros(rng.below(200));
-                        return Pending::start(async move {
+                        return PendingRequest::start(async move {
                             blockhaul_io::sleep(pause).await;
                             outcome
                         });
@@ -379,7 +379,7 @@ impl Device for ModelDevice {
             }
         };
         let model = self.model.clone();
-        Pending::start(async move {
+        PendingRequest::start(async move {
             for _ in 0..turns {
                 blockhaul_io::yield_now().await;
             }
@@ -395,7 +395,7 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 #[cfg(test)]
 mod tests {
-    use blockhaul_block::Contexts;
+    use blockhaul_block::ContextSet;
 
     use super::*;
 
@@ -418,21 +418,23 @@ mod tests {
         let mut model = Model::new(100);
         model.apply(Request::write(10, Data::copy_of(b"abcde"))).unwrap();
         model.apply(Request::zero(12, 1)).unwrap();
-        model.apply(Request::zero(13, 1).with(Flags::NO_HOLE)).unwrap();
+        model.apply(Request::zero(13, 1).with(RequestFlags::NO_HOLE)).unwrap();
         assert_eq!(read(&mut model, 9, 7), b"\0ab\0\0e\0");
-        let all = Request::extents(0, 100, Contexts::first());
+        let all = Request::extents(0, 100, ContextSet::first());
         let expected = [(10, 3), (2, 0), (1, 3), (1, 2), (1, 0), (85, 3)];
         assert_eq!(extents(&mut model, all), [expected]);
-        let one = Request::extents(11, 80, Contexts::first()).with(Flags::ONE_EXTENT);
+        let one = Request::extents(11, 80, ContextSet::first()).with(RequestFlags::ONE_EXTENT);
         assert_eq!(extents(&mut model, one), [[(1, 0)]]);
         let mut short = model.with_runs_max(2);
-        let all = Request::extents(0, 100, Contexts::first());
+        let all = Request::extents(0, 100, ContextSet::first());
         assert_eq!(extents(&mut short, all), [[(10, 3), (2, 0)]]);
     }
 
     #[test]
     fn trims_do_what_was_asked_for() {
-        for (trim, left) in [(Trim::Zeroes, 0), (Trim::Nothing, 7), (Trim::Garbage, 7 ^ 0xa5)] {
+        for (trim, left) in
+            [(TrimEffect::Zeroes, 0), (TrimEffect::Nothing, 7), (TrimEffect::Garbage, 7 ^ 0xa5)]
+        {
             let mut model = Model::new(10).with_content(vec![7; 10]).with_trim(trim);
             model.apply(Request::trim(2, 3)).unwrap();
             assert_eq!(read(&mut model, 0, 10), [7, 7, left, left, left, 7, 7, 7, 7, 7]);
@@ -452,7 +454,8 @@ mod tests {
         let mut facts = Model::all_facts(100 << 10);
         facts.contexts.push("test:piece".to_string());
         let mut model = Model::with_facts(facts);
-        let lists = extents(&mut model, Request::extents(0, 100 << 10, Contexts::first().with(1)));
+        let lists =
+            extents(&mut model, Request::extents(0, 100 << 10, ContextSet::first().with(1)));
         assert_eq!(lists[0], [(100 << 10, 3)]);
         assert_eq!(lists[1], [(64 << 10, 1 << 32), (36 << 10, 1 << 32 | 1)]);
     }

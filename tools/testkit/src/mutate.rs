@@ -1,6 +1,6 @@
 //! Changes valid bytes at random, for tests of what reads them: the seeded form of a fuzzer.
 
-use blockhaul_block::{BASE_ALLOCATION, Contexts, Device, DeviceExt as _, Result};
+use blockhaul_block::{BASE_ALLOCATION, ContextSet, Device, DeviceExt as _, Result};
 
 use crate::rng::Rng;
 
@@ -61,7 +61,7 @@ pub async fn look(device: &dyn Device) -> Result<()> {
         }
     }
     if len > 0 && facts.contexts.first().is_some_and(|name| name == BASE_ALLOCATION) {
-        device.extents(0, len, Contexts::first()).await?;
+        device.extents(0, len, ContextSet::first()).await?;
     }
     Ok(())
 }

@@ -9,7 +9,7 @@ use crate::run;
 
 /// One `deb` entry of the machine's apt sources.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Source {
+pub struct AptSource {
     /// Address of the archive, without the `dists` part.
     pub uri: String,
     /// Names of suites: `bookworm`, `bookworm-updates`, …
@@ -22,7 +22,7 @@ pub struct Source {
 
 /// Entries of the machine's apt sources that look like the main Debian archive, best first.
 /// Security updates and third-party archives are omitted.
-pub fn debian_archives(etc_apt: &Path) -> Result<Vec<Source>, String> {
+pub fn debian_archives(etc_apt: &Path) -> Result<Vec<AptSource>, String> {
     let mut files = vec![etc_apt.join("sources.list")];
     if let Ok(dir) = fs::read_dir(etc_apt.join("sources.list.d")) {
         let mut more: Vec<PathBuf> = dir.flatten().map(|entry| entry.path()).collect();
@@ -50,7 +50,7 @@ pub fn debian_archives(etc_apt: &Path) -> Result<Vec<Source>, String> {
 }
 
 /// How surely an entry is the main Debian archive; None if it is not.
-fn rank(source: &Source) -> Option<u8> {
+fn rank(source: &AptSource) -> Option<u8> {
     let uri = source.uri.trim_end_matches('/');
     let debian_suites =
         ["bullseye", "bookworm", "trixie", "forky", "sid", "oldstable", "stable", "testing"];
@@ -69,7 +69,7 @@ fn rank(source: &Source) -> Option<u8> {
 }
 
 /// Parses the one-line format: `deb [option=value …] URI SUITE COMPONENT…`.
-fn parse_list(text: &str) -> Vec<Source> {
+fn parse_list(text: &str) -> Vec<AptSource> {
     let mut found = Vec::new();
     for line in text.lines() {
         let line = line.split('#').next().unwrap_or_default().trim();
@@ -88,13 +88,13 @@ fn parse_list(text: &str) -> Vec<Source> {
             .split_whitespace()
             .find_map(|option| option.strip_prefix("signed-by="))
             .map(|value| value.replace(',', " "));
-        found.push(Source { uri, suites: vec![suite], components: words.collect(), signed_by });
+        found.push(AptSource { uri, suites: vec![suite], components: words.collect(), signed_by });
     }
     found
 }
 
 /// Parses the deb822 format: paragraphs of `Field: value` with continuation lines.
-fn parse_deb822(text: &str) -> Vec<Source> {
+fn parse_deb822(text: &str) -> Vec<AptSource> {
     let mut found = Vec::new();
     let without_comments: Vec<&str> =
         text.lines().filter(|line| !line.starts_with('#')).map(str::trim_end).collect();
@@ -121,7 +121,7 @@ fn parse_deb822(text: &str) -> Vec<Source> {
             continue;
         }
         for uri in words("uris") {
-            found.push(Source {
+            found.push(AptSource {
                 uri,
                 suites: words("suites"),
                 components: words("components"),
@@ -133,17 +133,17 @@ fn parse_deb822(text: &str) -> Vec<Source> {
 }
 
 /// A private apt root over one suite of one archive.
-pub struct Apt {
+pub struct AptRoot {
     dir: PathBuf,
-    source: Source,
+    source: AptSource,
     suite: String,
 }
 
-impl Apt {
+impl AptRoot {
     /// Makes the directory's layout and configuration. Files of an earlier, interrupted run
     /// (package lists, complete and partial downloads) are reused.
-    pub fn new(dir: &Path, source: &Source, suite: &str) -> Result<Apt, String> {
-        let apt = Apt { dir: dir.to_owned(), source: source.clone(), suite: suite.to_owned() };
+    pub fn new(dir: &Path, source: &AptSource, suite: &str) -> Result<AptRoot, String> {
+        let apt = AptRoot { dir: dir.to_owned(), source: source.clone(), suite: suite.to_owned() };
         for sub in ["state/lists/partial", "cache/archives/partial"] {
             let path = dir.join(sub);
             fs::create_dir_all(&path).map_err(|error| at("make", &path, &error))?;
@@ -192,12 +192,12 @@ impl Apt {
 
     /// A keyring with newer keys than this source's, from the machine's own suites and verified by
     /// the keys the machine already trusts. Returns a source that is verified by the newer keyring.
-    pub fn newer_keyring(&self) -> Result<Source, String> {
+    pub fn newer_keyring(&self) -> Result<AptSource, String> {
         let Some(suite) = self.source.suites.iter().find(|suite| !suite.contains('-')) else {
             return Err("the machine's source names no release".into());
         };
         let dir = self.dir.join("keyring");
-        let apt = Apt::new(&dir, &self.source, suite)?;
+        let apt = AptRoot::new(&dir, &self.source, suite)?;
         apt.update()?;
         let debs = apt.download(&["debian-archive-keyring"])?;
         let unpacked = dir.join("unpacked");
@@ -209,7 +209,7 @@ impl Apt {
             return Err("the package debian-archive-keyring holds no keyring".into());
         }
         let signed_by = Some(keyring.display().to_string());
-        Ok(Source { signed_by, ..self.source.clone() })
+        Ok(AptSource { signed_by, ..self.source.clone() })
     }
 
     /// Settings: our own directories, the machine's network settings, nothing else of the machine's
@@ -329,7 +329,7 @@ mod tests {
 
     #[test]
     fn only_main_debian_archives_are_ranked_and_the_surest_first() {
-        let source = |uri: &str, suite: &str, component: &str, key: Option<&str>| Source {
+        let source = |uri: &str, suite: &str, component: &str, key: Option<&str>| AptSource {
             uri: uri.into(),
             suites: vec![suite.into()],
             components: vec![component.into()],

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{env, fs};
 
-use crate::peers::Peers;
-use crate::{Outcome, guard, run};
+use crate::peers::PeerDirectory;
+use crate::{TaskResult, guard, run};
 
 pub const HELP: &str = "\
 cargo xtask bench SCENARIO… [OPTIONS]
@@ -27,7 +27,7 @@ example --full, --runs N, --label TEXT.
             busy machine, where times would say nothing. Left out, with the reason, without valgrind
 ";
 
-pub fn main(args: &[String]) -> Outcome {
+pub fn main(args: &[String]) -> TaskResult {
     match args.first().map(String::as_str) {
         Some("docs") => {
             run::no_more(&args[1..])?;
@@ -42,7 +42,7 @@ pub fn main(args: &[String]) -> Outcome {
         Some("--guard") => return guard::main(&args[1..]),
         _ => {}
     }
-    let peers = Peers::here();
+    let peers = PeerDirectory::here();
     peers.ensure(false)?;
     run::show(&mut run::build(&["blockhaul", "blockhaul-bench"], true))?;
     let commit = run::quiet(Command::new("git").args(["rev-parse", "HEAD"]));

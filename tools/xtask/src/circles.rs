@@ -18,16 +18,16 @@ use std::path::{Path, PathBuf};
 
 use self::graph::circles;
 pub use self::imports::production_tokens;
-use self::imports::{Imports, Module};
+use self::imports::{Imports, ModuleTree};
 pub use self::lexer::Token;
-use crate::Outcome;
+use crate::TaskResult;
 use crate::rust_files::rust_files;
 
 /// A circle: the folder of the crate, and its files below `src`.
-type Circle = (String, Vec<String>);
+type ModuleCircle = (String, Vec<String>);
 
 /// Fails if there is an import circle of more than two files.
-pub fn check(root: &Path) -> Outcome {
+pub fn check(root: &Path) -> TaskResult {
     let faults = faults(&find(root)?);
     if faults.is_empty() {
         return Ok(());
@@ -42,8 +42,8 @@ pub fn check(root: &Path) -> Outcome {
 type Edges = BTreeMap<String, BTreeSet<String>>;
 
 /// A text of whole lines for each circle.
-fn faults(found: &[(Circle, Edges)]) -> Vec<String> {
-    let text = |(circle, edges): &(Circle, Edges)| {
+fn faults(found: &[(ModuleCircle, Edges)]) -> Vec<String> {
+    let text = |(circle, edges): &(ModuleCircle, Edges)| {
         let mut text = format!("  {}: {} files\n", circle.0, circle.1.len());
         for (file, used) in edges {
             let used: Vec<_> = used.iter().map(String::as_str).collect();
@@ -55,7 +55,7 @@ fn faults(found: &[(Circle, Edges)]) -> Vec<String> {
 }
 
 /// The circles of more than two files, of all crates, with the uses in them.
-fn find(root: &Path) -> Result<Vec<(Circle, Edges)>, String> {
+fn find(root: &Path) -> Result<Vec<(ModuleCircle, Edges)>, String> {
     let mut files = Vec::new();
     for below in ["crates", "tools"] {
         if root.join(below).is_dir() {
@@ -99,7 +99,7 @@ fn of_crate(src: &Path, files: &[PathBuf]) -> Result<Vec<(Vec<String>, Edges)>, 
         modules.entry(module.clone()).or_insert(read.len());
         read.push((module.clone(), Imports::of(&text, module)));
     }
-    let all = Module { modules: &modules, files: &read };
+    let all = ModuleTree { modules: &modules, files: &read };
     let uses: Vec<BTreeSet<usize>> = (0..read.len()).map(|file| all.used(file)).collect();
     let name = |file: usize| files[file].display().to_string();
     let circles = circles(&uses).into_iter().filter(|circle| circle.len() > 2);
@@ -134,7 +134,7 @@ mod tests {
         found_in(files).into_iter().map(|((_, files), _)| files).collect()
     }
 
-    fn found_in(files: &[(&str, &str)]) -> Vec<(Circle, Edges)> {
+    fn found_in(files: &[(&str, &str)]) -> Vec<(ModuleCircle, Edges)> {
         let scratch = tempfile::tempdir().unwrap();
         let home = scratch.path().join("crates/one");
         for (file, text) in files {

@@ -16,13 +16,13 @@ pub const MARK: &str = ".blockhaul-peers";
 /// The flags with which `unshare` may make the namespace here, for root and for others.
 /// Root may lack the capability to mount (containers) and still have user namespaces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Flags {
+pub struct UnshareFlags {
     root: &'static str,
 }
 
-impl Flags {
+impl UnshareFlags {
     /// Finds out what this machine permits.
-    pub fn probe() -> Result<Flags, String> {
+    pub fn probe() -> Result<UnshareFlags, String> {
         let mut said = String::new();
         for flags in ["-m", "-rm"] {
             let mut command = Command::new("unshare");
@@ -30,8 +30,8 @@ impl Flags {
             match run::quiet(&mut command) {
                 // Others than root get here by -rm only, and root's flags do not matter to them;
                 // a tree that is shared with root should still serve root the usual way.
-                Ok(_) if flags == "-rm" && !is_root() => return Ok(Flags { root: "-m" }),
-                Ok(_) => return Ok(Flags { root: flags }),
+                Ok(_) if flags == "-rm" && !is_root() => return Ok(UnshareFlags { root: "-m" }),
+                Ok(_) => return Ok(UnshareFlags { root: flags }),
                 Err(why) => said = why,
             }
         }
@@ -120,7 +120,7 @@ mod tests {
 
     #[test]
     fn scripts_exec_at_every_step() {
-        let text = Flags { root: "-m" }.text("${0%/*}/..", Some("/usr/bin/nbdkit"), None);
+        let text = UnshareFlags { root: "-m" }.text("${0%/*}/..", Some("/usr/bin/nbdkit"), None);
         assert!(text.contains("then exec /usr/bin/nbdkit \"$@\"; fi"), "{text}");
         assert!(text.ends_with("\"${0%/*}/../root/usr\" /usr/bin/nbdkit \"$@\"\n"), "{text}");
         assert!(!text.contains("rbind"));
@@ -132,7 +132,7 @@ mod tests {
         assert_eq!(kept, Ok(Some("/usr/src".into())));
         assert_eq!(kept_directory(Path::new("/home/a/target/peers")), Ok(None));
         assert!(kept_directory(Path::new("/usr/lib/tree/target/peers")).is_err());
-        let text = Flags { root: "-m" }.text("x", None, Some("/usr/src"));
+        let text = UnshareFlags { root: "-m" }.text("x", None, Some("/usr/src"));
         assert!(
             text.contains("mount -n --rbind /usr/src \"$0/src\" && mount -n --rbind"),
             "{text}"

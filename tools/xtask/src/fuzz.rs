@@ -3,7 +3,7 @@
 
 use std::process::Command;
 
-use crate::{Outcome, run};
+use crate::{TaskResult, run};
 
 pub const HELP: &str = "\
 cargo xtask fuzz [TARGET] [--seconds N] [--seed N] [--stable] [--list]
@@ -46,7 +46,7 @@ const CORPORA: [(&str, u64); 2] =
 /// The toolchain that cargo-fuzz needs.
 const NIGHTLY: &str = "nightly";
 
-pub fn main(args: &[String]) -> Outcome {
+pub fn main(args: &[String]) -> TaskResult {
     let wish = Wish::parse(args)?;
     let mut known = targets(TABLE)?;
     let guided = !wish.stable && have_cargo_fuzz();
@@ -120,7 +120,7 @@ fn have_cargo_fuzz() -> bool {
             .is_ok()
 }
 
-fn run_guided(target: &str, wish: &Wish) -> Outcome {
+fn run_guided(target: &str, wish: &Wish) -> TaskResult {
     // New inputs go to the first directory; those of the tree are read only.
     let own = run::target().join("fuzz");
     let found = own.join("corpus").join(target);
@@ -152,7 +152,7 @@ fn run_guided(target: &str, wish: &Wish) -> Outcome {
     run::show(&mut command)
 }
 
-fn run_stable(wish: &Wish) -> Outcome {
+fn run_stable(wish: &Wish) -> TaskResult {
     let mut command = run::loud_cargo("test");
     command.args(["--release", "-p", "blockhaul-wire", "--lib", "fuzz::tests", "--"]);
     command.arg("--nocapture");

@@ -7,7 +7,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::{Outcome, run};
+use crate::{TaskResult, run};
 
 /// A workload, its numbers of repetitions in the first and the second run, and the meaning of one.
 const WORKLOADS: &[(&str, u32, u32, &str)] = &[
@@ -20,7 +20,7 @@ const WORKLOADS: &[(&str, u32, u32, &str)] = &[
 /// Failure threshold in percent: several times the variation of the counts.
 const THRESHOLD: f64 = 3.0;
 
-pub fn main(args: &[String]) -> Outcome {
+pub fn main(args: &[String]) -> TaskResult {
     let mut base = None;
     let mut threshold = THRESHOLD;
     let mut args = args.iter();
@@ -86,7 +86,7 @@ pub fn main(args: &[String]) -> Outcome {
     }
 }
 
-fn left_out(why: &str) -> Outcome {
+fn left_out(why: &str) -> TaskResult {
     println!("left out: {why}");
     Ok(())
 }

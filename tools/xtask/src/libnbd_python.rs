@@ -9,9 +9,12 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::libnbd_suite::ensure_source;
-use crate::peers::Peers;
-use crate::suite::{End, Places, Row, at, exceptions, is_script, judge, make_dir, read, remove};
-use crate::{Outcome, run};
+use crate::peers::PeerDirectory;
+use crate::suite::{
+    SuitePaths, TestComparison, TestVerdict, at, exceptions, is_script, judge, make_dir, read,
+    remove,
+};
+use crate::{TaskResult, run};
 
 pub const HELP: &str = "\
 cargo xtask libnbd-python [NAME…]
@@ -32,15 +35,16 @@ const TESTS: &str = "python/t";
 /// Seconds after which a test has failed: on a busy machine.
 const PATIENCE: &str = "120";
 /// Exceptions are rows of a table that start with the name of a test.
-const PLACES: Places = Places { log: "target/libnbd/log/python-*", exceptions: "docs/python.md" };
+const PLACES: SuitePaths =
+    SuitePaths { log: "target/libnbd/log/python-*", exceptions: "docs/python.md" };
 /// What `import nbd` gives instead of libnbd's module.
 const ALIAS: &str = "import sys\n\nimport blockhaul.nbd\n\nsys.modules[__name__] = blockhaul.nbd\n";
 
-pub fn main(args: &[String]) -> Outcome {
+pub fn main(args: &[String]) -> TaskResult {
     if let Some(option) = args.iter().find(|arg| arg.starts_with('-')) {
         return run::no_more(std::slice::from_ref(option));
     }
-    let peers = Peers::here();
+    let peers = PeerDirectory::here();
     peers.ensure(false)?;
     let dir = run::target().join("libnbd");
     ensure_source(&dir)?;
@@ -54,11 +58,16 @@ pub fn main(args: &[String]) -> Outcome {
     }
     let package = package(&dir)?;
     let log = dir.join("log");
-    let with = |name: &str, path: Option<PathBuf>| -> Result<Bench, String> {
+    let with = |name: &str, path: Option<PathBuf>| -> Result<LibnbdPythonTests, String> {
         let log = log.join(name);
         remove(&log)?;
         make_dir(&log)?;
-        Ok(Bench { tests: work.join(TESTS), peers: peers.dir().to_path_buf(), path, log })
+        Ok(LibnbdPythonTests {
+            tests: work.join(TESTS),
+            peers: peers.dir().to_path_buf(),
+            path,
+            log,
+        })
     };
     let original = with("python-libnbd", None)?;
     let ours = with("python-blockhaul", Some(package))?;
@@ -69,7 +78,7 @@ pub fn main(args: &[String]) -> Outcome {
         let with_original = original.run(&test)?;
         let with_ours = ours.run(&test)?;
         println!("{test:47} {:9} {}", with_original.word(), with_ours.word());
-        rows.push(Row { test, original: with_original, ours: Some(with_ours) });
+        rows.push(TestComparison { test, original: with_original, ours: Some(with_ours) });
     }
     judge(&rows, &exceptions, args.is_empty(), &PLACES)
 }
@@ -111,7 +120,7 @@ fn package(dir: &Path) -> Result<PathBuf, String> {
 }
 
 /// The tests with one module.
-struct Bench {
+struct LibnbdPythonTests {
     tests: PathBuf,
     peers: PathBuf,
     /// Where Python finds the module; none: where Debian has it.
@@ -119,8 +128,8 @@ struct Bench {
     log: PathBuf,
 }
 
-impl Bench {
-    fn run(&self, test: &str) -> Result<End, String> {
+impl LibnbdPythonTests {
+    fn run(&self, test: &str) -> Result<TestVerdict, String> {
         let mut command = Command::new(self.peers.join("enter"));
         command.args(["timeout", "--kill-after=10", PATIENCE, "/usr/bin/python3", "-B", test]);
         command.current_dir(&self.tests).env("LIBNBD_DEBUG", "1").env("srcdir", "..");
@@ -128,7 +137,7 @@ impl Bench {
         if let Some(path) = &self.path {
             command.env("PYTHONPATH", path);
         }
-        End::of(test, &mut command, &self.log.join(test.replace(".py", ".log")))
+        TestVerdict::of(test, &mut command, &self.log.join(test.replace(".py", ".log")))
     }
 }
 

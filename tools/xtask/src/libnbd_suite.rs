@@ -8,11 +8,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::peers::Peers;
+use crate::peers::PeerDirectory;
 use crate::suite::{
-    self, End, Install, Places, Row, at, exceptions, is_script, judge, make_dir, read, remove,
+    self, InstallMode, SuitePaths, TestComparison, TestVerdict, at, exceptions, is_script, judge,
+    make_dir, read, remove,
 };
-use crate::{Outcome, run, source};
+use crate::{TaskResult, run, source};
 
 pub const HELP: &str = "\
 cargo xtask libnbd-suite [--copied] [NAME…]
@@ -43,18 +44,18 @@ const PROGRAMS: &[&str] = &["nbdcopy", "nbdinfo"];
 /// Seconds after which a test has failed.
 const PATIENCE: &str = "120";
 /// Exceptions are rows of a table that start with the name of a test.
-const PLACES: Places =
-    Places { log: "target/libnbd/log", exceptions: "docs/coming-from-libnbd.md" };
+const PLACES: SuitePaths =
+    SuitePaths { log: "target/libnbd/log", exceptions: "docs/coming-from-libnbd.md" };
 
-pub fn main(args: &[String]) -> Outcome {
+pub fn main(args: &[String]) -> TaskResult {
     let (options, names): (Vec<_>, Vec<_>) =
         args.iter().cloned().partition(|arg| arg.starts_with('-'));
     if let Some(option) = options.iter().find(|option| *option != "--copied") {
         return run::no_more(std::slice::from_ref(option));
     }
-    let install = if options.is_empty() { Install::Linked } else { Install::Copied };
-    Peers::here().ensure(false)?;
-    let suite = Suite { dir: run::target().join("libnbd") };
+    let install = if options.is_empty() { InstallMode::Linked } else { InstallMode::Copied };
+    PeerDirectory::here().ensure(false)?;
+    let suite = LibnbdTestDir { dir: run::target().join("libnbd") };
     ensure_source(&suite.dir)?;
     run::show(&mut run::build(&["blockhaul"], true))?;
     let tests = suite.tests(&names)?;
@@ -68,22 +69,22 @@ pub fn main(args: &[String]) -> Outcome {
         let with_original = original.run(&test)?;
         let with_ours = ours.run(&test)?;
         println!("{test:47} {:9} {}", with_original.word(), with_ours.word());
-        rows.push(Row { test, original: with_original, ours: Some(with_ours) });
+        rows.push(TestComparison { test, original: with_original, ours: Some(with_ours) });
     }
     judge(&rows, &exceptions, names.is_empty(), &PLACES)
 }
 
 /// Fetches libnbd's source package and unpacks it into `DIR/source` where it is missing.
-pub fn ensure_source(dir: &Path) -> Outcome {
+pub fn ensure_source(dir: &Path) -> TaskResult {
     source::ensure(dir, SUITE, "libnbd", VERSION)
 }
 
 /// The directory with the tests.
-struct Suite {
+struct LibnbdTestDir {
     dir: PathBuf,
 }
 
-impl Suite {
+impl LibnbdTestDir {
     /// The tests as `FOLDER/NAME.sh`: those that `names` choose, or all.
     fn tests(&self, names: &[String]) -> Result<Vec<String>, String> {
         let mut tests = Vec::new();
@@ -104,7 +105,11 @@ impl Suite {
     }
 
     /// A copy of the tests, with `program` in the place of the originals if there is one.
-    fn prepare(&self, name: &str, program: Option<(&Path, Install)>) -> Result<Bench, String> {
+    fn prepare(
+        &self,
+        name: &str,
+        program: Option<(&Path, InstallMode)>,
+    ) -> Result<LibnbdTests, String> {
         let dir = self.dir.join("work").join(name);
         remove(&dir)?;
         let bin = dir.join("bin");
@@ -125,7 +130,7 @@ impl Suite {
         let log = self.dir.join("log").join(name);
         remove(&log)?;
         make_dir(&log)?;
-        let bench = Bench { dir, log };
+        let bench = LibnbdTests { dir, log };
         // As libnbd's makefile does it; without it the test with certificates is skipped.
         let keys = "SRCDIR=. CERTTOOL=certtool ./make-pki.sh pki && touch pki/stamp-pki";
         run::quiet(&mut bench.command("tests", "bash", &["-c", keys]))?;
@@ -144,19 +149,19 @@ fn configured(template: &str, top: &str) -> String {
 }
 
 /// A copy of the tests, ready to be run.
-struct Bench {
+struct LibnbdTests {
     dir: PathBuf,
     log: PathBuf,
 }
 
-impl Bench {
-    fn run(&self, test: &str) -> Result<End, String> {
+impl LibnbdTests {
+    fn run(&self, test: &str) -> Result<TestVerdict, String> {
         let (folder, script) = test.split_once('/').unwrap_or((".", test));
         let path = self.log.join(script.replace(".sh", ".log"));
         let script = format!("./{script}");
         let mut command =
             self.command(folder, "timeout", &["--kill-after=10", PATIENCE, "bash", &script]);
-        End::of(test, &mut command, &path)
+        TestVerdict::of(test, &mut command, &path)
     }
 
     /// A command in a directory of the tests, among the peers, with `bin` first in its search path.

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Component, Path, PathBuf};
 
-use crate::Outcome;
+use crate::TaskResult;
 
 /// Folders without documentation of ours.
 const SKIPPED: &[&str] = &["target", "corpus"];
@@ -14,7 +14,7 @@ const FRAGMENTS: &[&str] = &["bench/settings.md"];
 
 /// What a page says of links: where it leads, and where others may lead.
 #[derive(Default)]
-struct Page {
+struct PageLinks {
     /// Line numbers, from 1, and targets as they are written.
     links: Vec<(usize, String)>,
     anchors: BTreeSet<String>,
@@ -48,7 +48,7 @@ pub fn markdown_files(root: &Path) -> Result<Vec<PathBuf>, String> {
     Ok(found)
 }
 
-fn collect(root: &Path, below: &Path, found: &mut Vec<PathBuf>) -> Outcome {
+fn collect(root: &Path, below: &Path, found: &mut Vec<PathBuf>) -> TaskResult {
     let dir = root.join(below);
     let entries =
         fs::read_dir(&dir).map_err(|error| format!("cannot read {}: {error}", dir.display()))?;
@@ -74,7 +74,7 @@ fn wrong(
     root: &Path,
     page: &Path,
     target: &str,
-    pages: &BTreeMap<PathBuf, Page>,
+    pages: &BTreeMap<PathBuf, PageLinks>,
 ) -> Option<String> {
     if target.contains("://") || target.starts_with("mailto:") {
         return None;
@@ -118,8 +118,8 @@ pub fn normal(path: &Path) -> Option<PathBuf> {
     Some(found)
 }
 
-fn parse(text: &str) -> Page {
-    let mut page = Page::default();
+fn parse(text: &str) -> PageLinks {
+    let mut page = PageLinks::default();
     let mut fenced = false;
     for (index, line) in text.lines().enumerate() {
         if line.trim_start().starts_with("```") {
@@ -132,7 +132,7 @@ fn parse(text: &str) -> Page {
     page
 }
 
-impl Page {
+impl PageLinks {
     /// Adds the anchors that a line has: its heading's, made as GitHub and mdBook make it, and those
     /// of `id="…"`.
     fn add_anchors(&mut self, line: &str) {

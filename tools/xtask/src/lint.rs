@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Command;
 
 use crate::rust_files::rust_files;
-use crate::{Outcome, circles, links, names, places, protocol, rows, run, simulate};
+use crate::{TaskResult, circles, links, names, places, protocol, rows, run, simulate};
 
 pub const HELP: &str = "\
 cargo xtask lint
@@ -87,7 +87,7 @@ const CLIPPY_ARGS: &str = "-D__CLIPPY_HACKERY__warnings__CLIPPY_HACKERY__";
 /// The word to search for, written so that this file does not contain it.
 const WORD: &str = concat!("un", "safe");
 
-pub fn main(args: &[String]) -> Outcome {
+pub fn main(args: &[String]) -> TaskResult {
     run::no_more(args)?;
     protocol::check(&run::workspace())?;
     circles::check(&run::workspace())?;
@@ -132,7 +132,7 @@ fn documentation() -> Result<Command, String> {
     Ok(doc)
 }
 
-fn check_links() -> Outcome {
+fn check_links() -> TaskResult {
     let found = links::broken(&run::workspace())?;
     if found.is_empty() {
         return Ok(());
@@ -141,7 +141,7 @@ fn check_links() -> Outcome {
 }
 
 /// Checks dependencies by `deny.toml`, except for advisories, which need a network.
-fn check_dependencies() -> Outcome {
+fn check_dependencies() -> TaskResult {
     let version = run::cargo("deny").arg("--version").output();
     if !version.is_ok_and(|output| output.status.success()) {
         println!("lint: cargo-deny is not installed: dependencies are not checked");

@@ -35,14 +35,14 @@ mod test_programs;
 use std::process::ExitCode;
 
 /// The result of a task: nothing, or one line with what failed, where, and a remedy.
-type Outcome = Result<(), String>;
+type TaskResult = Result<(), String>;
 
 /// A subcommand: its name, its line in the overview, its own help, and what runs it.
 struct Task {
     name: &'static str,
     summary: &'static str,
     help: &'static str,
-    run: fn(&[String]) -> Outcome,
+    run: fn(&[String]) -> TaskResult,
 }
 
 /// Every subcommand, in the order of the overview. To add one, add a file and a line here.
@@ -188,7 +188,7 @@ fn main() -> ExitCode {
     }
 }
 
-fn ci(args: &[String]) -> Outcome {
+fn ci(args: &[String]) -> TaskResult {
     run::no_more(args)?;
     lint::main(&[])?;
     test::main(&[])

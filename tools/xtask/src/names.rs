@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
-use crate::Outcome;
+use crate::TaskResult;
 use crate::circles::{Token, production_tokens};
 use crate::rust_files::rust_files;
 
@@ -56,7 +56,7 @@ struct Definition {
 type Places = BTreeMap<String, BTreeSet<String>>;
 
 /// Prints the four counts, and fails if one is above its limit.
-pub fn check(root: &Path) -> Outcome {
+pub fn check(root: &Path) -> TaskResult {
     let all = definitions(root)?;
     let one_word = all.iter().filter(|one| is_one_word(&one.name)).count();
     let percentage = one_word * 100 / all.len().max(1);

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::suite::{self, at, read, write_script};
-use crate::{Outcome, run};
+use crate::{TaskResult, run};
 
 /// The layout of a bench; a change makes all be prepared anew.
 const LAYOUT: u32 = 3;
@@ -45,7 +45,7 @@ const CONFIG: &str = "\
 ";
 
 /// The tests with one nbdkit.
-pub struct Bench {
+pub struct NbdkitTests {
     dir: PathBuf,
     /// The directory of the peers.
     peers: PathBuf,
@@ -55,7 +55,7 @@ pub struct Bench {
     plugins: Option<PathBuf>,
 }
 
-impl Bench {
+impl NbdkitTests {
     /// Copies the tests and makes what they need. `program`: replaces nbdkit.
     pub fn prepare(
         base: &Path,
@@ -63,10 +63,10 @@ impl Bench {
         peers: &Path,
         source: &Path,
         program: Option<&Path>,
-    ) -> Result<Bench, String> {
+    ) -> Result<NbdkitTests, String> {
         let dir = base.join(name);
         let log = dir.join("log");
-        let bench = Bench { dir, peers: peers.to_path_buf(), log, plugins: None };
+        let bench = NbdkitTests { dir, peers: peers.to_path_buf(), log, plugins: None };
         // The stamp is written last: an interrupted run is repeated.
         let stamp = bench.dir.join("stamp");
         if read(&stamp).is_ok_and(|text| text == stamp_text(program)) {
@@ -95,7 +95,7 @@ impl Bench {
     }
 
     /// Hides one of nbdkit's plugins from blockhaul, which then uses its own device in its place.
-    pub fn without_plugin(mut self, name: &str) -> Result<Bench, String> {
+    pub fn without_plugin(mut self, name: &str) -> Result<NbdkitTests, String> {
         let folder = self.dir.join("without").join(name);
         match fs::remove_dir_all(&folder) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
@@ -135,7 +135,7 @@ impl Bench {
 
     /// Puts `nbdkit` first in the search path: a script that passes plugins which are not installed
     /// by their paths.
-    fn program(&self, program: Option<&Path>) -> Outcome {
+    fn program(&self, program: Option<&Path>) -> TaskResult {
         let real = match program {
             None => "/usr/bin/nbdkit".to_string(),
             Some(program) => {
@@ -162,7 +162,7 @@ impl Bench {
     }
 
     /// Fills in templates, and makes plugins and filters look as if they had been built here.
-    fn configure(&self) -> Outcome {
+    fn configure(&self) -> TaskResult {
         let tests = self.dir.join("tests");
         let all: Vec<String> = ["plugins", "filters"]
             .iter()
@@ -199,7 +199,7 @@ impl Bench {
     }
 
     /// Compiles what tests load.
-    fn compile(&self) -> Outcome {
+    fn compile(&self) -> TaskResult {
         for name in PLUGINS {
             let sources = [format!("tests/test-{name}-plugin.c")];
             self.shared(&format!("tests/.libs/test-{name}-plugin.so"), &sources, &[])?;
@@ -235,7 +235,7 @@ impl Bench {
         self.shared("plugins/vddk/.libs/nbdkit-vddk-plugin.so", &sources, &[])
     }
 
-    fn shared(&self, out: &str, sources: &[String], flags: &[&str]) -> Outcome {
+    fn shared(&self, out: &str, sources: &[String], flags: &[&str]) -> TaskResult {
         let compiler =
             if sources.iter().any(|path| path.ends_with(".cpp")) { "g++" } else { "gcc" };
         let mut command = Command::new(compiler);
@@ -247,7 +247,7 @@ impl Bench {
     }
 
     /// Keys, certificates and disks, made as nbdkit's makefile makes them.
-    fn data(&self) -> Outcome {
+    fn data(&self) -> TaskResult {
         let script = "set -e\n\
             SRCDIR=. ./make-psk.sh\n./make-pki.sh\n\
             ./generate-file-data.sh file-data\n\
@@ -338,7 +338,7 @@ mod tests {
         for name in ["a", "b"] {
             fs::write(installed.join(format!("nbdkit-{name}-plugin.so")), "").unwrap();
         }
-        let bench = || Bench {
+        let bench = || NbdkitTests {
             dir: dir.path().join("bench"),
             peers: dir.path().into(),
             log: dir.path().join("log"),

@@ -7,12 +7,13 @@
 use std::fs;
 use std::path::Path;
 
-use crate::nbdkit_bench::Bench;
-use crate::peers::Peers;
+use crate::nbdkit_bench::NbdkitTests;
+use crate::peers::PeerDirectory;
 use crate::suite::{
-    End, Install, Memory, Places, Row, at, exceptions, is_script, judge, make_dir, read, run_all,
+    InstallMode, ResultCache, SuitePaths, TestComparison, TestVerdict, at, exceptions, is_script,
+    judge, make_dir, read, run_all,
 };
-use crate::{Outcome, run, source};
+use crate::{TaskResult, run, source};
 
 pub const HELP: &str = "\
 cargo xtask nbdkit-suite [--again] [--release] [--copied] [--python-host] [NAME…]
@@ -39,30 +40,30 @@ const PARTS: &[&str] = &["test-shell.sh", "test-multi-conn-plugin.sh"];
 /// Tests at a time.
 const TOGETHER: usize = 2;
 /// Exceptions are rows of a table that start with the name of a test.
-const PLACES: Places =
-    Places { log: "target/nbdkit-suite/*/log", exceptions: "docs/coming-from-nbdkit.md" };
+const PLACES: SuitePaths =
+    SuitePaths { log: "target/nbdkit-suite/*/log", exceptions: "docs/coming-from-nbdkit.md" };
 /// The tests of plugins with old interfaces, each by a run of one script.
 const OLD: &[&str] = &["version", "help", "dump", "nbd"];
 const OLD_PREFIX: &str = "test-old-plugins-";
 
-pub fn main(args: &[String]) -> Outcome {
+pub fn main(args: &[String]) -> TaskResult {
     let (options, mut names): (Vec<_>, Vec<_>) =
         args.iter().cloned().partition(|arg| arg.starts_with('-'));
     let mut again = false;
     let mut release = false;
-    let mut install = Install::Linked;
+    let mut install = InstallMode::Linked;
     let mut python_host = false;
     for option in &options {
         match option.as_str() {
             "--again" => again = true,
             "--release" => release = true,
-            "--copied" => install = Install::Copied,
+            "--copied" => install = InstallMode::Copied,
             "--python-host" => python_host = true,
             _ => return run::no_more(std::slice::from_ref(option)),
         }
     }
     let dir = run::target().join("nbdkit-suite");
-    let peers = Peers::with(HELPERS, dir.join("peers"));
+    let peers = PeerDirectory::with(HELPERS, dir.join("peers"));
     peers.ensure(false)?;
     let source = run::target().join("nbdkit");
     make_dir(&source)?;
@@ -71,17 +72,17 @@ pub fn main(args: &[String]) -> Outcome {
     let program = run::target().join(if release { "release" } else { "debug" }).join("blockhaul");
     let from = source.join("source");
     let at = peers.dir();
-    let original = Bench::prepare(&dir, "original", at, &from, None)?;
+    let original = NbdkitTests::prepare(&dir, "original", at, &from, None)?;
     let mut ours = match install {
-        Install::Linked => Bench::prepare(&dir, "blockhaul", at, &from, Some(&program))?,
-        Install::Copied => {
+        InstallMode::Linked => NbdkitTests::prepare(&dir, "blockhaul", at, &from, Some(&program))?,
+        InstallMode::Copied => {
             let folder = dir.join("copy");
             make_dir(&folder)?;
             let copy = folder.join("nbdkit");
             // It is made anew for each run, and one that runs cannot be written over.
             let _ = fs::remove_file(&copy);
             install.put(&program, &copy)?;
-            Bench::prepare(&dir, "blockhaul-copied", at, &from, Some(&copy))?
+            NbdkitTests::prepare(&dir, "blockhaul-copied", at, &from, Some(&copy))?
         }
     };
     if python_host {
@@ -92,7 +93,7 @@ pub fn main(args: &[String]) -> Outcome {
     }
     let tests = tests(&source.join("source/tests"), &names)?;
     let memory = dir.join("original.txt");
-    let mut original_ends = Memory::new(&memory, "", again);
+    let mut original_ends = ResultCache::new(&memory, "", again);
     let exceptions = exceptions(&read(&run::workspace().join(PLACES.exceptions))?, is_script);
     original_ends.learn(&tests, |some| {
         run_all(some, TOGETHER, |test| run_one(&original, test), |_, _| {})
@@ -100,15 +101,15 @@ pub fn main(args: &[String]) -> Outcome {
     println!("{:47} {:9} blockhaul", "test", "original");
     // Tests without a reference result are not run.
     let judged: Vec<String> =
-        tests.iter().filter(|test| original_ends.of(test) == End::Pass).cloned().collect();
-    let tell = |test: &str, end: End| println!("{test:47} pass      {}", end.word());
+        tests.iter().filter(|test| original_ends.of(test) == TestVerdict::Pass).cloned().collect();
+    let tell = |test: &str, end: TestVerdict| println!("{test:47} pass      {}", end.word());
     let ends = run_all(&judged, TOGETHER, |test| run_one(&ours, test), tell)?;
-    let row = |test: &String| Row {
+    let row = |test: &String| TestComparison {
         test: test.clone(),
         original: original_ends.of(test),
         ours: ends.get(test).copied(),
     };
-    let rows: Vec<Row> = tests.iter().map(row).collect();
+    let rows: Vec<TestComparison> = tests.iter().map(row).collect();
     judge(&rows, &exceptions, names.is_empty(), &PLACES)
 }
 
@@ -140,7 +141,7 @@ fn tests(dir: &Path, names: &[String]) -> Result<Vec<String>, String> {
     if tests.is_empty() { Err("no test has such a name".into()) } else { Ok(tests) }
 }
 
-fn run_one(bench: &Bench, test: &str) -> Result<End, String> {
+fn run_one(bench: &NbdkitTests, test: &str) -> Result<TestVerdict, String> {
     let path = bench.log.join(test.replace(".sh", ".log"));
     let old = test.strip_prefix(OLD_PREFIX).map(|rest| rest.trim_end_matches(".sh"));
     let script = match old {
@@ -149,5 +150,5 @@ fn run_one(bench: &Bench, test: &str) -> Result<End, String> {
     };
     let mut words = vec!["--kill-after=10", PATIENCE, "bash", &script];
     words.extend(old);
-    End::of(test, &mut bench.command("timeout", &words), &path)
+    TestVerdict::of(test, &mut bench.command("timeout", &words), &path)
 }

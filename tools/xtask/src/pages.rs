@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::{Outcome, run};
+use crate::{TaskResult, run};
 
 /// Names of Chromium; the first one found is used.
 const BROWSERS: &[&str] =
@@ -72,7 +72,7 @@ bench/results].
   --shots DIR  does the same, and keeps pictures of the pages in DIR
 ";
 
-pub fn main(args: &[String]) -> Outcome {
+pub fn main(args: &[String]) -> TaskResult {
     let mut dirs = Vec::new();
     let mut check = false;
     let mut shots = None;
@@ -106,7 +106,7 @@ pub fn main(args: &[String]) -> Outcome {
 }
 
 /// Opens the pages in a browser.
-fn check_all(pages: &[PathBuf], shots: Option<&Path>) -> Outcome {
+fn check_all(pages: &[PathBuf], shots: Option<&Path>) -> TaskResult {
     let Some(browser) = BROWSERS.iter().find(|name| run::have(name)) else {
         let why = format!("none of {} is there", BROWSERS.join(", "));
         println!("left out: {why}");
@@ -135,7 +135,7 @@ fn check_all(pages: &[PathBuf], shots: Option<&Path>) -> Outcome {
 }
 
 /// All directories with a result, this one and those below.
-fn find(dir: &Path, results: &mut Vec<PathBuf>) -> Outcome {
+fn find(dir: &Path, results: &mut Vec<PathBuf>) -> TaskResult {
     let entries =
         fs::read_dir(dir).map_err(|error| format!("cannot read {}: {error}", dir.display()))?;
     let mut paths: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
@@ -209,7 +209,14 @@ fn between(text: &str, mark: &str) -> Option<String> {
     Some(rest.split('<').next().unwrap_or_default().to_owned())
 }
 
-fn shoot(browser: &str, page: &Path, dir: &Path, name: &str, scheme: &str, number: u32) -> Outcome {
+fn shoot(
+    browser: &str,
+    page: &Path,
+    dir: &Path,
+    name: &str,
+    scheme: &str,
+    number: u32,
+) -> TaskResult {
     fs::create_dir_all(dir).map_err(|error| format!("cannot make {}: {error}", dir.display()))?;
     let page =
         page.canonicalize().map_err(|error| format!("cannot find {}: {error}", page.display()))?;

@@ -8,9 +8,9 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
-use crate::apt::{self, Apt};
-use crate::enter::{Flags, MARK};
-use crate::{Outcome, run};
+use crate::apt::{self, AptRoot};
+use crate::enter::{MARK, UnshareFlags};
+use crate::{TaskResult, run};
 
 pub const HELP: &str = "\
 cargo xtask peers [--version | --force]
@@ -60,8 +60,8 @@ const VERSIONS: &[&str] = &["nbdkit", "nbdinfo", "nbdcopy", "qemu-img", "qemu-nb
 /// Not needed to run the programs.
 const PRUNED: &[&str] = &["share/doc", "share/info", "share/locale", "share/man", "share/lintian"];
 
-pub fn main(args: &[String]) -> Outcome {
-    let peers = Peers::here();
+pub fn main(args: &[String]) -> TaskResult {
+    let peers = PeerDirectory::here();
     match args {
         [] => peers.ensure(false),
         [arg] if arg == "--force" => peers.ensure(true),
@@ -71,21 +71,21 @@ pub fn main(args: &[String]) -> Outcome {
 }
 
 /// The directory of unpacked peers.
-pub struct Peers {
+pub struct PeerDirectory {
     dir: PathBuf,
     /// Packages requested besides [`PACKAGES`].
     more: &'static str,
 }
 
-impl Peers {
+impl PeerDirectory {
     /// The peers of this work tree, unpacked or not yet.
-    pub fn here() -> Peers {
-        Peers { dir: run::target().join("peers"), more: "" }
+    pub fn here() -> PeerDirectory {
+        PeerDirectory { dir: run::target().join("peers"), more: "" }
     }
 
     /// The same elsewhere, with further packages.
-    pub fn with(more: &'static str, dir: PathBuf) -> Peers {
-        Peers { dir, more }
+    pub fn with(more: &'static str, dir: PathBuf) -> PeerDirectory {
+        PeerDirectory { dir, more }
     }
 
     /// Their directory.
@@ -94,7 +94,7 @@ impl Peers {
     }
 
     /// Unpacks what is missing.
-    pub fn ensure(&self, force: bool) -> Outcome {
+    pub fn ensure(&self, force: bool) -> TaskResult {
         if !force && self.is_complete() {
             println!("peers are ready in {}", self.shown());
             return Ok(());
@@ -112,13 +112,13 @@ impl Peers {
             return Err("/bin is a directory of its own here; peers need a merged /usr".into());
         }
         fs::create_dir_all(&self.dir).map_err(|error| self.failed("make", &self.dir, &error))?;
-        let _lock = Lock::take(&self.dir.join("lock"))?;
+        let _lock = PeersLock::take(&self.dir.join("lock"))?;
         // Another run may have done all of it while we waited.
         if !force && self.is_complete() {
             println!("peers are ready in {}", self.shown());
             return Ok(());
         }
-        let flags = Flags::probe()?;
+        let flags = UnshareFlags::probe()?;
         let begun = Instant::now();
         let debs = self.fetch()?;
         self.unpack(&debs)?;
@@ -138,7 +138,7 @@ impl Peers {
     }
 
     /// Runs each peer once and prints the first line of its version output.
-    pub fn print_versions(&self) -> Outcome {
+    pub fn print_versions(&self) -> TaskResult {
         if !self.dir.join("bin/nbdkit").is_file() {
             return Err("the peers are not unpacked; run `cargo xtask peers`".into());
         }
@@ -170,15 +170,15 @@ impl Peers {
         Err(failures.join("; "))
     }
 
-    fn fetch_from(&self, dir: &Path, source: &apt::Source) -> Result<Vec<PathBuf>, String> {
-        let mut apt = Apt::new(dir, source, SUITE)?;
+    fn fetch_from(&self, dir: &Path, source: &apt::AptSource) -> Result<Vec<PathBuf>, String> {
+        let mut apt = AptRoot::new(dir, source, SUITE)?;
         if let Err(why) = apt.update() {
             if !why.contains("NO_PUBKEY") {
                 return Err(why);
             }
             println!("peers: fetching a keyring that has {SUITE}'s key");
             let newer = apt.newer_keyring().map_err(|second| format!("{why}; {second}"))?;
-            apt = Apt::new(dir, &newer, SUITE)?;
+            apt = AptRoot::new(dir, &newer, SUITE)?;
             apt.update()?;
         }
         println!("peers: fetching packages");
@@ -187,7 +187,7 @@ impl Peers {
     }
 
     /// Unpacks the packages into a fresh `root`, several at a time.
-    fn unpack(&self, debs: &[PathBuf]) -> Outcome {
+    fn unpack(&self, debs: &[PathBuf]) -> TaskResult {
         println!("peers: unpacking {} packages", debs.len());
         for stale in ["root.part", "root.old"] {
             self.remove(stale)?;
@@ -234,7 +234,7 @@ impl Peers {
 
     /// Does what the packages' own scripts would do as far as it matters, and removes what is not
     /// needed.
-    fn finish_root(&self, root: &Path) -> Outcome {
+    fn finish_root(&self, root: &Path) -> TaskResult {
         let usr = root.join("usr");
         // The alternatives system would make these links.
         for (name, program) in [("awk", "mawk"), ("lzip", "lzip.lzip")] {
@@ -280,7 +280,7 @@ impl Peers {
     }
 
     /// The stamp is written last: if it exists, everything does.
-    fn stamp(&self, debs: &[PathBuf]) -> Outcome {
+    fn stamp(&self, debs: &[PathBuf]) -> TaskResult {
         let mut text = self.wanted() + "\n";
         for (name, version) in debs.iter().map(|deb| apt::package(deb)) {
             text += &format!("{name} {version}\n");
@@ -294,7 +294,7 @@ impl Peers {
         stamp.lines().next() == Some(self.wanted().as_str())
     }
 
-    fn remove(&self, name: &str) -> Outcome {
+    fn remove(&self, name: &str) -> TaskResult {
         remove(&self.dir.join(name))
     }
 
@@ -308,18 +308,18 @@ impl Peers {
 }
 
 /// Keeps a second run out until this one is done. The kernel releases it at the end of the process.
-struct Lock {
+struct PeersLock {
     _file: fs::File,
 }
 
-impl Lock {
-    fn take(path: &Path) -> Result<Lock, String> {
+impl PeersLock {
+    fn take(path: &Path) -> Result<PeersLock, String> {
         let failed =
             |error: &dyn std::fmt::Display| format!("cannot lock {}: {error}", path.display());
         let file = fs::File::create(path).map_err(|error| failed(&error))?;
         rustix::fs::flock(&file, rustix::fs::FlockOperation::LockExclusive)
             .map_err(|error| failed(&error))?;
-        Ok(Lock { _file: file })
+        Ok(PeersLock { _file: file })
     }
 }
 
@@ -328,7 +328,7 @@ fn is_version(line: &str) -> bool {
 }
 
 /// Removes a file, a link or a tree; nothing there is fine.
-fn remove(path: &Path) -> Outcome {
+fn remove(path: &Path) -> TaskResult {
     let result = match fs::symlink_metadata(path) {
         Err(_) => return Ok(()),
         Ok(meta) if meta.is_dir() => fs::remove_dir_all(path),
@@ -356,7 +356,7 @@ mod tests {
     fn the_stamp_tells_a_complete_tree_from_an_older_or_broken_one() {
         let scratch = tempfile::tempdir().unwrap();
         let dir = scratch.path().to_path_buf();
-        let peers = Peers::with("", dir.clone());
+        let peers = PeerDirectory::with("", dir.clone());
         assert!(!peers.is_complete());
         peers.stamp(&[PathBuf::from("nbdkit_1.42.3-1_amd64.deb")]).unwrap();
         assert!(peers.is_complete());

@@ -3,10 +3,10 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::Outcome;
+use crate::TaskResult;
 
 /// Fails if ARCHITECTURE.md names a file or folder that does not exist.
-pub fn check(root: &Path) -> Outcome {
+pub fn check(root: &Path) -> TaskResult {
     let path = root.join("ARCHITECTURE.md");
     let text = fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
     let homes = homes(root)?;

@@ -7,7 +7,7 @@ use std::fs;
 use std::path::Path;
 
 use crate::rust_files::rust_files;
-use crate::{Outcome, run};
+use crate::{TaskResult, run};
 
 pub const HELP: &str = "\
 cargo xtask protocol [--write]
@@ -42,7 +42,7 @@ struct Requirement {
 
 /// Where a requirement is cited.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Place {
+struct CitationPlace {
     file: String,
     /// The function that begins there or has the line.
     function: String,
@@ -50,15 +50,15 @@ struct Place {
 
 /// Citations of one requirement.
 #[derive(Debug, Default)]
-struct Cited {
-    code: BTreeSet<Place>,
-    tests: BTreeSet<Place>,
+struct RequirementCitations {
+    code: BTreeSet<CitationPlace>,
+    tests: BTreeSet<CitationPlace>,
 }
 
 /// Citations by requirement.
-type Citations = BTreeMap<String, Cited>;
+type Citations = BTreeMap<String, RequirementCitations>;
 
-pub fn main(args: &[String]) -> Outcome {
+pub fn main(args: &[String]) -> TaskResult {
     match args {
         [] => check(&run::workspace()),
         [write] if write == "--write" => write_page(&run::workspace()),
@@ -67,7 +67,7 @@ pub fn main(args: &[String]) -> Outcome {
 }
 
 /// Checks requirements, citations and page.
-pub fn check(root: &Path) -> Outcome {
+pub fn check(root: &Path) -> TaskResult {
     let (requirements, citations) = both(root)?;
     let due = page::page(&requirements, &citations);
     if fs::read_to_string(root.join(PAGE)).unwrap_or_default() != due {
@@ -77,7 +77,7 @@ pub fn check(root: &Path) -> Outcome {
     Ok(())
 }
 
-fn write_page(root: &Path) -> Outcome {
+fn write_page(root: &Path) -> TaskResult {
     let (requirements, citations) = both(root)?;
     let text = page::page(&requirements, &citations);
     fs::write(root.join(PAGE), text).map_err(|error| format!("cannot write {PAGE}: {error}"))
@@ -132,7 +132,7 @@ fn parse(text: &str) -> Result<Vec<Requirement>, String> {
 fn faults(requirements: &[Requirement], citations: &Citations) -> Vec<String> {
     let mut faults = Vec::new();
     let mut known = BTreeSet::new();
-    let nothing = Cited::default();
+    let nothing = RequirementCitations::default();
     for requirement in requirements {
         let id = &requirement.id;
         if !known.insert(id.as_str()) {
@@ -199,7 +199,7 @@ fn cited_in(file: &Path, text: &str, found: &mut Citations) {
         let Some(ids) = line.trim_start().strip_prefix(CITES) else { continue };
         let is_test = is_test_file(file) || tests_from.is_some_and(|from| index > from);
         for id in ids.split(',').map(str::trim) {
-            let place = Place {
+            let place = CitationPlace {
                 file: file.display().to_string(),
                 function: function_at(&lines, index).unwrap_or("").to_owned(),
             };
@@ -285,7 +285,7 @@ mod tests {
             ("crates/uses/x/src/lib.rs", code),
             ("crates/uses/x/tests/y.rs", "@a.c\n#[test]\nfn four() {}\n"),
         ]);
-        let names = |places: &BTreeSet<Place>| -> Vec<String> {
+        let names = |places: &BTreeSet<CitationPlace>| -> Vec<String> {
             places.iter().map(|place| place.function.clone()).collect()
         };
         assert_eq!(names(&found["a.b"].code), ["one"]);

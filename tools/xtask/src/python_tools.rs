@@ -5,7 +5,7 @@ use std::fs;
 use std::process::Command;
 
 use crate::suite::at;
-use crate::{Outcome, run};
+use crate::{TaskResult, run};
 
 /// The oldest mypy that knows what the package uses, and a QMP library that tests were written with.
 const PACKAGES: [&str; 2] = ["mypy>=1.11", "qemu.qmp>=0.0.6"];
@@ -13,7 +13,7 @@ const PACKAGES: [&str; 2] = ["mypy>=1.11", "qemu.qmp>=0.0.6"];
 const PROBE: &str = "import mypy, qemu.qmp";
 
 /// Installs the packages into `target/python-tools`, from PyPI, unless they are there or on this machine.
-pub fn ensure() -> Outcome {
+pub fn ensure() -> TaskResult {
     let folder = run::target().join("python-tools");
     let works = |python: &mut Command| run::quiet(python.args(["-c", PROBE])).is_ok();
     if works(&mut Command::new(folder.join("bin/python3"))) || works(&mut Command::new("python3")) {

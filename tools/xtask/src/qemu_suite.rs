@@ -8,12 +8,12 @@ use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::peers::Peers;
+use crate::peers::PeerDirectory;
 use crate::suite::{
-    End, Install, Memory, Places, Row, exceptions, judge, make_dir, read, remove, run_all,
-    write_script,
+    InstallMode, ResultCache, SuitePaths, TestComparison, TestVerdict, exceptions, judge, make_dir,
+    read, remove, run_all, write_script,
 };
-use crate::{Outcome, run, source};
+use crate::{TaskResult, run, source};
 
 pub const HELP: &str = "\
 cargo xtask qemu-suite [--again] [--release] [--copied] [KIND] [NAME…]
@@ -48,7 +48,8 @@ const TOGETHER: usize = 2;
 /// Folders of the source package that tests use.
 const FOLDERS: &[&str] = &["tests/qemu-iotests", "python/qemu"];
 /// Exceptions are rows of a table that start with the kind and the name of a test.
-const PLACES: Places = Places { log: "target/qemu-suite/*/log", exceptions: "docs/qemu-img.md" };
+const PLACES: SuitePaths =
+    SuitePaths { log: "target/qemu-suite/*/log", exceptions: "docs/qemu-img.md" };
 
 /// In the place of an emulator. Tests ask it for machines, formats and devices before they do anything;
 /// those that start a machine fail, and are not judged.
@@ -70,48 +71,48 @@ import bz2, shutil, sys
 shutil.copyfileobj(bz2.open(sys.argv[1]), sys.stdout.buffer)
 ";
 
-pub fn main(args: &[String]) -> Outcome {
+pub fn main(args: &[String]) -> TaskResult {
     let (options, mut names): (Vec<_>, Vec<_>) =
         args.iter().cloned().partition(|arg| arg.starts_with('-'));
     let mut again = false;
     let mut release = false;
-    let mut install = Install::Linked;
+    let mut install = InstallMode::Linked;
     for option in &options {
         match option.as_str() {
             "--again" => again = true,
             "--release" => release = true,
-            "--copied" => install = Install::Copied,
+            "--copied" => install = InstallMode::Copied,
             _ => return run::no_more(std::slice::from_ref(option)),
         }
     }
     let kinds: Vec<String> = names.extract_if(.., |name| options_of(name).is_some()).collect();
-    let peers = Peers::here();
+    let peers = PeerDirectory::here();
     peers.ensure(false)?;
     let dir = run::target().join("qemu-suite");
     make_dir(&dir)?;
     source::ensure(&dir, SUITE, "qemu", VERSION)?;
     run::show(&mut run::build(&["blockhaul"], release))?;
     let program = run::target().join(if release { "release" } else { "debug" }).join("blockhaul");
-    let original = Bench::prepare(&dir, "original", &peers, None)?;
-    let ours = Bench::prepare(&dir, "blockhaul", &peers, Some((&program, install)))?;
+    let original = QemuTests::prepare(&dir, "original", &peers, None)?;
+    let ours = QemuTests::prepare(&dir, "blockhaul", &peers, Some((&program, install)))?;
     let tests = original.tests(&kinds, &names)?;
     let memory = dir.join("original.txt");
     let state = original.state();
-    let mut original_ends = Memory::new(&memory, &state, again);
+    let mut original_ends = ResultCache::new(&memory, &state, again);
     original_ends
         .learn(&tests, |some| run_all(some, TOGETHER, |test| original.run(test), |_, _| {}))?;
     println!("{:47} {:9} blockhaul", "test", "original");
     // Tests without a reference result are not run.
     let judged: Vec<String> =
-        tests.iter().filter(|test| original_ends.of(test) == End::Pass).cloned().collect();
-    let tell = |test: &str, end: End| println!("{test:47} pass      {}", end.word());
+        tests.iter().filter(|test| original_ends.of(test) == TestVerdict::Pass).cloned().collect();
+    let tell = |test: &str, end: TestVerdict| println!("{test:47} pass      {}", end.word());
     let ends = run_all(&judged, TOGETHER, |test| ours.run(test), tell)?;
-    let row = |test: &String| Row {
+    let row = |test: &String| TestComparison {
         test: test.clone(),
         original: original_ends.of(test),
         ours: ends.get(test).copied(),
     };
-    let rows: Vec<Row> = tests.iter().map(row).collect();
+    let rows: Vec<TestComparison> = tests.iter().map(row).collect();
     let text = read(&run::workspace().join(PLACES.exceptions))?;
     judge(&rows, &exceptions(&text, is_test), args.is_empty(), &PLACES)
 }
@@ -127,7 +128,7 @@ fn is_test(name: &str) -> bool {
 }
 
 /// A copy of the tests, with either programs.
-struct Bench {
+struct QemuTests {
     dir: PathBuf,
     /// The directory of the peers.
     peers: PathBuf,
@@ -135,17 +136,17 @@ struct Bench {
     log: PathBuf,
 }
 
-impl Bench {
+impl QemuTests {
     /// Copies the tests and makes what they need. `program`: replaces qemu-img and qemu-nbd.
     fn prepare(
         base: &Path,
         name: &str,
-        peers: &Peers,
-        program: Option<(&Path, Install)>,
-    ) -> Result<Bench, String> {
+        peers: &PeerDirectory,
+        program: Option<(&Path, InstallMode)>,
+    ) -> Result<QemuTests, String> {
         let dir = base.join(name);
         remove(&dir)?;
-        let bench = Bench { log: dir.join("log"), dir, peers: peers.dir().to_path_buf() };
+        let bench = QemuTests { log: dir.join("log"), dir, peers: peers.dir().to_path_buf() };
         for folder in ["log", "bin", "real", "called", "tests", "python"] {
             make_dir(&bench.dir.join(folder))?;
         }
@@ -207,13 +208,13 @@ impl Bench {
     }
 
     /// Runs `KIND NAME`. A test that calls neither program is skipped.
-    fn run(&self, test: &str) -> Result<End, String> {
+    fn run(&self, test: &str) -> Result<TestVerdict, String> {
         let (kind, name) = test.split_once(' ').unwrap_or(("raw", test));
         let log = self.log.join(format!("{kind}-{name}.log"));
         let called = self.dir.join("called").join(format!("{kind}-{name}"));
-        let end = End::of(test, &mut self.check(kind, &["-tap", name], &called), &log)?;
-        if end == End::Pass && (!called.exists() || is_skipped(&read(&log)?)) {
-            return Ok(End::Skip);
+        let end = TestVerdict::of(test, &mut self.check(kind, &["-tap", name], &called), &log)?;
+        if end == TestVerdict::Pass && (!called.exists() || is_skipped(&read(&log)?)) {
+            return Ok(TestVerdict::Skip);
         }
         Ok(end)
     }

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use crate::{Outcome, run};
+use crate::{TaskResult, run};
 
 pub const HELP: &str = "\
 cargo xtask races
@@ -22,7 +22,7 @@ const MODULES: &[(&str, &str)] =
 /// The only target that is tried.
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 
-pub fn main(args: &[String]) -> Outcome {
+pub fn main(args: &[String]) -> TaskResult {
     run::no_more(args)?;
     let dir = run::target().join("races");
     let mut source = String::from("#![allow(dead_code, unreachable_pub, missing_docs)]\n");
@@ -54,7 +54,7 @@ pub fn main(args: &[String]) -> Outcome {
     run::show(&mut command)
 }
 
-fn write(dir: &Path, name: &str, text: &str) -> Outcome {
+fn write(dir: &Path, name: &str, text: &str) -> TaskResult {
     let failed = |error| format!("cannot write {}: {error}", dir.join(name).display());
     fs::create_dir_all(dir).map_err(failed)?;
     fs::write(dir.join(name), text).map_err(failed)

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use crate::Outcome;
+use crate::TaskResult;
 
 /// The rows, the lowest first: folders under `crates`, with crates in them, or one crate each.
 const ROWS: [&str; 8] =
@@ -40,7 +40,7 @@ const OF_PROGRAMS: &str = "clap";
 type Crates = BTreeMap<String, (String, Vec<String>)>;
 
 /// Fails if a crate depends on one of a higher row.
-pub fn check(root: &Path) -> Outcome {
+pub fn check(root: &Path) -> TaskResult {
     let found = faults(&read(root)?);
     if found.is_empty() {
         return Ok(());

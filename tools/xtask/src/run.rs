@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use crate::Outcome;
+use crate::TaskResult;
 
 /// The root of the workspace.
 pub fn workspace() -> PathBuf {
@@ -33,7 +33,7 @@ pub fn ci() -> bool {
 }
 
 /// An error when arguments are left that the task does not know.
-pub fn no_more(args: &[String]) -> Outcome {
+pub fn no_more(args: &[String]) -> TaskResult {
     match args.first() {
         None => Ok(()),
         Some(arg) => Err(format!("unknown argument '{arg}' (see --help)")),
@@ -75,13 +75,13 @@ pub fn build(programs: &[&str], release: bool) -> Command {
 }
 
 /// Prints the command and runs it with our input and output.
-pub fn show(command: &mut Command) -> Outcome {
+pub fn show(command: &mut Command) -> TaskResult {
     announce(command);
     wait_for(command)
 }
 
 /// Runs the command without printing it.
-fn wait_for(command: &mut Command) -> Outcome {
+fn wait_for(command: &mut Command) -> TaskResult {
     let mut child = start(command)?;
     wait(command, &mut child)
 }
@@ -97,7 +97,7 @@ pub fn start(command: &mut Command) -> Result<Child, String> {
 }
 
 /// Waits until the process of the command has ended.
-pub fn wait(command: &Command, child: &mut Child) -> Outcome {
+pub fn wait(command: &Command, child: &mut Child) -> TaskResult {
     let status = child.wait().map_err(|error| format!("{}: {error}", program_of(command)))?;
     if status.success() { Ok(()) } else { Err(format!("`{}` failed: {status}", line_of(command))) }
 }

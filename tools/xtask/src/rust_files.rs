@@ -3,11 +3,11 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::Outcome;
+use crate::TaskResult;
 
 /// Adds the Rust files below a directory of `root`, relative to `root`: not those of targets and hidden
 /// directories.
-pub(crate) fn rust_files(root: &Path, below: &Path, files: &mut Vec<PathBuf>) -> Outcome {
+pub(crate) fn rust_files(root: &Path, below: &Path, files: &mut Vec<PathBuf>) -> TaskResult {
     let dir = root.join(below);
     let entries =
         fs::read_dir(&dir).map_err(|error| format!("cannot read {}: {error}", dir.display()))?;

@@ -1,6 +1,6 @@
 //! `cargo xtask simulate`: server, client and engine in virtual time, with faults by a seed.
 
-use crate::{Outcome, run};
+use crate::{TaskResult, run};
 
 pub const HELP: &str = "\
 cargo xtask simulate [OPTION…] [SCENARIO…]
@@ -18,7 +18,7 @@ it; `cargo xtask simulate -- --help` lists options and scenarios.
 /// The package, and what turns the simulated driver on.
 const PACKAGE: &[&str] = &["-p", "blockhaul-simulator", "--features", "simulation"];
 
-pub fn main(args: &[String]) -> Outcome {
+pub fn main(args: &[String]) -> TaskResult {
     let args = match args.split_first() {
         Some((first, rest)) if first == "--" => rest,
         _ => args,

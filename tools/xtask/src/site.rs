@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::{Outcome, links, run};
+use crate::{TaskResult, links, run};
 
 pub const HELP: &str = "\
 cargo xtask site
@@ -20,7 +20,7 @@ mdbook). Its contents are docs/SUMMARY.md, with the pages of all layers and of a
 const FOLDERS: [(&str, &str); 2] =
     [("docs/layers", "docs/layers/README.md"), ("bench/results", "bench/README.md")];
 
-pub fn main(args: &[String]) -> Outcome {
+pub fn main(args: &[String]) -> TaskResult {
     run::no_more(args)?;
     let root = run::workspace();
     let found = links::broken(&root)?;
@@ -49,7 +49,7 @@ pub fn main(args: &[String]) -> Outcome {
 
 /// An error where a link of a built page leads to a file that is not there: mdBook may give a page
 /// another name.
-fn missing_pages(html: &Path) -> Outcome {
+fn missing_pages(html: &Path) -> TaskResult {
     let mut missing = BTreeSet::new();
     let mut folders = vec![html.to_path_buf()];
     while let Some(dir) = folders.pop() {
@@ -84,7 +84,7 @@ fn hrefs(text: &str) -> impl Iterator<Item = &str> {
 }
 
 /// Copies the pages of the contents, and the files that they link to.
-fn lay_out(root: &Path, source: &Path) -> Outcome {
+fn lay_out(root: &Path, source: &Path) -> TaskResult {
     let summary = summary(root)?;
     let mut wanted: BTreeSet<PathBuf> = summary.pages.iter().cloned().collect();
     for page in &summary.pages {
@@ -104,14 +104,14 @@ fn lay_out(root: &Path, source: &Path) -> Outcome {
 }
 
 /// The contents of the site.
-struct Summary {
+struct SiteSummary {
     text: String,
     /// Paths relative to the root of the repository.
     pages: Vec<PathBuf>,
 }
 
 /// The contents with paths from the root, and with the pages of folders.
-fn summary(root: &Path) -> Result<Summary, String> {
+fn summary(root: &Path) -> Result<SiteSummary, String> {
     let place = Path::new("docs/SUMMARY.md");
     let mut text = String::new();
     let mut pages = Vec::new();
@@ -134,7 +134,7 @@ fn summary(root: &Path) -> Result<Summary, String> {
         }
         pages.push(page);
     }
-    Ok(Summary { text, pages })
+    Ok(SiteSummary { text, pages })
 }
 
 /// An entry of the contents: what is before the target's parenthesis, and the target.

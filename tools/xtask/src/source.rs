@@ -5,8 +5,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::apt::{self, Apt};
-use crate::{Outcome, run};
+use crate::apt::{self, AptRoot};
+use crate::{TaskResult, run};
 
 /// The release that nbdkit's source package comes from, and its version: those of the peers.
 const SUITE: &str = "trixie";
@@ -21,7 +21,7 @@ the tests of plugins run where they are there.
 ";
 
 /// `cargo xtask nbdkit-source`.
-pub fn main(args: &[String]) -> Outcome {
+pub fn main(args: &[String]) -> TaskResult {
     run::no_more(args)?;
     let dir = run::target().join("nbdkit");
     fs::create_dir_all(&dir).map_err(|error| at("make", &dir, &error))?;
@@ -29,12 +29,12 @@ pub fn main(args: &[String]) -> Outcome {
 }
 
 /// nbdkit's, in `DIR/source`.
-pub fn ensure_nbdkit(dir: &Path) -> Outcome {
+pub fn ensure_nbdkit(dir: &Path) -> TaskResult {
     ensure(dir, SUITE, "nbdkit", NBDKIT)
 }
 
 /// Fetches and unpacks a source package into `DIR/source` where it is missing.
-pub fn ensure(dir: &Path, suite: &str, package: &str, version: &str) -> Outcome {
+pub fn ensure(dir: &Path, suite: &str, package: &str, version: &str) -> TaskResult {
     let source = dir.join("source");
     if source.is_dir() {
         println!("the source package {package} is ready in {}", source.display());
@@ -69,18 +69,18 @@ pub fn ensure(dir: &Path, suite: &str, package: &str, version: &str) -> Outcome 
 
 fn fetch(
     dir: &Path,
-    archive: &apt::Source,
+    archive: &apt::AptSource,
     suite: &str,
     package: &str,
     version: &str,
 ) -> Result<PathBuf, String> {
-    let mut apt = Apt::new(dir, archive, suite)?;
+    let mut apt = AptRoot::new(dir, archive, suite)?;
     if let Err(why) = apt.update() {
         if !why.contains("NO_PUBKEY") {
             return Err(why);
         }
         let newer = apt.newer_keyring().map_err(|second| format!("{why}; {second}"))?;
-        apt = Apt::new(dir, &newer, suite)?;
+        apt = AptRoot::new(dir, &newer, suite)?;
     }
     // The same archive, verified by the same keys, with its lists of sources, too.
     let sources = dir.join("archive.sources");

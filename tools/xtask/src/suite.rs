@@ -8,73 +8,73 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Mutex;
 
-use crate::Outcome;
+use crate::TaskResult;
 
 /// The status with which a test says that it cannot run here (automake's).
 const SKIP: i32 = 77;
 
 /// How a test ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum End {
+pub enum TestVerdict {
     Pass,
     Skip,
     Fail,
 }
 
-impl End {
-    pub const ALL: [End; 3] = [End::Pass, End::Skip, End::Fail];
+impl TestVerdict {
+    pub const ALL: [TestVerdict; 3] = [TestVerdict::Pass, TestVerdict::Skip, TestVerdict::Fail];
 
     pub fn word(self) -> &'static str {
         match self {
-            End::Pass => "pass",
-            End::Skip => "skip",
-            End::Fail => "FAIL",
+            TestVerdict::Pass => "pass",
+            TestVerdict::Skip => "skip",
+            TestVerdict::Fail => "FAIL",
         }
     }
 
     /// Runs a test, which writes to `log`.
-    pub fn of(test: &str, command: &mut Command, log: &Path) -> Result<End, String> {
+    pub fn of(test: &str, command: &mut Command, log: &Path) -> Result<TestVerdict, String> {
         let file = fs::File::create(log).map_err(|error| at("write", log, &error))?;
         let copy = file.try_clone().map_err(|error| at("write", log, &error))?;
         let status = command.stdin(Stdio::null()).stdout(file).stderr(copy).status();
         let status = status.map_err(|error| format!("cannot start {test}: {error}"))?;
         Ok(match status.code() {
-            Some(0) => End::Pass,
-            Some(SKIP) => End::Skip,
-            _ => End::Fail,
+            Some(0) => TestVerdict::Pass,
+            Some(SKIP) => TestVerdict::Skip,
+            _ => TestVerdict::Fail,
         })
     }
 }
 
 /// How blockhaul takes the place of another program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Install {
+pub enum InstallMode {
     /// A symbolic link with the other's name.
     Linked,
     /// A copy with the other's name.
     Copied,
 }
 
-impl Install {
+impl InstallMode {
     /// Puts `program` at `place`.
-    pub fn put(self, program: &Path, place: &Path) -> Outcome {
+    pub fn put(self, program: &Path, place: &Path) -> TaskResult {
         let put = match self {
-            Install::Linked => std::os::unix::fs::symlink(program, place),
-            Install::Copied => fs::copy(program, place).map(drop),
+            InstallMode::Linked => std::os::unix::fs::symlink(program, place),
+            InstallMode::Copied => fs::copy(program, place).map(drop),
         };
         put.map_err(|error| at("make", place, &error))
     }
 }
 
 /// A test and its result with either program.
-pub struct Row {
+pub struct TestComparison {
     pub test: String,
-    pub original: End,
+    pub original: TestVerdict,
     /// None: it was not run, as it does not pass with the original.
-    pub ours: Option<End>,
+    pub ours: Option<TestVerdict>,
 }
 
-impl Row {
+impl TestComparison {
     /// The name under which the test is listed: its file's.
     fn listed_as(&self) -> &str {
         self.test.rsplit('/').next().unwrap_or(&self.test)
@@ -82,7 +82,7 @@ impl Row {
 }
 
 /// Where a suite keeps what people look for: the tests' output, and the exceptions.
-pub struct Places {
+pub struct SuitePaths {
     pub log: &'static str,
     pub exceptions: &'static str,
 }
@@ -90,26 +90,28 @@ pub struct Places {
 /// Prints the sums and the verdict. `all`: every test was run, so that exceptions can be checked,
 /// too.
 pub fn judge(
-    rows: &[Row],
+    rows: &[TestComparison],
     exceptions: &BTreeMap<String, String>,
     all: bool,
-    places: &Places,
-) -> Outcome {
+    places: &SuitePaths,
+) -> TaskResult {
     let count = |end| rows.iter().filter(|row| row.original == end).count();
-    let [pass, skip, fail] = End::ALL.map(count);
+    let [pass, skip, fail] = TestVerdict::ALL.map(count);
     println!("original: {pass} pass, {skip} skip, {fail} fail");
-    let judged = || rows.iter().filter(|row| row.original == End::Pass);
+    let judged = || rows.iter().filter(|row| row.original == TestVerdict::Pass);
     let ours = |end| judged().filter(|row| row.ours == Some(end)).count();
-    let [both, skip, fail] = End::ALL.map(ours);
+    let [both, skip, fail] = TestVerdict::ALL.map(ours);
     println!("of the {pass} that pass, with blockhaul: {both} pass, {skip} skip, {fail} fail");
     let mut wrong = Vec::new();
     for row in judged() {
         match (row.ours, exceptions.get(row.listed_as())) {
-            (Some(End::Pass), Some(_)) => wrong.push(format!("{} passes but is listed", row.test)),
-            (Some(End::Pass), None) => {}
+            (Some(TestVerdict::Pass), Some(_)) => {
+                wrong.push(format!("{} passes but is listed", row.test))
+            }
+            (Some(TestVerdict::Pass), None) => {}
             (_, Some(reason)) => println!("{}: listed: {reason}", row.test),
             (end, None) => {
-                wrong.push(format!("{}: {}", row.test, end.map_or("not run", End::word)));
+                wrong.push(format!("{}: {}", row.test, end.map_or("not run", TestVerdict::word)));
             }
         }
     }
@@ -118,7 +120,7 @@ pub fn judge(
             wrong.push(format!("{name} is listed and no such test exists"));
         }
     }
-    let Places { log, exceptions } = places;
+    let SuitePaths { log, exceptions } = places;
     if pass == 0 {
         return Err(format!("no test passes with the original: see {log}"));
     }
@@ -135,9 +137,9 @@ pub fn judge(
 pub fn run_all(
     tests: &[String],
     together: usize,
-    run: impl Fn(&str) -> Result<End, String> + Sync,
-    tell: impl Fn(&str, End) + Sync,
-) -> Result<BTreeMap<String, End>, String> {
+    run: impl Fn(&str) -> Result<TestVerdict, String> + Sync,
+    tell: impl Fn(&str, TestVerdict) + Sync,
+) -> Result<BTreeMap<String, TestVerdict>, String> {
     let left = Mutex::new(tests.iter());
     let ends = Mutex::new(BTreeMap::new());
     let next = || left.lock().expect("no panic under this lock").next();
@@ -157,14 +159,14 @@ pub fn run_all(
 }
 
 /// The results of tests with the original, which do not change: each is run once.
-pub struct Memory<'a> {
+pub struct ResultCache<'a> {
     path: &'a Path,
     /// What they depend on.
     state: &'a str,
-    ends: BTreeMap<String, End>,
+    ends: BTreeMap<String, TestVerdict>,
 }
 
-impl Memory<'_> {
+impl ResultCache<'_> {
     /// Number of tests after which the results are saved.
     const SAVED: usize = 32;
 
@@ -173,25 +175,25 @@ impl Memory<'_> {
 
     /// The results in a file; none if `again`, or if they depend on something else than `state`, so that
     /// all tests are run.
-    pub fn new<'a>(path: &'a Path, state: &'a str, again: bool) -> Memory<'a> {
+    pub fn new<'a>(path: &'a Path, state: &'a str, again: bool) -> ResultCache<'a> {
         let text = fs::read_to_string(path).unwrap_or_default();
         let first = text.lines().next().and_then(|line| line.strip_prefix(Self::STATE));
         let is_known = !again && first.unwrap_or_default() == state;
         let text = if is_known { text } else { String::new() };
         let row = |line: &str| {
             let (test, word) = line.rsplit_once(' ')?;
-            let end = End::ALL.into_iter().find(|end| end.word() == word)?;
+            let end = TestVerdict::ALL.into_iter().find(|end| end.word() == word)?;
             Some((test.to_owned(), end))
         };
-        Memory { path, state, ends: text.lines().filter_map(row).collect() }
+        ResultCache { path, state, ends: text.lines().filter_map(row).collect() }
     }
 
     /// Learns the results that are missing, by `run_all`.
     pub fn learn(
         &mut self,
         tests: &[String],
-        run_all: impl Fn(&[String]) -> Result<BTreeMap<String, End>, String>,
-    ) -> Outcome {
+        run_all: impl Fn(&[String]) -> Result<BTreeMap<String, TestVerdict>, String>,
+    ) -> TaskResult {
         let unknown: Vec<String> =
             tests.iter().filter(|test| !self.ends.contains_key(*test)).cloned().collect();
         if unknown.is_empty() {
@@ -207,12 +209,12 @@ impl Memory<'_> {
     }
 
     /// The result of a test with the original.
-    pub fn of(&self, test: &str) -> End {
-        self.ends.get(test).copied().unwrap_or(End::Fail)
+    pub fn of(&self, test: &str) -> TestVerdict {
+        self.ends.get(test).copied().unwrap_or(TestVerdict::Fail)
     }
 
-    fn save(&self) -> Outcome {
-        let line = |(test, end): (&String, &End)| format!("{test} {}\n", end.word());
+    fn save(&self) -> TaskResult {
+        let line = |(test, end): (&String, &TestVerdict)| format!("{test} {}\n", end.word());
         let first = match self.state {
             "" => String::new(),
             state => format!("{}{state}\n", Self::STATE),
@@ -266,7 +268,7 @@ pub fn read(path: &Path) -> Result<String, String> {
 }
 
 /// Removes a directory with what is in it, if there is one.
-pub fn remove(path: &Path) -> Outcome {
+pub fn remove(path: &Path) -> TaskResult {
     match fs::remove_dir_all(path) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
             Err(at("remove", path, &error))
@@ -276,13 +278,13 @@ pub fn remove(path: &Path) -> Outcome {
 }
 
 /// Writes a file that can be run.
-pub fn write_script(path: &Path, text: &str) -> Outcome {
+pub fn write_script(path: &Path, text: &str) -> TaskResult {
     fs::write(path, text).map_err(|error| at("write", path, &error))?;
     let mode = fs::Permissions::from_mode(0o755);
     fs::set_permissions(path, mode).map_err(|error| at("write", path, &error))
 }
 
-pub fn make_dir(path: &Path) -> Outcome {
+pub fn make_dir(path: &Path) -> TaskResult {
     fs::create_dir_all(path).map_err(|error| at("make", path, &error))
 }
 
@@ -294,10 +296,10 @@ pub fn at(what: &str, path: &Path, error: &std::io::Error) -> String {
 mod tests {
     use super::*;
 
-    const PLACES: Places = Places { log: "log", exceptions: "docs" };
+    const PLACES: SuitePaths = SuitePaths { log: "log", exceptions: "docs" };
 
-    fn row(test: &str, original: End, ours: Option<End>) -> Row {
-        Row { test: test.into(), original, ours }
+    fn row(test: &str, original: TestVerdict, ours: Option<TestVerdict>) -> TestComparison {
+        TestComparison { test: test.into(), original, ours }
     }
 
     #[test]
@@ -314,27 +316,27 @@ mod tests {
     #[test]
     fn what_passes_with_the_original_only_is_wrong_unless_listed() {
         let listed = exceptions("| `b.sh` | why |", is_script);
-        let judge = |rows: &[Row], listed: &BTreeMap<String, String>, all| {
+        let judge = |rows: &[TestComparison], listed: &BTreeMap<String, String>, all| {
             super::judge(rows, listed, all, &PLACES)
         };
         let none = BTreeMap::new();
         let fine = [
-            row("copy/a.sh", End::Pass, Some(End::Pass)),
-            row("copy/b.sh", End::Pass, Some(End::Fail)),
-            row("c.sh", End::Skip, None),
+            row("copy/a.sh", TestVerdict::Pass, Some(TestVerdict::Pass)),
+            row("copy/b.sh", TestVerdict::Pass, Some(TestVerdict::Fail)),
+            row("c.sh", TestVerdict::Skip, None),
         ];
         assert_eq!(judge(&fine, &listed, true), Ok(()));
         assert!(judge(&fine, &none, true).unwrap_err().contains("copy/b.sh: FAIL"));
-        let passes = [row("copy/b.sh", End::Pass, Some(End::Pass))];
+        let passes = [row("copy/b.sh", TestVerdict::Pass, Some(TestVerdict::Pass))];
         assert!(judge(&passes, &listed, true).unwrap_err().contains("is listed"));
-        let gone = [row("copy/a.sh", End::Pass, Some(End::Pass))];
+        let gone = [row("copy/a.sh", TestVerdict::Pass, Some(TestVerdict::Pass))];
         assert!(judge(&gone, &listed, true).unwrap_err().contains("no such test"));
         assert_eq!(judge(&gone, &listed, false), Ok(()));
-        let broken = [row("copy/a.sh", End::Fail, Some(End::Pass))];
+        let broken = [row("copy/a.sh", TestVerdict::Fail, Some(TestVerdict::Pass))];
         assert!(judge(&broken, &none, true).is_err());
         let skipped = [
-            row("copy/a.sh", End::Pass, Some(End::Skip)),
-            row("x/y.sh", End::Skip, Some(End::Skip)),
+            row("copy/a.sh", TestVerdict::Pass, Some(TestVerdict::Skip)),
+            row("x/y.sh", TestVerdict::Skip, Some(TestVerdict::Skip)),
         ];
         assert!(judge(&skipped, &none, true).unwrap_err().contains("a.sh: skip"));
     }
@@ -344,19 +346,20 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("ends");
         let tests = ["a.sh", "raw 001"].map(str::to_owned);
-        let run = |tests: &[String]| run_all(tests, 2, |_| Ok(End::Skip), |_, _| {});
-        Memory::new(&path, "", false).learn(&tests, run).unwrap();
-        let mut found = Memory::new(&path, "", false);
-        assert_eq!(found.of("raw 001"), End::Skip);
-        assert_eq!(found.of("b.sh"), End::Fail);
+        let run = |tests: &[String]| run_all(tests, 2, |_| Ok(TestVerdict::Skip), |_, _| {});
+        ResultCache::new(&path, "", false).learn(&tests, run).unwrap();
+        let mut found = ResultCache::new(&path, "", false);
+        assert_eq!(found.of("raw 001"), TestVerdict::Skip);
+        assert_eq!(found.of("b.sh"), TestVerdict::Fail);
         found.learn(&tests, |_| Err("all are known".into())).unwrap();
-        let asks = |memory: &mut Memory| memory.learn(&tests, |_| Err("asked".into())).is_err();
-        assert!(asks(&mut Memory::new(&path, "", true)));
+        let asks =
+            |memory: &mut ResultCache| memory.learn(&tests, |_| Err("asked".into())).is_err();
+        assert!(asks(&mut ResultCache::new(&path, "", true)));
         // Of another runner.
-        let mut other = Memory::new(&path, "2", false);
+        let mut other = ResultCache::new(&path, "2", false);
         assert!(asks(&mut other));
         other.learn(&tests, run).unwrap();
-        assert!(!asks(&mut Memory::new(&path, "2", false)));
-        assert!(asks(&mut Memory::new(&path, "", false)));
+        assert!(!asks(&mut ResultCache::new(&path, "2", false)));
+        assert!(asks(&mut ResultCache::new(&path, "", false)));
     }
 }

@@ -6,9 +6,9 @@ use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use crate::peers::Peers;
+use crate::peers::PeerDirectory;
 use crate::test_programs::TestProgram;
-use crate::{Outcome, python_tools, run, simulate, source, test_programs};
+use crate::{TaskResult, python_tools, run, simulate, source, test_programs};
 
 pub const HELP: &str = "\
 cargo xtask test [-- ARGS…]
@@ -36,13 +36,13 @@ const THREADS: &str = "RUST_TEST_THREADS";
 /// Most tests wait for other processes.
 const TESTS_PER_PROCESSOR: usize = 3;
 
-pub fn main(args: &[String]) -> Outcome {
+pub fn main(args: &[String]) -> TaskResult {
     let passed_on = match args.split_first() {
         None => &[],
         Some((first, rest)) if first == "--" => rest,
         Some(_) => return run::no_more(args),
     };
-    let peers = Peers::here();
+    let peers = PeerDirectory::here();
     let ready = peers.ensure(false).and_then(|()| peers.print_versions());
     match ready.and_then(|()| source::main(&[])) {
         Ok(()) => {}
@@ -55,7 +55,7 @@ pub fn main(args: &[String]) -> Outcome {
     let list = run::target().join("tests-skipped");
     // Of an earlier run; otherwise it is not there.
     let _ = fs::remove_file(&list);
-    let mut results = Results::default();
+    let mut results = TestResults::default();
     let outcome = if passed_on.is_empty() {
         whole(&mut results, &list)
     } else {
@@ -66,7 +66,7 @@ pub fn main(args: &[String]) -> Outcome {
 
 /// Builds and tests the whole workspace, all of it with the simulated driver: two builds, with and without it,
 /// would take a tenth of the whole time more. Clippy and the documentation see the code without it.
-fn whole(results: &mut Results, list: &Path) -> Outcome {
+fn whole(results: &mut TestResults, list: &Path) -> TaskResult {
     run::show(run::cargo("build").args(["--workspace", "--all-targets", simulate::FEATURE]))?;
     let programs = test_programs::build()?;
     let outputs = run::target().join("test-output");
@@ -111,7 +111,7 @@ fn captured(
 }
 
 /// Runs `cargo test` with `args`.
-fn some(args: &[String], results: &mut Results, list: &Path) -> Outcome {
+fn some(args: &[String], results: &mut TestResults, list: &Path) -> TaskResult {
     let mut chosen: Vec<&str> = args.iter().map(String::as_str).collect();
     let mut own = chosen.iter().take_while(|arg| **arg != "--");
     // A choice of packages and the whole workspace exclude each other.
@@ -141,7 +141,7 @@ const LINES_OF_A_FAILURE: usize = 60;
 
 /// What the test programs have printed about their tests.
 #[derive(Default)]
-struct Results {
+struct TestResults {
     passed: u64,
     failed: Vec<String>,
     /// The outputs of failed tests: who reads only the end of a long log sees why they failed.
@@ -150,9 +150,9 @@ struct Results {
     room: Option<usize>,
 }
 
-impl Results {
+impl TestResults {
     /// Runs `cargo test`, and forwards what it prints.
-    fn run(&mut self, command: &mut Command) -> Outcome {
+    fn run(&mut self, command: &mut Command) -> TaskResult {
         run::announce(command);
         let mut child = run::start(command.stdout(Stdio::piped()))?;
         let mut lines = BufReader::new(child.stdout.take().expect("it is piped"));
@@ -227,11 +227,11 @@ fn print_skipped(list: &str) {
 
 #[cfg(test)]
 mod tests {
-    use super::{LINES_OF_A_FAILURE, Results};
+    use super::{LINES_OF_A_FAILURE, TestResults};
 
     #[test]
     fn passed_and_failed_tests_are_counted() {
-        let mut results = Results::default();
+        let mut results = TestResults::default();
         for line in ["test a::b ... ok", "test c ... FAILED", "test result: ok. 1 passed", "x"] {
             results.count(line);
         }
@@ -243,7 +243,7 @@ mod tests {
 
     #[test]
     fn outputs_of_failed_tests_are_kept() {
-        let mut results = Results::default();
+        let mut results = TestResults::default();
         for line in
             ["before", "failures:", "---- a::b stdout ----", "it is 3", "---- c stdout ----"]
         {

@@ -103,11 +103,11 @@ pub fn run(
     let mut running = VecDeque::new();
     let mut failed = Vec::new();
     loop {
-        while running.iter().filter(|program: &&Running| program.ended.is_none()).count()
+        while running.iter().filter(|program: &&TestProcess| program.ended.is_none()).count()
             < AT_A_TIME
             && let Some(program) = waiting.pop_front()
         {
-            running.push_back(Running::start(program, outputs, env)?);
+            running.push_back(TestProcess::start(program, outputs, env)?);
         }
         for program in &mut running {
             program.look()?;
@@ -127,7 +127,7 @@ pub fn run(
 }
 
 /// A program that was started. Its output is in a file: a server that a test leaves behind would keep a pipe open.
-struct Running {
+struct TestProcess {
     name: String,
     child: Child,
     ended: Option<ExitStatus>,
@@ -137,12 +137,12 @@ struct Running {
     is_announced: bool,
 }
 
-impl Running {
+impl TestProcess {
     fn start(
         program: TestProgram,
         outputs: &Path,
         env: &[(&str, String)],
-    ) -> Result<Running, String> {
+    ) -> Result<TestProcess, String> {
         let TestProgram { source, executable, .. } = &program;
         let file = outputs.join(executable.file_name().unwrap_or_default());
         let cannot = |error| format!("cannot run {}: {error}", executable.display());
@@ -156,7 +156,7 @@ impl Running {
         let child = command.spawn().map_err(cannot)?;
         let shown = executable.strip_prefix(run::workspace()).unwrap_or(executable);
         let name = format!("{} ({})", source.display(), shown.display());
-        Ok(Running { name, child, ended: None, output, rest: Vec::new(), is_announced: false })
+        Ok(TestProcess { name, child, ended: None, output, rest: Vec::new(), is_announced: false })
     }
 
     /// Notes whether it has ended.

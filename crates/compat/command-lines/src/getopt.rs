@@ -6,20 +6,20 @@ use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 
 /// An option.
 #[derive(Debug, Clone, Copy)]
-pub struct Opt {
+pub struct OptionSyntax {
     /// Its long name, without dashes.
     pub long: &'static str,
     /// Its short name.
     pub short: Option<u8>,
     /// Whether it has a value.
-    pub value: Value,
+    pub value: OptionArity,
     /// Its meaning; several options may have the same.
     pub means: &'static str,
 }
 
 /// Whether an option has a value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Value {
+pub enum OptionArity {
     /// None.
     No,
     /// A required one.
@@ -30,24 +30,24 @@ pub enum Value {
 
 /// The options of a specification: words such as `image-opts`, `q|quiet` with a short name, `f|format=` with a
 /// required value, `map=?` with an optional one, and `colour:color` with the meaning of another option.
-pub fn table(specification: &'static str) -> Vec<Opt> {
+pub fn table(specification: &'static str) -> Vec<OptionSyntax> {
     specification.split_whitespace().map(option).collect()
 }
 
-fn option(word: &'static str) -> Opt {
+fn option(word: &'static str) -> OptionSyntax {
     let (name, value) = match (word.strip_suffix("=?"), word.strip_suffix('=')) {
-        (Some(name), _) => (name, Value::May),
-        (None, Some(name)) => (name, Value::Must),
-        (None, None) => (word, Value::No),
+        (Some(name), _) => (name, OptionArity::May),
+        (None, Some(name)) => (name, OptionArity::Must),
+        (None, None) => (word, OptionArity::No),
     };
     let (short, name) = name.split_once('|').unwrap_or(("", name));
     let (long, means) = name.split_once(':').unwrap_or((name, name));
-    Opt { long, short: short.bytes().next(), value, means }
+    OptionSyntax { long, short: short.bytes().next(), value, means }
 }
 
 /// A parsed command line.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Parts {
+pub struct ParsedCommandLine {
     /// The meanings and values of the options, in order.
     pub options: Vec<(&'static str, Option<OsString>)>,
     /// Everything else, in order.
@@ -58,9 +58,9 @@ pub struct Parts {
 ///
 /// # Errors
 /// Names the invalid word.
-pub fn parse(specification: &'static str, words: &[OsString]) -> Result<Parts, String> {
+pub fn parse(specification: &'static str, words: &[OsString]) -> Result<ParsedCommandLine, String> {
     let table = table(specification);
-    let mut parts = Parts::default();
+    let mut parts = ParsedCommandLine::default();
     let mut words = words.iter();
     while let Some(word) = words.next() {
         let bytes = word.as_bytes();
@@ -74,10 +74,10 @@ pub fn parse(specification: &'static str, words: &[OsString]) -> Result<Parts, S
             let name = String::from_utf8_lossy(name);
             let opt = find(&table, &name)?;
             let value = match (opt.value, value) {
-                (Value::No, Some(_)) => {
+                (OptionArity::No, Some(_)) => {
                     return Err(format!("option --{} takes no value", opt.long));
                 }
-                (Value::Must, None) => {
+                (OptionArity::Must, None) => {
                     let missing = || format!("option --{} needs a value", opt.long);
                     Some(words.next().cloned().ok_or_else(missing)?)
                 }
@@ -95,16 +95,16 @@ pub fn parse(specification: &'static str, words: &[OsString]) -> Result<Parts, S
 
 /// A word of short options; the first one with a value takes the rest of the word, or the next one.
 fn shorts<'a>(
-    table: &[Opt],
+    table: &[OptionSyntax],
     letters: &[u8],
     words: &mut impl Iterator<Item = &'a OsString>,
-    parts: &mut Parts,
+    parts: &mut ParsedCommandLine,
 ) -> Result<(), String> {
     for (index, letter) in letters.iter().enumerate() {
         let shown = char::from(*letter).escape_default();
         let opt = table.iter().find(|opt| opt.short == Some(*letter));
         let opt = opt.ok_or_else(|| format!("unknown option -{shown}"))?;
-        if opt.value != Value::Must {
+        if opt.value != OptionArity::Must {
             parts.options.push((opt.means, None));
             continue;
         }
@@ -120,11 +120,11 @@ fn shorts<'a>(
 }
 
 /// The option of this name, or the only one with this prefix.
-fn find<'a>(table: &'a [Opt], name: &str) -> Result<&'a Opt, String> {
+fn find<'a>(table: &'a [OptionSyntax], name: &str) -> Result<&'a OptionSyntax, String> {
     if let Some(opt) = table.iter().find(|opt| opt.long == name) {
         return Ok(opt);
     }
-    let found: Vec<&Opt> = table.iter().filter(|opt| opt.long.starts_with(name)).collect();
+    let found: Vec<&OptionSyntax> = table.iter().filter(|opt| opt.long.starts_with(name)).collect();
     match found[..] {
         [] => Err(format!("unknown option --{name}")),
         [first, ref rest @ ..] if rest.iter().all(|opt| opt.means == first.means) => Ok(first),
@@ -145,7 +145,7 @@ pub fn whole_long_list(specification: &'static str) -> String {
     lines(table(specification).into_iter())
 }
 
-fn lines(options: impl Iterator<Item = Opt>) -> String {
+fn lines(options: impl Iterator<Item = OptionSyntax>) -> String {
     options.map(|opt| format!("--{}\n", opt.long)).collect()
 }
 
@@ -164,7 +164,7 @@ mod tests {
 
     const TABLE: &str = "C|connections= color colour:color p|progress=? v|verbose long-options";
 
-    fn parsed(text: &str) -> Result<Parts, String> {
+    fn parsed(text: &str) -> Result<ParsedCommandLine, String> {
         let words: Vec<OsString> = text.split(' ').map(OsString::from).collect();
         parse(TABLE, &words)
     }

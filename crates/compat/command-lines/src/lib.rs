@@ -31,7 +31,7 @@ fn version(name: &str) -> String {
 
 /// What a command line asks for.
 #[derive(Debug)]
-pub enum Asked<T> {
+pub enum ToolInvocation<T> {
     /// To print this text on standard output.
     Text(String),
     /// To run this.

@@ -2,10 +2,10 @@
 
 use std::ffi::OsString;
 
-use blockhaul_catalog::Spec;
+use blockhaul_catalog::DeviceSpec;
 
 use crate::getopt;
-use crate::{Asked, common};
+use crate::{ToolInvocation, common};
 
 /// The options of both programs.
 pub const OPTIONS: &str = "\
@@ -56,7 +56,7 @@ pub struct DiscardRequest {
     /// The NBD URI.
     pub uri: String,
     /// The same, as a device.
-    pub spec: Spec,
+    pub spec: DeviceSpec,
     /// Offset in bytes of the part.
     pub offset: u64,
     /// Length in bytes of the part; none: to the end of the disk.
@@ -82,14 +82,14 @@ pub struct DiscardRequest {
 pub fn translate(
     program: DiscardProgram,
     line: &[OsString],
-) -> Result<Asked<DiscardRequest>, String> {
+) -> Result<ToolInvocation<DiscardRequest>, String> {
     let parts = getopt::parse(OPTIONS, line)
         .map_err(|text| format!("{text}; see {} --help", program.name()))?;
     let (mut offset, mut length) = (0, None);
     let mut given = Vec::new();
     for (means, value) in parts.options {
         if let Some(text) = common(means, program.name(), HELP, OPTIONS) {
-            return Ok(Asked::Text(text));
+            return Ok(ToolInvocation::Text(text));
         }
         match means {
             "offset" => offset = size(value)?,
@@ -102,9 +102,9 @@ pub fn translate(
     };
     let uri = uri.to_str().filter(|uri| blockhaul_wire::uri::is_uri(uri));
     let uri = uri.ok_or("the operand is no NBD URI; those start with nbd:// or nbd+unix://")?;
-    let spec = Spec::parse(uri.as_ref()).map_err(|error| error.to_string())?;
+    let spec = DeviceSpec::parse(uri.as_ref()).map_err(|error| error.to_string())?;
     let has = |name: &str| given.contains(&name);
-    Ok(Asked::Run(DiscardRequest {
+    Ok(ToolInvocation::Run(DiscardRequest {
         uri: uri.to_string(),
         spec,
         offset,
@@ -132,8 +132,8 @@ mod tests {
     fn request(program: DiscardProgram, text: &str) -> Result<DiscardRequest, String> {
         let words: Vec<OsString> = text.split_whitespace().map(OsString::from).collect();
         match translate(program, &words)? {
-            Asked::Run(request) => Ok(request),
-            Asked::Text(text) => Err(text),
+            ToolInvocation::Run(request) => Ok(request),
+            ToolInvocation::Text(text) => Err(text),
         }
     }
 

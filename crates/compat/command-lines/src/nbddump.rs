@@ -2,10 +2,10 @@
 
 use std::ffi::{OsStr, OsString};
 
-use blockhaul_catalog::{Spec, brackets};
+use blockhaul_catalog::{DeviceSpec, brackets};
 
 use crate::getopt;
-use crate::{Asked, common};
+use crate::{ToolInvocation, common};
 
 /// nbddump's options.
 pub const OPTIONS: &str = "\
@@ -28,9 +28,9 @@ This is blockhaul, with the command line of libnbd's nbddump.
 
 /// What to show.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Dump {
+pub struct DumpRequest {
     /// The disk: an NBD URI, or the command of a server.
-    pub spec: Spec,
+    pub spec: DeviceSpec,
     /// Colours; none: on a terminal.
     pub color: Option<bool>,
     /// Offset in bytes of the first byte.
@@ -43,7 +43,7 @@ pub struct Dump {
 ///
 /// # Errors
 /// What is wrong with it.
-pub fn translate(line: &[OsString]) -> Result<Asked<Dump>, String> {
+pub fn translate(line: &[OsString]) -> Result<ToolInvocation<DumpRequest>, String> {
     let (line, groups) = brackets::take(line.to_vec())?;
     let parts =
         getopt::parse(OPTIONS, &line).map_err(|text| format!("{text}; see nbddump --help"))?;
@@ -52,7 +52,7 @@ pub fn translate(line: &[OsString]) -> Result<Asked<Dump>, String> {
     let mut length = u64::MAX;
     for (means, value) in parts.options {
         if let Some(text) = common(means, "nbddump", HELP, OPTIONS) {
-            return Ok(Asked::Text(text));
+            return Ok(ToolInvocation::Text(text));
         }
         let value = value.as_deref().unwrap_or_default();
         match means {
@@ -68,13 +68,13 @@ pub fn translate(line: &[OsString]) -> Result<Asked<Dump>, String> {
     };
     let spec = groups.spec(export).map_err(|error| error.to_string())?;
     let is_uri = export.to_str().is_some_and(blockhaul_wire::uri::is_uri);
-    if !is_uri && !matches!(spec, Spec::Command(_)) {
+    if !is_uri && !matches!(spec, DeviceSpec::Command(_)) {
         return Err(format!(
             "{} is no NBD URI; those start with nbd:// or nbd+unix://",
             export.display()
         ));
     }
-    Ok(Asked::Run(Dump { spec, color, offset, length }))
+    Ok(ToolInvocation::Run(DumpRequest { spec, color, offset, length }))
 }
 
 /// The digits at the start of a value, as nbddump reads it: a suffix is ignored, and a negative
@@ -96,11 +96,11 @@ fn number(option: &str, value: &OsStr) -> Result<u64, String> {
 mod tests {
     use super::*;
 
-    fn read(text: &str) -> Result<Dump, String> {
+    fn read(text: &str) -> Result<DumpRequest, String> {
         let words: Vec<OsString> = text.split_whitespace().map(OsString::from).collect();
         match translate(&words)? {
-            Asked::Run(dump) => Ok(dump),
-            Asked::Text(text) => Err(text),
+            ToolInvocation::Run(dump) => Ok(dump),
+            ToolInvocation::Text(text) => Err(text),
         }
     }
 

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 
-use blockhaul_catalog::{Spec, brackets};
+use blockhaul_catalog::{DeviceSpec, brackets};
 
 use crate::getopt;
-use crate::{Asked, common, words};
+use crate::{ToolInvocation, common, words};
 
 /// nbdinfo's options.
 pub const OPTIONS: &str = "\
@@ -45,14 +45,14 @@ const QUESTIONS: &[&str] = &["can", "cannot", "list", "map", "size", "uri"];
 const OPPOSITES: &[(&str, &str)] = &[("color", "no-color"), ("content", "no-content")];
 
 /// The words of `blockhaul info` for these of nbdinfo.
-pub fn translate(line: &[OsString]) -> Result<Asked<Vec<OsString>>, String> {
+pub fn translate(line: &[OsString]) -> Result<ToolInvocation<Vec<OsString>>, String> {
     let (line, groups) = brackets::take(line.to_vec())?;
     let parts =
         getopt::parse(OPTIONS, &line).map_err(|text| format!("{text}; see nbdinfo --help"))?;
     let mut settings: BTreeMap<&str, Option<OsString>> = BTreeMap::new();
     for (means, value) in parts.options {
         if let Some(text) = common(means, "nbdinfo", HELP, OPTIONS) {
-            return Ok(Asked::Text(text));
+            return Ok(ToolInvocation::Text(text));
         }
         for (one, other) in OPPOSITES {
             if means == *one || means == *other {
@@ -82,7 +82,7 @@ pub fn translate(line: &[OsString]) -> Result<Asked<Vec<OsString>>, String> {
     }
     own.push("--".into());
     match groups.spec(export).map_err(|error| error.to_string())? {
-        Spec::Command(command) => {
+        DeviceSpec::Command(command) => {
             own.push("[".into());
             own.extend(command);
             own.push("]".into());
@@ -96,5 +96,5 @@ pub fn translate(line: &[OsString]) -> Result<Asked<Vec<OsString>>, String> {
             ));
         }
     }
-    Ok(Asked::Run(own))
+    Ok(ToolInvocation::Run(own))
 }

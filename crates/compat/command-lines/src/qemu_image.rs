@@ -6,11 +6,11 @@ use blockhaul_catalog::{ImageFormat, QemuNode, QemuPlace, only_options};
 use serde_json::{Map, Value as Json};
 
 use crate::qemu_storage_daemon::{parameters, text};
-use crate::qemu_tls::Credentials;
+use crate::qemu_tls::CredentialsObject;
 
 /// A format of images, of those that this program knows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Format {
+pub enum QemuFormat {
     /// The disk, byte for byte.
     Raw,
     /// QEMU's.
@@ -19,32 +19,32 @@ pub enum Format {
     Other(&'static ImageFormat),
 }
 
-impl Format {
+impl QemuFormat {
     /// The format of this name, QEMU's.
-    pub fn named(name: &str) -> Option<Format> {
+    pub fn named(name: &str) -> Option<QemuFormat> {
         if name == "raw" {
-            Some(Format::Raw)
+            Some(QemuFormat::Raw)
         } else {
-            ImageFormat::of_qemu_name(name).map(Format::of)
+            ImageFormat::of_qemu_name(name).map(QemuFormat::of)
         }
     }
 
     /// The format of an image.
-    pub fn of(format: &'static ImageFormat) -> Format {
-        if format.scheme == "qcow2" { Format::Qcow2 } else { Format::Other(format) }
+    pub fn of(format: &'static ImageFormat) -> QemuFormat {
+        if format.scheme == "qcow2" { QemuFormat::Qcow2 } else { QemuFormat::Other(format) }
     }
 
     /// The format that this device of ours reads; raw for any other.
-    pub fn of_scheme(scheme: &str) -> Format {
-        ImageFormat::of_scheme(scheme).map_or(Format::Raw, Format::of)
+    pub fn of_scheme(scheme: &str) -> QemuFormat {
+        ImageFormat::of_scheme(scheme).map_or(QemuFormat::Raw, QemuFormat::of)
     }
 
     /// QEMU's name.
     pub fn name(self) -> &'static str {
         match self {
-            Format::Raw => "raw",
-            Format::Qcow2 => "qcow2",
-            Format::Other(format) => format.qemu_name,
+            QemuFormat::Raw => "raw",
+            QemuFormat::Qcow2 => "qcow2",
+            QemuFormat::Other(format) => format.qemu_name,
         }
     }
 
@@ -56,30 +56,30 @@ impl Format {
     /// The name of our device.
     fn scheme(self) -> &'static str {
         match self {
-            Format::Raw => "file",
-            Format::Qcow2 => "qcow2",
-            Format::Other(format) => format.scheme,
+            QemuFormat::Raw => "file",
+            QemuFormat::Qcow2 => "qcow2",
+            QemuFormat::Other(format) => format.scheme,
         }
     }
 
     fn names_files(self) -> bool {
         match self {
-            Format::Raw => false,
-            Format::Qcow2 => true,
-            Format::Other(format) => format.names_files,
+            QemuFormat::Raw => false,
+            QemuFormat::Qcow2 => true,
+            QemuFormat::Other(format) => format.names_files,
         }
     }
 }
 
 /// An image, or a raw disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Image {
+pub struct QemuImage {
     /// As the user named it.
     pub shown: String,
     /// Where it is.
-    pub place: Place,
+    pub place: ImageLocation,
     /// None: the first bytes tell it.
-    pub format: Option<Format>,
+    pub format: Option<QemuFormat>,
     /// `x-dirty-bitmap`: the metadata context of the server that takes the place of
     /// `base:allocation`.
     pub context: Option<String>,
@@ -91,7 +91,7 @@ pub struct Image {
 
 /// Where an image is.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Place {
+pub enum ImageLocation {
     /// A file or a block device.
     Path(PathBuf),
     /// An export of a server, or another device of ours.
@@ -110,102 +110,108 @@ const BLKDEBUG: &[&str] = &[
     "opt-write-zero",
 ];
 
-impl Image {
+impl QemuImage {
     /// The image of a file name, which may be `json:{…}` and URIs of NBD.
     ///
     /// # Errors
     /// What is wrong, or not supported, by name.
-    pub fn named(name: &str, format: Option<&str>) -> Result<Image, String> {
+    pub fn named(name: &str, format: Option<&str>) -> Result<QemuImage, String> {
         let unknown = |format: &str| format!("Could not open '{name}': Unknown driver '{format}'");
         let format =
-            format.map(|text| Format::named(text).ok_or_else(|| unknown(text))).transpose()?;
+            format.map(|text| QemuFormat::named(text).ok_or_else(|| unknown(text))).transpose()?;
         if let Some(options) = name.strip_prefix("json:") {
-            let mut image = Image::of_options(&parameters(options, "driver")?, name)?;
+            let mut image = QemuImage::of_options(&parameters(options, "driver")?, name)?;
             image.format = format.or(image.format);
             return image.secured(&[]);
         }
         let shown = name.to_string();
         let protocol = name.split_once(':').filter(|(scheme, _)| !scheme.contains('/'));
         let place = match protocol {
-            None => Place::Path(PathBuf::from(name)),
+            None => ImageLocation::Path(PathBuf::from(name)),
             // What follows is a path in any case, and must look like one where it is printed.
             Some(("file", path)) if path.contains(':') && !path.contains('/') => {
-                Place::Path(PathBuf::from(format!("./{path}")))
+                ImageLocation::Path(PathBuf::from(format!("./{path}")))
             }
-            Some(("file", path)) => Place::Path(PathBuf::from(path)),
-            Some(("nbd", rest)) if !rest.starts_with("//") => Place::Uri(legacy(name, rest)?),
+            Some(("file", path)) => ImageLocation::Path(PathBuf::from(path)),
+            Some(("nbd", rest)) if !rest.starts_with("//") => {
+                ImageLocation::Uri(legacy(name, rest)?)
+            }
             Some(("nbd" | "nbds" | "nbd+unix" | "nbds+unix" | "nbd+tcp", _)) => {
-                Place::Uri(name.replacen("nbd+tcp:", "nbd:", 1))
+                ImageLocation::Uri(name.replacen("nbd+tcp:", "nbd:", 1))
             }
             Some(("null-co", _)) => zeroes(1 << 30),
             Some((other, _)) => {
                 return Err(format!("Could not open '{name}': Unknown protocol '{other}'"));
             }
         };
-        Ok(Image { shown, place, format, context: None, tls: None, direct: false })
+        Ok(QemuImage { shown, place, format, context: None, tls: None, direct: false })
     }
 
     /// The backing file of this name, in a format that an image tells: raw where that is a protocol.
     ///
     /// # Errors
-    /// Those of [`Image::named`].
-    pub fn of_backing(name: &str, format: Option<&str>) -> Result<Image, String> {
-        Image::named(name, format.map(|format| if is_protocol(format) { "raw" } else { format }))
+    /// Those of [`QemuImage::named`].
+    pub fn of_backing(name: &str, format: Option<&str>) -> Result<QemuImage, String> {
+        QemuImage::named(
+            name,
+            format.map(|format| if is_protocol(format) { "raw" } else { format }),
+        )
     }
 
     /// The image of `--image-opts`.
     ///
     /// # Errors
-    /// Those of [`Image::named`].
-    pub fn options(given: &str) -> Result<Image, String> {
-        Image::options_with(given, &[])
+    /// Those of [`QemuImage::named`].
+    pub fn options(given: &str) -> Result<QemuImage, String> {
+        QemuImage::options_with(given, &[])
     }
 
     /// The same, with these credentials.
     ///
     /// # Errors
-    /// Those of [`Image::named`].
-    pub fn options_with(given: &str, all: &[Credentials]) -> Result<Image, String> {
-        Image::of_options(&parameters(given, "driver")?, given)?.secured(all)
+    /// Those of [`QemuImage::named`].
+    pub fn options_with(given: &str, all: &[CredentialsObject]) -> Result<QemuImage, String> {
+        QemuImage::of_options(&parameters(given, "driver")?, given)?.secured(all)
     }
 
     /// The image at a server that is reached with TLS, if that is asked for.
-    fn secured(mut self, all: &[Credentials]) -> Result<Image, String> {
-        if let (Some((id, host)), Place::Uri(uri)) = (self.tls.take(), &self.place) {
-            self.place = Place::Uri(Credentials::find(all, &id, false)?.uri(uri, &host));
+    fn secured(mut self, all: &[CredentialsObject]) -> Result<QemuImage, String> {
+        if let (Some((id, host)), ImageLocation::Uri(uri)) = (self.tls.take(), &self.place) {
+            self.place =
+                ImageLocation::Uri(CredentialsObject::find(all, &id, false)?.uri(uri, &host));
         }
         Ok(self)
     }
 
-    fn of_options(given: &Map<String, Json>, shown: &str) -> Result<Image, String> {
+    fn of_options(given: &Map<String, Json>, shown: &str) -> Result<QemuImage, String> {
         if text(given, "driver") == "blkdebug" {
             only_options(given, BLKDEBUG).map_err(|error| error.text())?;
             let image = given.get("image").and_then(Json::as_object);
             let image = image.ok_or("A block device must be specified for \"image\"")?;
-            return Image::of_options(image, shown);
+            return QemuImage::of_options(image, shown);
         }
         let node = QemuNode::from_options(given).map_err(|error| error.text())?;
         let format = match &node.format {
             None => None,
             Some(name) => {
-                Some(Format::named(name).ok_or_else(|| format!("Unknown driver '{name}'"))?)
+                Some(QemuFormat::named(name).ok_or_else(|| format!("Unknown driver '{name}'"))?)
             }
         };
         let place = match node.place {
-            QemuPlace::Name(name) => return Image::named(&name, format.map(Format::name)),
-            QemuPlace::Path(path) => Place::Path(path),
-            QemuPlace::Nbd(uri) => Place::Uri(uri),
+            QemuPlace::Name(name) => return QemuImage::named(&name, format.map(QemuFormat::name)),
+            QemuPlace::Path(path) => ImageLocation::Path(path),
+            QemuPlace::Nbd(uri) => ImageLocation::Uri(uri),
             QemuPlace::Zero(size) => zeroes(size),
         };
         let QemuNode { context, tls, direct, .. } = node;
-        Ok(Image { shown: shown.to_string(), place, format, context, tls, direct })
+        Ok(QemuImage { shown: shown.to_string(), place, format, context, tls, direct })
     }
 
     /// The description of the device that holds the image.
     pub fn holder(&self) -> String {
         match &self.place {
-            Place::Uri(uri) => uri.clone(),
-            Place::Path(path) => {
+            ImageLocation::Uri(uri) => uri.clone(),
+            ImageLocation::Path(path) => {
                 let text = path.to_string_lossy();
                 // A colon would make a relative path another device.
                 if path.is_absolute() { text.into_owned() } else { format!("./{text}") }
@@ -214,12 +220,12 @@ impl Image {
     }
 
     /// The description of the disk in it, in this format, with further options of the device.
-    pub fn disk(&self, format: Format, options: &[String]) -> String {
+    pub fn disk(&self, format: QemuFormat, options: &[String]) -> String {
         let holder = self.holder();
         let scheme = format.scheme();
         let mut all = options.to_vec();
         match (format, &self.place) {
-            (Format::Raw, Place::Uri(uri)) => return uri.clone(),
+            (QemuFormat::Raw, ImageLocation::Uri(uri)) => return uri.clone(),
             _ if format.names_files() => all.insert(0, "names=allow".to_string()),
             _ => {}
         }
@@ -231,7 +237,7 @@ impl Image {
     /// known, or the image is no export.
     pub fn unknown_export(&self) -> Option<String> {
         match &self.place {
-            Place::Uri(uri) if self.format.is_none() && uri.starts_with("nbd") => {
+            ImageLocation::Uri(uri) if self.format.is_none() && uri.starts_with("nbd") => {
                 Some(format!("image:{}?names=allow", encoded(uri)))
             }
             _ => None,
@@ -241,8 +247,8 @@ impl Image {
     /// The path, if it is a file.
     pub fn path(&self) -> Option<&std::path::Path> {
         match &self.place {
-            Place::Path(path) => Some(path),
-            Place::Uri(_) => None,
+            ImageLocation::Path(path) => Some(path),
+            ImageLocation::Uri(_) => None,
         }
     }
 }
@@ -271,8 +277,8 @@ fn legacy(name: &str, rest: &str) -> Result<String, String> {
 }
 
 /// A disk of zeroes: a number of bytes.
-fn zeroes(size: u64) -> Place {
-    Place::Uri(format!("zero:{size}"))
+fn zeroes(size: u64) -> ImageLocation {
+    ImageLocation::Uri(format!("zero:{size}"))
 }
 
 #[cfg(test)]
@@ -281,41 +287,43 @@ mod tests {
 
     #[test]
     fn names_become_descriptions() {
-        let disk = |name: &str, format: Format| Image::named(name, None).unwrap().disk(format, &[]);
-        assert_eq!(disk("a b?c%", Format::Raw), "file:./a b%3fc%25");
-        assert_eq!(disk("/x/d.qcow2", Format::Qcow2), "qcow2:/x/d.qcow2?names=allow");
-        assert_eq!(disk("file:x:y", Format::named("vpc").unwrap()), "vhd:././x:y?names=allow");
-        assert_eq!(disk("nbd:unix:/s:exportname=e", Format::Raw), "nbd+unix:///e?socket=/s");
-        assert_eq!(disk("nbd:localhost:1", Format::Raw), "nbd://localhost:1/");
+        let disk = |name: &str, format: QemuFormat| {
+            QemuImage::named(name, None).unwrap().disk(format, &[])
+        };
+        assert_eq!(disk("a b?c%", QemuFormat::Raw), "file:./a b%3fc%25");
+        assert_eq!(disk("/x/d.qcow2", QemuFormat::Qcow2), "qcow2:/x/d.qcow2?names=allow");
+        assert_eq!(disk("file:x:y", QemuFormat::named("vpc").unwrap()), "vhd:././x:y?names=allow");
+        assert_eq!(disk("nbd:unix:/s:exportname=e", QemuFormat::Raw), "nbd+unix:///e?socket=/s");
+        assert_eq!(disk("nbd:localhost:1", QemuFormat::Raw), "nbd://localhost:1/");
         let uri = "nbd+unix:///e?socket=/s";
-        assert_eq!(disk(uri, Format::Qcow2), "qcow2:nbd+unix:///e%3fsocket=/s?names=allow");
+        assert_eq!(disk(uri, QemuFormat::Qcow2), "qcow2:nbd+unix:///e%3fsocket=/s?names=allow");
     }
 
     #[test]
     fn options_and_json_name_the_same() {
-        let one = Image::options("driver=qcow2,file.driver=file,file.filename=/a,,b").unwrap();
+        let one = QemuImage::options("driver=qcow2,file.driver=file,file.filename=/a,,b").unwrap();
         assert_eq!(one.path().unwrap().to_str(), Some("/a,b"));
         let json = r#"json:{"driver":"qcow2","file":{"driver":"file","filename":"/a,b"}}"#;
-        let other = Image::named(json, None).unwrap();
+        let other = QemuImage::named(json, None).unwrap();
         assert_eq!((one.format, one.place), (other.format, other.place));
         let quoted = "json:{'driver':'qcow2','file.driver':'file','file.filename':'/a\"b\\'c'}";
-        let quoted = Image::named(quoted, None).unwrap();
+        let quoted = QemuImage::named(quoted, None).unwrap();
         assert_eq!(quoted.path().unwrap().to_str(), Some("/a\"b'c"));
         let limited =
-            Image::options("driver=blkdebug,align=512,image.driver=raw,image.filename=/a");
+            QemuImage::options("driver=blkdebug,align=512,image.driver=raw,image.filename=/a");
         assert_eq!(limited.unwrap().path().unwrap().to_str(), Some("/a"));
-        let nothing = Image::named("json:{'driver':'null-co','size':512}", None).unwrap();
-        assert_eq!(nothing.disk(Format::Raw, &[]), "zero:512");
+        let nothing = QemuImage::named("json:{'driver':'null-co','size':512}", None).unwrap();
+        assert_eq!(nothing.disk(QemuFormat::Raw, &[]), "zero:512");
         let nbd =
             "driver=raw,file.driver=nbd,file.server.type=unix,file.server.path=/s,file.export=e";
-        assert_eq!(Image::options(nbd).unwrap().holder(), "nbd+unix:///e?socket=/s");
-        let export = Image::named("nbd://h/e", None).unwrap();
+        assert_eq!(QemuImage::options(nbd).unwrap().holder(), "nbd+unix:///e?socket=/s");
+        let export = QemuImage::named("nbd://h/e", None).unwrap();
         assert_eq!(export.unknown_export().as_deref(), Some("image:nbd://h/e?names=allow"));
-        let raw = Image::named("nbd://h/e", Some("raw")).unwrap();
+        let raw = QemuImage::named("nbd://h/e", Some("raw")).unwrap();
         assert_eq!(raw.unknown_export(), None);
-        assert_eq!(Image::options("driver=nbd,host=h").unwrap().unknown_export(), None);
+        assert_eq!(QemuImage::options("driver=nbd,host=h").unwrap().unknown_export(), None);
         let asks = "driver=nbd,path=/s,x-dirty-bitmap=qemu:dirty-bitmap:b";
-        let context = Image::options(asks).unwrap().context;
+        let context = QemuImage::options(asks).unwrap().context;
         assert_eq!(context.as_deref(), Some("qemu:dirty-bitmap:b"));
     }
 
@@ -330,10 +338,10 @@ mod tests {
             ("nbd:x", "port"),
             ("json:{'driver':'nbd','path':'/s','tls-creds':'t'}", "'t'"),
         ] {
-            let said = Image::named(name, None).unwrap_err();
+            let said = QemuImage::named(name, None).unwrap_err();
             assert!(said.contains(why), "{name}: {said}");
         }
-        let said = Image::named("x", Some("cow")).unwrap_err();
+        let said = QemuImage::named("x", Some("cow")).unwrap_err();
         assert!(said.contains("Unknown driver 'cow'"), "{said}");
     }
 }

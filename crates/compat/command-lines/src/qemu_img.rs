@@ -2,10 +2,10 @@
 
 use std::ffi::OsString;
 
-use crate::Asked;
+use crate::ToolInvocation;
 use crate::getopt;
-use crate::qemu_image::Image;
-use crate::qemu_tls::Credentials;
+use crate::qemu_image::QemuImage;
+use crate::qemu_tls::CredentialsObject;
 
 /// The version that is printed: scripts compare it to know which options exist.
 pub const VERSION: &str = "10.0.13";
@@ -41,55 +41,55 @@ See docs/qemu-img.md for what differs.
 
 /// A command line that was understood.
 #[derive(Debug)]
-pub struct Line {
+pub struct QemuImgCommand {
     /// The name of the command.
     pub command: &'static str,
     options: Vec<(&'static str, String)>,
-    credentials: Vec<Credentials>,
+    credentials: Vec<CredentialsObject>,
     /// The words that are no options.
     pub operands: Vec<String>,
 }
 
 /// A command, its options, and those that are refused by name.
-struct Command {
+struct CommandSyntax {
     name: &'static str,
     /// As [`getopt::parse`] reads them.
     options: &'static str,
     refused: &'static [&'static str],
 }
 
-const COMMANDS: &[Command] = &[
-    Command {
+const COMMANDS: &[CommandSyntax] = &[
+    CommandSyntax {
         name: "amend",
         options: "h|help f|format= image-opts object= o|options= t|cache= p|progress q|quiet \
                   force",
         refused: &[],
     },
-    Command {
+    CommandSyntax {
         name: "bitmap",
         options: "h|help f|format= image-opts object= add remove remove-all clear enable disable merge= \
                   g|granularity= b|source-file= F|source-format=",
         refused: &[],
     },
-    Command {
+    CommandSyntax {
         name: "check",
         options: "h|help f|format= image-opts output= object= r|repair= T|cache:source-cache= \
                   q|quiet U|force-share",
         refused: &[],
     },
-    Command {
+    CommandSyntax {
         name: "commit",
         options: "h|help f|format= image-opts object= t|cache= b|base= d|drop r|rate-limit= \
                   p|progress q|quiet",
         refused: &["rate-limit"],
     },
-    Command {
+    CommandSyntax {
         name: "compare",
         options: "h|help f|format= a-format:format= F|b-format= image-opts object= s|strict T|cache:source-cache= \
                   p|progress q|quiet U|force-share",
         refused: &[],
     },
-    Command {
+    CommandSyntax {
         name: "convert",
         options: "h|help f|source-format= O|target-format= output-format:target-format= image-opts source-image-opts:image-opts target-image-opts \
                   object= o|options= target-format-options:options= target-options:options= B|backing= b|backing= F|backing-format= c|compress \
@@ -98,48 +98,48 @@ const COMMANDS: &[Command] = &[
                   bitmaps skip-broken-bitmaps p|progress q|quiet U|force-share",
         refused: &[],
     },
-    Command {
+    CommandSyntax {
         name: "create",
         options: "h|help f|format= o|options= object= b|backing= F|backing-format= B|backing-format= \
                   u|backing-unsafe q|quiet",
         refused: &[],
     },
-    Command {
+    CommandSyntax {
         name: "dd",
         options: "h|help f|format= O|target-format= output-format:target-format= image-opts object= U|force-share",
         refused: &[],
     },
-    Command {
+    CommandSyntax {
         name: "info",
         options: "h|help f|format= image-opts output= object= b|backing-chain t|cache= limits \
                   U|force-share",
         refused: &[],
     },
-    Command {
+    CommandSyntax {
         name: "map",
         options: "h|help f|format= image-opts output= object= s|start-offset= l|max-length= \
                   U|force-share",
         refused: &[],
     },
-    Command {
+    CommandSyntax {
         name: "measure",
         options: "h|help f|format= O|target-format= image-opts image-options:image-opts output= object= o|options= \
                   s|size= l|snapshot= U|force-share",
         refused: &[],
     },
-    Command {
+    CommandSyntax {
         name: "rebase",
         options: "h|help f|format= image-opts object= b|backing= F|backing-format= B|backing-format= \
                   u|backing-unsafe c|compress t|cache= T|backing-cache:source-cache= p|progress q|quiet \
                   U|force-share",
         refused: &[],
     },
-    Command {
+    CommandSyntax {
         name: "resize",
         options: "h|help f|format= image-opts object= shrink preallocation= q|quiet",
         refused: &[],
     },
-    Command {
+    CommandSyntax {
         name: "snapshot",
         options: "h|help f|format= image-opts object= l|list a|apply= c|create= d|delete= \
                   q|quiet U|force-share",
@@ -154,7 +154,7 @@ const MISSING: &str = "bench";
 ///
 /// # Errors
 /// What is wrong, or not supported, by name.
-pub fn parse(words: &[OsString]) -> Result<Asked<Line>, String> {
+pub fn parse(words: &[OsString]) -> Result<ToolInvocation<QemuImgCommand>, String> {
     let text = |word: &OsString| {
         word.to_str().map(str::to_string).ok_or_else(|| format!("{word:?} is not UTF-8"))
     };
@@ -162,10 +162,10 @@ pub fn parse(words: &[OsString]) -> Result<Asked<Line>, String> {
     let (name, rest) = match &words[..] {
         [] => return Err("Not enough arguments\nTry 'qemu-img --help' for more info".to_string()),
         [first, ..] if ["-h", "--help", "-help"].contains(&first.as_str()) => {
-            return Ok(Asked::Text(HELP.to_string()));
+            return Ok(ToolInvocation::Text(HELP.to_string()));
         }
         [first, ..] if ["-V", "--version"].contains(&first.as_str()) => {
-            return Ok(Asked::Text(format!("qemu-img version {VERSION} (blockhaul)\n")));
+            return Ok(ToolInvocation::Text(format!("qemu-img version {VERSION} (blockhaul)\n")));
         }
         [first, ..] if first.starts_with('-') => {
             return Err(format!("{first} is not supported; see qemu-img --help"));
@@ -187,7 +187,7 @@ pub fn parse(words: &[OsString]) -> Result<Asked<Line>, String> {
     let size = if command.name == "resize" { rest.pop_if(|word| is_size(word)) } else { None };
     let parts = getopt::parse(command.options, &rest)
         .map_err(|error| format!("{name}: {error}; see qemu-img --help"))?;
-    let mut line = Line {
+    let mut line = QemuImgCommand {
         command: command.name,
         options: Vec::new(),
         credentials: Vec::new(),
@@ -195,11 +195,12 @@ pub fn parse(words: &[OsString]) -> Result<Asked<Line>, String> {
     };
     for (means, value) in parts.options {
         match means {
-            "help" => return Ok(Asked::Text(HELP.to_string())),
+            "help" => return Ok(ToolInvocation::Text(HELP.to_string())),
             "object" => {
                 let text = value.unwrap_or_default().into_string();
                 let text = text.map_err(|_| "--object: the value is not UTF-8".to_string())?;
-                let object = Credentials::parse(&text).map_err(|why| format!("{name}: {why}"))?;
+                let object =
+                    CredentialsObject::parse(&text).map_err(|why| format!("{name}: {why}"))?;
                 line.credentials.push(object);
                 continue;
             }
@@ -214,10 +215,10 @@ pub fn parse(words: &[OsString]) -> Result<Asked<Line>, String> {
     let operands =
         parts.operands.into_iter().chain(size).filter_map(|word| word.into_string().ok());
     line.operands = operands.collect();
-    Ok(Asked::Run(line))
+    Ok(ToolInvocation::Run(line))
 }
 
-impl Line {
+impl QemuImgCommand {
     /// Whether an option was given.
     pub fn has(&self, name: &str) -> bool {
         self.options.iter().any(|one| one.0 == name)
@@ -250,14 +251,14 @@ impl Line {
     ///
     /// # Errors
     /// If it is missing, or cannot be understood.
-    pub fn image(&self, number: usize, format: &str) -> Result<Image, String> {
+    pub fn image(&self, number: usize, format: &str) -> Result<QemuImage, String> {
         let Some(name) = self.operands.get(number) else {
             return Err(format!("{}: Expecting image file name", self.command));
         };
         if self.has("image-opts") {
-            return Image::options_with(name, &self.credentials);
+            return QemuImage::options_with(name, &self.credentials);
         }
-        Image::named(name, self.value(format))
+        QemuImage::named(name, self.value(format))
     }
 
     /// Refuses operands beyond the first `most`.
@@ -305,11 +306,11 @@ impl Line {
 mod tests {
     use super::*;
 
-    fn line(text: &str) -> Result<Line, String> {
+    fn line(text: &str) -> Result<QemuImgCommand, String> {
         let words: Vec<OsString> = text.split_whitespace().map(OsString::from).collect();
         match parse(&words)? {
-            Asked::Text(text) => Err(text),
-            Asked::Run(line) => Ok(line),
+            ToolInvocation::Text(text) => Err(text),
+            ToolInvocation::Run(line) => Ok(line),
         }
     }
 

@@ -3,10 +3,10 @@
 use std::ffi::OsString;
 
 use crate::getopt;
-use crate::qemu_image::{Format, Image, encoded};
+use crate::qemu_image::{QemuFormat, QemuImage, encoded};
 use crate::qemu_img::VERSION;
-use crate::qemu_tls::Credentials;
-use crate::{Asked, words};
+use crate::qemu_tls::CredentialsObject;
+use crate::{ToolInvocation, words};
 
 /// The first word of the program that was started to serve in the background.
 pub const IN_BACKGROUND: &str = "--in-background";
@@ -80,17 +80,17 @@ fn modes(option: &str) -> &'static [&'static str] {
 
 /// What a command line asks for.
 #[derive(Debug)]
-pub enum Wanted {
+pub enum QemuNbdAction {
     /// A server.
-    Serve(Server),
+    Serve(QemuNbdServer),
     /// The list of the exports of the server with this URI.
     List(String),
 }
 
 /// A server that a command line asks for.
 #[derive(Debug)]
-pub struct Server {
-    image: Image,
+pub struct QemuNbdServer {
+    image: QemuImage,
     options: Vec<(&'static str, String)>,
     /// The options of `blockhaul serve` for TLS.
     tls: Vec<String>,
@@ -100,7 +100,7 @@ pub struct Server {
 ///
 /// # Errors
 /// What is wrong, or not supported, by name.
-pub fn parse(line: &[OsString]) -> Result<Asked<Wanted>, String> {
+pub fn parse(line: &[OsString]) -> Result<ToolInvocation<QemuNbdAction>, String> {
     let parts = getopt::parse(OPTIONS, line)
         .map_err(|error| format!("{error}\nTry `qemu-nbd --help' for more information."))?;
     let mut options = Vec::new();
@@ -109,15 +109,15 @@ pub fn parse(line: &[OsString]) -> Result<Asked<Wanted>, String> {
         let value = value.unwrap_or_default().into_string();
         let value = value.map_err(|_| format!("--{means}: the value is not UTF-8"))?;
         let instead = match (means, value.as_str()) {
-            ("help", _) => return Ok(Asked::Text(HELP.to_string())),
+            ("help", _) => return Ok(ToolInvocation::Text(HELP.to_string())),
             ("version", _) => {
-                return Ok(Asked::Text(format!("qemu-nbd {VERSION} (blockhaul)\n")));
+                return Ok(ToolInvocation::Text(format!("qemu-nbd {VERSION} (blockhaul)\n")));
             }
             ("connect" | "disconnect", _) => {
                 "serve with -k SOCKET, and use nbd-client for /dev/nbdN"
             }
             ("object", text) => {
-                credentials.push(Credentials::parse(text)?);
+                credentials.push(CredentialsObject::parse(text)?);
                 continue;
             }
             ("tls-authz", _) => "a client is admitted by its certificate or key",
@@ -142,7 +142,7 @@ pub fn parse(line: &[OsString]) -> Result<Asked<Wanted>, String> {
     let value =
         |wanted: &str| options.iter().rev().find(|one| one.0 == wanted).map(|one| one.1.as_str());
     let is_list = has("list");
-    let tls = value("tls-creds").map(|id| Credentials::find(&credentials, id, !is_list));
+    let tls = value("tls-creds").map(|id| CredentialsObject::find(&credentials, id, !is_list));
     let tls = tls.transpose()?;
     if is_list {
         if !parts.operands.is_empty() {
@@ -150,7 +150,9 @@ pub fn parse(line: &[OsString]) -> Result<Asked<Wanted>, String> {
         }
         let host = value("tls-hostname").unwrap_or_default();
         let uri = address(value);
-        return Ok(Asked::Run(Wanted::List(tls.map_or(uri.clone(), |tls| tls.uri(&uri, host)))));
+        return Ok(ToolInvocation::Run(QemuNbdAction::List(
+            tls.map_or(uri.clone(), |tls| tls.uri(&uri, host)),
+        )));
     }
     if has("tls-hostname") {
         return Err("TLS hostname is only supported with export list".to_string());
@@ -160,14 +162,15 @@ pub fn parse(line: &[OsString]) -> Result<Asked<Wanted>, String> {
         let text = "setting detect-zeroes to unmap is not allowed without setting discard operation to unmap";
         return Err(text.to_string());
     }
-    let tls = tls.map(Credentials::serve_options).unwrap_or_default();
+    let tls = tls.map(CredentialsObject::serve_options).unwrap_or_default();
     let [name] = &parts.operands[..] else {
         return Err("give one FILE\nTry `qemu-nbd --help' for more information.".to_string());
     };
     let name = name.to_str().ok_or_else(|| format!("{name:?} is not UTF-8"))?;
     let format = value("format");
-    let image = if has("image-opts") { Image::options(name)? } else { Image::named(name, format)? };
-    Ok(Asked::Run(Wanted::Serve(Server { image, options, tls })))
+    let image =
+        if has("image-opts") { QemuImage::options(name)? } else { QemuImage::named(name, format)? };
+    Ok(ToolInvocation::Run(QemuNbdAction::Serve(QemuNbdServer { image, options, tls })))
 }
 
 /// The URI of a server.
@@ -181,9 +184,9 @@ fn address<'a>(value: impl Fn(&str) -> Option<&'a str>) -> String {
     format!("nbd://{host}:{}/{export}", value("port").unwrap_or(PORT))
 }
 
-impl Server {
+impl QemuNbdServer {
     /// The image that is served.
-    pub fn image(&self) -> &Image {
+    pub fn image(&self) -> &QemuImage {
         &self.image
     }
 
@@ -231,9 +234,9 @@ impl Server {
 
     /// Whether a disk in this format is taken for a raw one that may be written, only because its first
     /// bytes tell no format.
-    pub fn guesses_raw(&self, format: Format) -> bool {
+    pub fn guesses_raw(&self, format: QemuFormat) -> bool {
         let reads = ["read-only", "load-snapshot", "snapshot"].iter().any(|name| self.has(name));
-        self.image.format.is_none() && format == Format::Raw && !reads
+        self.image.format.is_none() && format == QemuFormat::Raw && !reads
     }
 
     /// The words of `blockhaul serve` for the image in this format. `len`: the length in bytes of a
@@ -243,7 +246,7 @@ impl Server {
     /// If an option does not fit the format.
     pub fn words(
         &self,
-        format: Format,
+        format: QemuFormat,
         len: Option<u64>,
         in_background: bool,
     ) -> Result<Vec<OsString>, String> {
@@ -264,38 +267,38 @@ impl Server {
         add(format!("--timeout={}s", self.handshake_limit()?));
         let mut device = Vec::new();
         let reads = self.has("read-only") || self.has("load-snapshot");
-        let is_writable = matches!(format, Format::Raw | Format::Qcow2);
+        let is_writable = matches!(format, QemuFormat::Raw | QemuFormat::Qcow2);
         if !reads && !is_writable && !self.has("snapshot") {
             return Err(format!("format {} is only read: add -r", format.name()));
         }
         if let Some(given) = self.value("load-snapshot") {
-            if format != Format::Qcow2 {
+            if format != QemuFormat::Qcow2 {
                 return Err(format!("format {} has no internal snapshots", format.name()));
             }
             let name = given.strip_prefix("snapshot.name=").or(given.strip_prefix("snapshot.id="));
             device.push(format!("snapshot={}", encoded(name.unwrap_or(given))));
         }
-        if self.has("bitmap") && format != Format::Qcow2 {
+        if self.has("bitmap") && format != QemuFormat::Qcow2 {
             return Err(format!("format {} has no bitmaps", format.name()));
         }
         // The original finds a bitmap in any image of the chain.
-        if self.has("bitmap") && format == Format::Qcow2 {
+        if self.has("bitmap") && format == QemuFormat::Qcow2 {
             device.push("backing-bitmaps=on".to_string());
         }
         let direct =
             self.has("nocache") || matches!(self.value("cache"), Some("none" | "directsync"));
-        if direct && format == Format::Raw && self.image.path().is_some() {
+        if direct && format == QemuFormat::Raw && self.image.path().is_some() {
             device.push("direct=on".to_string());
         }
         if reads {
             add("--readonly".to_string());
         }
-        if format == Format::Raw && len.is_some_and(|len| !len.is_multiple_of(SECTOR)) {
+        if format == QemuFormat::Raw && len.is_some_and(|len| !len.is_multiple_of(SECTOR)) {
             add(format!("--layer=truncate?round-up={SECTOR}"));
         }
         if let Some(offset) = self.value("offset") {
             add(format!("--layer=offset?offset={offset}"));
-        } else if format == Format::Raw && self.image.format.is_none() {
+        } else if format == QemuFormat::Raw && self.image.format.is_none() {
             add(format!("--layer=blocksize?minimum={SECTOR}"));
         }
         // Writes that are kept in memory need no flush.
@@ -309,7 +312,7 @@ impl Server {
         if !reads && !self.has("snapshot") {
             self.zero_detection().into_iter().for_each(&mut add);
         }
-        if format == Format::Qcow2 {
+        if format == QemuFormat::Qcow2 {
             add(format!("--layer=contexts?show={}", encoded(&self.contexts())));
         }
         // Clients of the original never see another value.
@@ -317,7 +320,7 @@ impl Server {
         if self.has("snapshot") {
             add("--layer=cow".to_string());
         }
-        if self.has("allocation-depth") && format == Format::Raw {
+        if self.has("allocation-depth") && format == QemuFormat::Raw {
             add("--layer=allocation-depth".to_string());
         }
         match self.clients()? {
@@ -361,10 +364,10 @@ mod tests {
     fn run(line: &str) -> Result<String, String> {
         let line: Vec<OsString> = line.split_whitespace().map(OsString::from).collect();
         match parse(&line)? {
-            Asked::Text(text) => Err(text),
-            Asked::Run(Wanted::List(uri)) => Ok(uri),
-            Asked::Run(Wanted::Serve(server)) => {
-                let format = server.image().format.unwrap_or(Format::Raw);
+            ToolInvocation::Text(text) => Err(text),
+            ToolInvocation::Run(QemuNbdAction::List(uri)) => Ok(uri),
+            ToolInvocation::Run(QemuNbdAction::Serve(server)) => {
+                let format = server.image().format.unwrap_or(QemuFormat::Raw);
                 let words = server.words(format, Some(1000), false)?;
                 Ok(words.join(" ".as_ref()).into_string().unwrap())
             }
@@ -410,7 +413,9 @@ mod tests {
         assert!(run("-e 1 /a").unwrap().contains("multi-conn?mode=disable"));
         assert!(!run("-e 2 /a").unwrap().contains("multi-conn"));
         let line = ["-e 2", "/a"].map(OsString::from);
-        let Asked::Run(Wanted::Serve(server)) = parse(&line).unwrap() else { panic!("{line:?}") };
+        let ToolInvocation::Run(QemuNbdAction::Serve(server)) = parse(&line).unwrap() else {
+            panic!("{line:?}")
+        };
         assert_eq!(server.clients(), Ok(2));
         assert!(run("-A /a").unwrap().contains("--layer=allocation-depth"));
         assert!(!run("-A -f qcow2 /a").unwrap().contains("--layer=allocation-depth"));

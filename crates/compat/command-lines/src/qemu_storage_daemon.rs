@@ -7,7 +7,7 @@ use blockhaul_catalog::{insert_option, options_of_json};
 use serde_json::{Map, Value as Json, json};
 
 use crate::getopt;
-use crate::{Asked, words};
+use crate::{ToolInvocation, words};
 
 /// The version of QEMU whose program is emulated.
 const VERSION: &str = "10.0.13";
@@ -56,12 +56,12 @@ See `blockhaul serve --help` and docs/qmp.md for details.
 
 /// A command line that was understood.
 #[derive(Debug, Default)]
-pub struct Daemon {
+pub struct StorageDaemon {
     /// Commands of the monitor protocol, in order.
     commands: Vec<Json>,
-    chardevs: Vec<(String, Place)>,
-    monitors: Vec<Place>,
-    credentials: Vec<Credentials>,
+    chardevs: Vec<(String, MonitorAddress)>,
+    monitors: Vec<MonitorAddress>,
+    credentials: Vec<X509Credentials>,
     tls: Option<String>,
     pidfile: Option<OsString>,
     /// It goes to the background.
@@ -70,7 +70,7 @@ pub struct Daemon {
 
 /// Where a monitor has its clients.
 #[derive(Debug, Clone)]
-enum Place {
+enum MonitorAddress {
     /// It listens on a socket of this path.
     Listens(String),
     /// One client, as `--qmp-client` describes it.
@@ -79,7 +79,7 @@ enum Place {
 
 /// A `tls-creds-x509` object.
 #[derive(Debug)]
-struct Credentials {
+struct X509Credentials {
     id: String,
     directory: String,
     verifies: bool,
@@ -89,12 +89,12 @@ struct Credentials {
 ///
 /// # Errors
 /// What is wrong, or not supported, by name.
-pub fn parse(words: &[OsString]) -> Result<Asked<Daemon>, String> {
+pub fn parse(words: &[OsString]) -> Result<ToolInvocation<StorageDaemon>, String> {
     let parts = getopt::parse(OPTIONS, words)?;
     if let Some(operand) = parts.operands.first() {
         return Err(format!("Unexpected argument: {}", operand.to_string_lossy()));
     }
-    let mut daemon = Daemon::default();
+    let mut daemon = StorageDaemon::default();
     for (means, value) in parts.options {
         let value = value.unwrap_or_default();
         let text = || {
@@ -102,10 +102,10 @@ pub fn parse(words: &[OsString]) -> Result<Asked<Daemon>, String> {
             text.ok_or_else(|| format!("--{means}: the value is not UTF-8"))
         };
         match means {
-            "help" => return Ok(Asked::Text(HELP.to_string())),
+            "help" => return Ok(ToolInvocation::Text(HELP.to_string())),
             "version" => {
                 let text = format!("qemu-storage-daemon version {VERSION}\n");
-                return Ok(Asked::Text(text));
+                return Ok(ToolInvocation::Text(text));
             }
             "daemonize" => daemon.daemonize = true,
             "pidfile" => daemon.pidfile = Some(value),
@@ -118,19 +118,19 @@ pub fn parse(words: &[OsString]) -> Result<Asked<Daemon>, String> {
             _ => daemon.add_object(parameters(&text()?, "qom-type")?)?,
         }
     }
-    if daemon.daemonize && daemon.monitors.iter().any(Place::is_stdio) {
+    if daemon.daemonize && daemon.monitors.iter().any(MonitorAddress::is_stdio) {
         return Err("--daemonize: a monitor cannot use standard input and output".to_string());
     }
-    Ok(Asked::Run(daemon))
+    Ok(ToolInvocation::Run(daemon))
 }
 
-impl Place {
+impl MonitorAddress {
     fn is_stdio(&self) -> bool {
-        matches!(self, Place::Client(client) if client == "stdio")
+        matches!(self, MonitorAddress::Client(client) if client == "stdio")
     }
 }
 
-impl Daemon {
+impl StorageDaemon {
     fn add(&mut self, command: &str, arguments: Map<String, Json>) {
         self.commands.push(json!({ "execute": command, "arguments": arguments }));
     }
@@ -153,7 +153,7 @@ impl Daemon {
         let (id, place) = match backend {
             "stdio" => {
                 known("--chardev stdio", given, &["backend", "id"])?;
-                (id()?, Place::Client("stdio".to_string()))
+                (id()?, MonitorAddress::Client("stdio".to_string()))
             }
             "socket" => (id()?, socket(given)?),
             _ => return Err(format!("--chardev {backend}: only socket and stdio are supported")),
@@ -196,7 +196,7 @@ impl Daemon {
         if text(given, "endpoint") != "server" {
             return Err("--object tls-creds-x509: only endpoint=server is supported".to_string());
         }
-        self.credentials.push(Credentials {
+        self.credentials.push(X509Credentials {
             id: text(given, "id").to_string(),
             directory: needed("--object tls-creds-x509", given, "dir")?,
             verifies: given.get("verify-peer").and_then(Json::as_bool).unwrap_or(true),
@@ -209,8 +209,8 @@ impl Daemon {
         let mut words = words(&["blockhaul", "serve", "--quiet", "--no-listen"]);
         words.push(if in_background { "--in-background" } else { "--foreground" }.into());
         words.extend(self.monitors.iter().map(|place| match place {
-            Place::Listens(path) => format!("--qmp={path}").into(),
-            Place::Client(client) => format!("--qmp-client={client}").into(),
+            MonitorAddress::Listens(path) => format!("--qmp={path}").into(),
+            MonitorAddress::Client(client) => format!("--qmp-client={client}").into(),
         }));
         let credentials = self.credentials.iter();
         for one in credentials.filter(|one| self.tls.as_ref() == Some(&one.id)) {
@@ -235,14 +235,14 @@ impl Daemon {
 }
 
 /// Where the clients of a `--chardev socket` are.
-fn socket(given: &Map<String, Json>) -> Result<Place, String> {
+fn socket(given: &Map<String, Json>) -> Result<MonitorAddress, String> {
     known("--chardev socket", given, &["backend", "id", "path", "fd", "server", "wait"])?;
     let is_on = |name: &str| given.get(name).and_then(Json::as_bool);
     let listens = is_on("server") == Some(true);
     match (text(given, "path"), text(given, "fd")) {
         ("", "") => Err("--chardev socket: Parameter 'path' is missing".to_string()),
         (path, "") if listens && is_on("wait") == Some(false) => {
-            Ok(Place::Listens(path.to_string()))
+            Ok(MonitorAddress::Listens(path.to_string()))
         }
         (_, "") if listens => {
             Err("--chardev socket: with server=on, only wait=off is supported".to_string())
@@ -253,8 +253,8 @@ fn socket(given: &Map<String, Json>) -> Result<Place, String> {
         _ if given.contains_key("wait") => {
             Err("--chardev socket: Parameter 'wait' needs server=on and a path".to_string())
         }
-        (path, "") => Ok(Place::Client(format!("unix:{path}"))),
-        ("", fd) => Ok(Place::Client(format!("fd:{fd}"))),
+        (path, "") => Ok(MonitorAddress::Client(format!("unix:{path}"))),
+        ("", fd) => Ok(MonitorAddress::Client(format!("fd:{fd}"))),
         _ => Err("--chardev socket: path and fd cannot be used together".to_string()),
     }
 }
@@ -372,8 +372,8 @@ mod tests {
     fn run(line: &[&str]) -> Result<Vec<String>, String> {
         let line: Vec<OsString> = line.iter().map(OsString::from).collect();
         match parse(&line)? {
-            Asked::Text(text) => Err(text),
-            Asked::Run(daemon) => {
+            ToolInvocation::Text(text) => Err(text),
+            ToolInvocation::Run(daemon) => {
                 let words = daemon.words(false).into_iter();
                 Ok(words.map(|word| word.into_string().unwrap()).collect())
             }

@@ -7,14 +7,14 @@ use crate::qemu_storage_daemon::{parameters, text};
 
 /// Credentials, as an object with a name.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Credentials {
+pub struct CredentialsObject {
     id: String,
     is_server: bool,
-    kind: Kind,
+    kind: CredentialsKind,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Kind {
+enum CredentialsKind {
     /// A directory with certificates, and whether the peer must have one.
     Certificates { dir: String, verify: bool },
     /// A file with keys, and the name of the client.
@@ -24,12 +24,12 @@ enum Kind {
 /// The name of the user of keys that a client has by default.
 const USER: &str = "qemu";
 
-impl Credentials {
+impl CredentialsObject {
     /// The object of an option.
     ///
     /// # Errors
     /// What is missing, or not supported, by name.
-    pub fn parse(given: &str) -> Result<Credentials, String> {
+    pub fn parse(given: &str) -> Result<CredentialsObject, String> {
         let object = parameters(given, "qom-type")?;
         let one = |name: &str| text(&object, name).to_string();
         let kind = one("qom-type");
@@ -54,14 +54,16 @@ impl Credentials {
         };
         let dir = one("dir");
         let kind = match kind.as_str() {
-            "tls-creds-x509" => Kind::Certificates { dir, verify: is_on(&object, "verify-peer") },
+            "tls-creds-x509" => {
+                CredentialsKind::Certificates { dir, verify: is_on(&object, "verify-peer") }
+            }
             _ => {
                 let user = Some(one("username")).filter(|name| !name.is_empty());
                 let user = user.unwrap_or_else(|| USER.to_string());
-                Kind::Keys { file: format!("{dir}/keys.psk"), user }
+                CredentialsKind::Keys { file: format!("{dir}/keys.psk"), user }
             }
         };
-        Ok(Credentials { id: one("id"), is_server, kind })
+        Ok(CredentialsObject { id: one("id"), is_server, kind })
     }
 
     /// The credentials of this name, of a server or of a client.
@@ -69,10 +71,10 @@ impl Credentials {
     /// # Errors
     /// If there are none, or those of the other side.
     pub fn find<'a>(
-        all: &'a [Credentials],
+        all: &'a [CredentialsObject],
         id: &str,
         is_server: bool,
-    ) -> Result<&'a Credentials, String> {
+    ) -> Result<&'a CredentialsObject, String> {
         let found = all.iter().rev().find(|one| one.id == id);
         let found = found.ok_or_else(|| format!("No TLS credentials with id '{id}'"))?;
         if found.is_server != is_server {
@@ -86,11 +88,11 @@ impl Credentials {
     pub fn serve_options(&self) -> Vec<String> {
         let mut all = vec!["--tls=require".to_string()];
         match &self.kind {
-            Kind::Certificates { dir, verify } => {
+            CredentialsKind::Certificates { dir, verify } => {
                 all.push(format!("--tls-certificates={dir}"));
                 all.extend(verify.then(|| "--tls-verify-peer".to_string()));
             }
-            Kind::Keys { file, .. } => all.push(format!("--tls-psk={file}")),
+            CredentialsKind::Keys { file, .. } => all.push(format!("--tls-psk={file}")),
         }
         all
     }
@@ -101,12 +103,12 @@ impl Credentials {
         let uri = uri.replacen("nbd", "nbds", 1);
         let mut all = Vec::new();
         let uri = match &self.kind {
-            Kind::Certificates { dir, verify } => {
+            CredentialsKind::Certificates { dir, verify } => {
                 all.push(format!("tls-certificates={}", encoded(dir)));
                 all.extend((!verify).then(|| "tls-verify-peer=0".to_string()));
                 uri
             }
-            Kind::Keys { file, user } => {
+            CredentialsKind::Keys { file, user } => {
                 all.push(format!("tls-psk-file={}", encoded(file)));
                 uri.replacen("://", &format!("://{}@", encoded(user)), 1)
             }
@@ -136,20 +138,20 @@ mod tests {
     fn objects_become_options_and_uris() {
         let server = "tls-creds-x509,dir=/c,endpoint=server,id=t,verify-peer=on";
         let client = "tls-creds-psk,dir=/k,username=me,endpoint=client,id=u";
-        let all = [server, client].map(|text| Credentials::parse(text).unwrap());
-        let found = Credentials::find(&all, "t", true).unwrap();
+        let all = [server, client].map(|text| CredentialsObject::parse(text).unwrap());
+        let found = CredentialsObject::find(&all, "t", true).unwrap();
         let wanted = ["--tls=require", "--tls-certificates=/c", "--tls-verify-peer"];
         assert_eq!(found.serve_options(), wanted);
-        assert!(Credentials::find(&all, "t", false).unwrap_err().contains("client endpoint"));
-        assert!(Credentials::find(&all, "x", true).unwrap_err().contains("'x'"));
-        let found = Credentials::find(&all, "u", false).unwrap();
+        assert!(CredentialsObject::find(&all, "t", false).unwrap_err().contains("client endpoint"));
+        assert!(CredentialsObject::find(&all, "x", true).unwrap_err().contains("'x'"));
+        let found = CredentialsObject::find(&all, "u", false).unwrap();
         assert_eq!(
             found.uri("nbd+unix:///e?socket=/s", ""),
             "nbds+unix://me@/e?socket=/s&tls-psk-file=/k/keys.psk"
         );
-        let client = Credentials::parse("tls-creds-x509,dir=/c,id=c").unwrap();
+        let client = CredentialsObject::parse("tls-creds-x509,dir=/c,id=c").unwrap();
         assert_eq!(client.uri("nbd://h:1/", "n"), "nbds://h:1/?tls-certificates=/c&tls-hostname=n");
-        let open = Credentials::parse("tls-creds-x509,dir=/c,id=c,verify-peer=off").unwrap();
+        let open = CredentialsObject::parse("tls-creds-x509,dir=/c,id=c,verify-peer=off").unwrap();
         assert!(open.uri("nbd://h:1/", "").ends_with("tls-verify-peer=0"));
     }
 
@@ -162,7 +164,7 @@ mod tests {
             ("tls-creds-x509,dir=x,id=x,passwordid=p", "'passwordid'"),
             ("tls-creds-psk,dir=x,id=x,endpoint=both", "'both'"),
         ] {
-            let said = Credentials::parse(text).unwrap_err();
+            let said = CredentialsObject::parse(text).unwrap_err();
             assert!(said.contains(why), "{text}: {said}");
         }
     }

@@ -1,10 +1,10 @@
 //! `qemu-img amend`.
 
 use blockhaul_catalog::NamePolicy;
-use blockhaul_command_lines::qemu_image::{Format, Image};
-use blockhaul_command_lines::qemu_img::Line;
-use blockhaul_formats::qcow2::amend::{Amend, amend};
-use blockhaul_formats::qcow2::describe::Description;
+use blockhaul_command_lines::qemu_image::{QemuFormat, QemuImage};
+use blockhaul_command_lines::qemu_img::QemuImgCommand;
+use blockhaul_formats::qcow2::amend::{AmendOptions, amend};
+use blockhaul_formats::qcow2::describe::Qcow2Description;
 use blockhaul_formats::qcow2::resize::NewSize;
 
 use crate::error::{QemuImgStatus, Result, failure};
@@ -32,14 +32,14 @@ const ONLY_NEW: &[&str] = &[
 
 /// The changes that the options ask for.
 #[derive(Default)]
-struct Amendment {
-    change: Amend,
+struct ImageAmendment {
+    change: AmendOptions,
     size: Option<NewSize>,
 }
 
 impl QemuImg {
     /// Runs `amend`.
-    pub(crate) fn amend(&self, line: &Line) -> Result<QemuImgStatus> {
+    pub(crate) fn amend(&self, line: &QemuImgCommand) -> Result<QemuImgStatus> {
         let options = line.creation()?;
         if options.is_empty() {
             return Err(failure("Must specify options (-o)"));
@@ -56,14 +56,14 @@ impl QemuImg {
         if line.wants_help() {
             return self.print_options(format.name(), OptionUse::Amend);
         }
-        if format != Format::Qcow2 {
+        if format != QemuFormat::Qcow2 {
             let name = format.name();
             return Err(failure(format!(
                 "Format driver '{name}' does not support option amendment"
             )));
         }
         let found = self.description(&image)?;
-        let mut amendment = Amendment::default();
+        let mut amendment = ImageAmendment::default();
         for (name, value) in &options {
             amendment.add(&found, name, value)?;
         }
@@ -83,8 +83,8 @@ impl QemuImg {
         Ok(QemuImgStatus::Success)
     }
 
-    fn amend_image(&self, image: &Image, change: Amend) -> Result<()> {
-        if change == Amend::default() {
+    fn amend_image(&self, image: &QemuImage, change: AmendOptions) -> Result<()> {
+        if change == AmendOptions::default() {
             return Ok(());
         }
         let result =
@@ -95,9 +95,9 @@ impl QemuImg {
     }
 }
 
-impl Amendment {
+impl ImageAmendment {
     /// Takes one option. What the image is already changes nothing.
-    fn add(&mut self, found: &Description, name: &str, value: &str) -> Result<()> {
+    fn add(&mut self, found: &Qcow2Description, name: &str, value: &str) -> Result<()> {
         let other = |what: &str| {
             let text = format!("amend: {what} is not supported: copy the disk to a new image");
             Err(failure(text))

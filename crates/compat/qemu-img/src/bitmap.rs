@@ -1,8 +1,8 @@
 //! `qemu-img bitmap`.
 
 use blockhaul_catalog::NamePolicy;
-use blockhaul_command_lines::qemu_image::Image;
-use blockhaul_command_lines::qemu_img::Line;
+use blockhaul_command_lines::qemu_image::QemuImage;
+use blockhaul_command_lines::qemu_img::QemuImgCommand;
 use blockhaul_formats::qcow2::bitmap_change::{BitmapChange, change_bitmap};
 
 use crate::error::{QemuImgStatus, Result, failure};
@@ -18,7 +18,7 @@ enum Change {
 }
 
 /// The bitmap that the command line names; none if no change needs one.
-fn named_bitmap<'a>(line: &'a Line, changes: &[Change]) -> Result<Option<&'a String>> {
+fn named_bitmap<'a>(line: &'a QemuImgCommand, changes: &[Change]) -> Result<Option<&'a String>> {
     let needed = changes.iter().any(|one| matches!(one, Change::One(_)));
     match (needed, line.operands.get(1)) {
         (true, None) => Err(failure("bitmap: Expecting image file name and bitmap name")),
@@ -29,7 +29,7 @@ fn named_bitmap<'a>(line: &'a Line, changes: &[Change]) -> Result<Option<&'a Str
 
 impl QemuImg {
     /// Runs `bitmap`.
-    pub(crate) fn change_bitmaps(&self, line: &Line) -> Result<QemuImgStatus> {
+    pub(crate) fn change_bitmaps(&self, line: &QemuImgCommand) -> Result<QemuImgStatus> {
         line.at_most(2)?;
         let image = line.image(0, "format")?;
         let mut changes = Vec::new();
@@ -57,7 +57,7 @@ impl QemuImg {
     }
 
     /// Removes all bitmaps of an image. Images in other formats have none.
-    fn remove_bitmaps(&self, image: &Image) -> Result<()> {
+    fn remove_bitmaps(&self, image: &QemuImage) -> Result<()> {
         for one in self.bitmaps(image)? {
             self.change_bitmap(image, &one.name, BitmapChange::Remove)?;
         }
@@ -65,7 +65,12 @@ impl QemuImg {
     }
 
     /// The change that an option asks for; `None` for other options.
-    fn bitmap_change(&self, line: &Line, option: &str, value: &str) -> Result<Option<Change>> {
+    fn bitmap_change(
+        &self,
+        line: &QemuImgCommand,
+        option: &str,
+        value: &str,
+    ) -> Result<Option<Change>> {
         let change = match option {
             "remove-all" => return Ok(Some(Change::RemoveAll)),
             "add" => {
@@ -86,14 +91,14 @@ impl QemuImg {
     }
 
     /// The description of the other image of a merge, if there is one.
-    fn merge_source(&self, line: &Line) -> Result<Option<String>> {
+    fn merge_source(&self, line: &QemuImgCommand) -> Result<Option<String>> {
         let Some(file) = line.value("source-file") else { return Ok(None) };
-        let from = Image::named(file, line.value("source-format"))?;
+        let from = QemuImage::named(file, line.value("source-format"))?;
         self.require_qcow2(line, &from)?;
         Ok(Some(from.holder()))
     }
 
-    fn change_bitmap(&self, image: &Image, bitmap: &str, change: BitmapChange) -> Result<()> {
+    fn change_bitmap(&self, image: &QemuImage, bitmap: &str, change: BitmapChange) -> Result<()> {
         let bitmap = bitmap.to_string();
         let result =
             self.with_holder(image, NamePolicy::Refuse, async move |context, holder| {

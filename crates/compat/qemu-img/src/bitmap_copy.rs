@@ -1,8 +1,8 @@
 //! `--bitmaps` of `qemu-img convert`.
 
 use blockhaul_catalog::NamePolicy;
-use blockhaul_command_lines::qemu_image::{Format, Image};
-use blockhaul_command_lines::qemu_img::Line;
+use blockhaul_command_lines::qemu_image::{QemuFormat, QemuImage};
+use blockhaul_command_lines::qemu_img::QemuImgCommand;
 use blockhaul_formats::qcow2::bitmap_change::{BitmapChange, change_bitmap};
 use blockhaul_formats::qcow2::describe::BitmapDescription;
 use blockhaul_transfer::one_line;
@@ -22,9 +22,9 @@ impl QemuImg {
     /// asked for.
     pub(crate) fn bitmap_copy(
         &self,
-        line: &Line,
-        sources: &[Image],
-        target: Format,
+        line: &QemuImgCommand,
+        sources: &[QemuImage],
+        target: QemuFormat,
     ) -> Result<Option<BitmapCopy>> {
         let skips = line.has("skip-broken-bitmaps");
         if !line.has("bitmaps") {
@@ -36,12 +36,12 @@ impl QemuImg {
         let [source] = sources else {
             return Err(failure("Copying bitmaps only possible with single source"));
         };
-        if target != Format::Qcow2 {
+        if target != QemuFormat::Qcow2 {
             let text = format!("Format driver '{}' does not support bitmaps", target.name());
             return Err(failure(text));
         }
         let mut all = match self.image_format(source)? {
-            Format::Qcow2 => self.bitmaps(source)?,
+            QemuFormat::Qcow2 => self.bitmaps(source)?,
             _ => Vec::new(),
         };
         // The original goes through them in the reverse order of the image.
@@ -60,7 +60,7 @@ impl QemuImg {
     }
 
     /// Adds bitmaps to the target.
-    pub(crate) fn add_bitmaps(&self, bitmaps: BitmapCopy, target: &Image) -> Result<()> {
+    pub(crate) fn add_bitmaps(&self, bitmaps: BitmapCopy, target: &QemuImage) -> Result<()> {
         let BitmapCopy { from, all } = bitmaps;
         let result =
             self.with_holder(target, NamePolicy::Allow, async move |context, holder| {

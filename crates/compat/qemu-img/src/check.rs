@@ -1,18 +1,18 @@
 //! `qemu-img check`.
 
 use blockhaul_catalog::Intent;
-use blockhaul_command_lines::qemu_image::{Format, Image};
-use blockhaul_command_lines::qemu_img::Line;
-use blockhaul_formats::qcow2::check::{Fault, FlagOf, Repair, Report, check};
+use blockhaul_command_lines::qemu_image::{QemuFormat, QemuImage};
+use blockhaul_command_lines::qemu_img::QemuImgCommand;
+use blockhaul_formats::qcow2::check::{CheckFault, FlagOf, ImageCheckReport, Repair, check};
 use blockhaul_transfer::one_line;
 
 use crate::error::{QemuImgError, QemuImgErrorKind, QemuImgStatus, Result, failure};
-use crate::json::Value;
+use crate::json::JsonValue;
 use crate::tool::QemuImg;
 
 impl QemuImg {
     /// Runs `check`.
-    pub(crate) fn check(&self, line: &Line) -> Result<QemuImgStatus> {
+    pub(crate) fn check(&self, line: &QemuImgCommand) -> Result<QemuImgStatus> {
         line.at_most(1)?;
         let is_json = line.is_json()?;
         let repair = match line.value("repair") {
@@ -25,7 +25,7 @@ impl QemuImg {
         };
         let image = line.image(0, "format")?;
         let format = self.image_format(&image)?;
-        if format != Format::Qcow2 {
+        if format != QemuFormat::Qcow2 {
             let text = "This image format does not support checks";
             return Err(QemuImgError::new(QemuImgErrorKind::CheckUnsupported, text));
         }
@@ -41,7 +41,7 @@ impl QemuImg {
     }
 
     /// Checks the tables of an image.
-    fn check_tables(&self, image: &Image, repair: Repair) -> Result<Report> {
+    fn check_tables(&self, image: &QemuImage, repair: Repair) -> Result<ImageCheckReport> {
         let intent = match repair {
             Repair::Nothing => Intent::READ,
             Repair::Leaks | Repair::All => Intent { exclusive: true, ..Intent::WRITE },
@@ -53,10 +53,10 @@ impl QemuImg {
     }
 
     /// Prints the faults as the original does, which names a repaired fault twice.
-    fn tell_faults(&self, faults: &[Fault]) {
+    fn tell_faults(&self, faults: &[CheckFault]) {
         let print = |text: &str| self.tell(&format!("{}\n", one_line(text)));
-        let refcount = |fault: &Fault, repaired: bool| {
-            let Fault::Refcount { cluster, stored, references, .. } = fault else { return };
+        let refcount = |fault: &CheckFault, repaired: bool| {
+            let CheckFault::Refcount { cluster, stored, references, .. } = fault else { return };
             let what = match (repaired, stored < references) {
                 (true, _) => "Repairing",
                 (false, true) => "ERROR",
@@ -66,9 +66,9 @@ impl QemuImg {
         };
         for fault in faults {
             match fault {
-                Fault::Refcount { .. } => refcount(fault, false),
-                Fault::Flag { .. } => {}
-                Fault::Beyond { offset, len, .. } => print(&format!(
+                CheckFault::Refcount { .. } => refcount(fault, false),
+                CheckFault::Flag { .. } => {}
+                CheckFault::Beyond { offset, len, .. } => print(&format!(
                     "ERROR: counting reference for region exceeding the end of the file by one cluster or more: offset \
                      {offset:#x} size {len:#x}"
                 )),
@@ -77,8 +77,8 @@ impl QemuImg {
         }
         for fault in faults {
             match fault {
-                Fault::Refcount { fixed: true, .. } => refcount(fault, true),
-                Fault::Flag { entry, value, refcount, fixed } => {
+                CheckFault::Refcount { fixed: true, .. } => refcount(fault, true),
+                CheckFault::Flag { entry, value, refcount, fixed } => {
                     let what = if *fixed { "Repairing" } else { "ERROR" };
                     let entry = match entry {
                         FlagOf::L1(number) => {
@@ -94,7 +94,7 @@ impl QemuImg {
     }
 }
 
-fn status(found: &Report) -> QemuImgStatus {
+fn status(found: &ImageCheckReport) -> QemuImgStatus {
     match (found.corruptions, found.leaks) {
         (1.., _) => QemuImgStatus::Damaged,
         (0, 1..) => QemuImgStatus::Leaks,
@@ -102,9 +102,9 @@ fn status(found: &Report) -> QemuImgStatus {
     }
 }
 
-fn value(image: &Image, format: Format, found: &Report) -> Value {
-    let number = |name, count: u64| (name, Value::Number(count));
-    let some = |name, count: u64| (count > 0).then_some((name, Value::Number(count)));
+fn value(image: &QemuImage, format: QemuFormat, found: &ImageCheckReport) -> JsonValue {
+    let number = |name, count: u64| (name, JsonValue::Number(count));
+    let some = |name, count: u64| (count > 0).then_some((name, JsonValue::Number(count)));
     let mut all = vec![number("image-end-offset", found.image_end)];
     all.extend(some("compressed-clusters", found.compressed));
     all.push(number("total-clusters", found.clusters));
@@ -114,13 +114,13 @@ fn value(image: &Image, format: Format, found: &Report) -> Value {
     all.extend(some("leaks", found.leaks));
     all.extend(some("leaks-fixed", found.leaks_fixed));
     all.extend(some("allocated-clusters", found.allocated));
-    all.push(("filename", Value::Text(image.shown.clone())));
-    all.push(("format", Value::Text(format.name().to_string())));
+    all.push(("filename", JsonValue::Text(image.shown.clone())));
+    all.push(("format", JsonValue::Text(format.name().to_string())));
     all.extend(some("fragmented-clusters", found.fragmented));
-    Value::Object(all)
+    JsonValue::Object(all)
 }
 
-fn summary(found: &Report) -> String {
+fn summary(found: &ImageCheckReport) -> String {
     let mut text = String::new();
     if found.corruptions_fixed > 0 || found.leaks_fixed > 0 {
         text += &format!(

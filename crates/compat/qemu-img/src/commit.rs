@@ -1,9 +1,9 @@
 //! `qemu-img commit`.
 
 use blockhaul_catalog::NamePolicy;
-use blockhaul_command_lines::qemu_image::{Format, Image};
-use blockhaul_command_lines::qemu_img::Line;
-use blockhaul_formats::qcow2::backing_change::{BackingName, Snapshots, commit};
+use blockhaul_command_lines::qemu_image::{QemuFormat, QemuImage};
+use blockhaul_command_lines::qemu_img::QemuImgCommand;
+use blockhaul_formats::qcow2::backing_change::{BackingName, SnapshotPolicy, commit};
 use blockhaul_formats::qcow2::resize::NewSize;
 
 use crate::error::{QemuImgStatus, Result, failure};
@@ -12,7 +12,7 @@ use crate::tool::QemuImg;
 
 impl QemuImg {
     /// Runs `commit`.
-    pub(crate) fn commit(&self, line: &Line) -> Result<QemuImgStatus> {
+    pub(crate) fn commit(&self, line: &QemuImgCommand) -> Result<QemuImgStatus> {
         line.at_most(1)?;
         let image = line.image(0, "format")?;
         self.require_qcow2(line, &image)?;
@@ -35,8 +35,8 @@ impl QemuImg {
     /// Copies what an image has to the image below it, or to `base`.
     fn commit_image(
         &self,
-        image: &Image,
-        base: Option<(&Image, Format)>,
+        image: &QemuImage,
+        base: Option<(&QemuImage, QemuFormat)>,
         keep: bool,
     ) -> Result<()> {
         let base = match base {
@@ -49,7 +49,7 @@ impl QemuImg {
             }
         };
         let result = self.with_holder(image, NamePolicy::Allow, async move |context, holder| {
-            commit(context, holder, base.as_ref(), keep, Snapshots::Change).await
+            commit(context, holder, base.as_ref(), keep, SnapshotPolicy::Change).await
         })?;
         self.tell_changes(image, result)
     }

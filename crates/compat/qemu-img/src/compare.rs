@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blockhaul_block::{Error, OpKind};
-use blockhaul_catalog::{Intent, Registry, Spec, Stack};
-use blockhaul_command_lines::qemu_img::Line;
-use blockhaul_engine::{Comparison, Options, Progress};
+use blockhaul_catalog::{DeviceSpec, Intent, Registry, Stack};
+use blockhaul_command_lines::qemu_img::QemuImgCommand;
+use blockhaul_engine::{ComparisonResult, CopyProgress, EngineOptions};
 use blockhaul_io::Pool;
 
 use crate::error::{QemuImgError, QemuImgErrorKind, QemuImgStatus, Result, failure};
@@ -23,7 +23,7 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 
 impl QemuImg {
     /// Runs `compare`.
-    pub(crate) fn compare(&self, line: &Line) -> Result<QemuImgStatus> {
+    pub(crate) fn compare(&self, line: &QemuImgCommand) -> Result<QemuImgStatus> {
         line.at_most(2)?;
         if line.operands.len() < 2 {
             return Err(failure("compare: Expecting two image file names"));
@@ -40,30 +40,39 @@ impl QemuImg {
     }
 
     /// The disks in both images.
-    fn compared_disks(&self, line: &Line) -> Result<[Spec; 2]> {
+    fn compared_disks(&self, line: &QemuImgCommand) -> Result<[DeviceSpec; 2]> {
         Ok([self.compared_disk(line, 0, "format")?, self.compared_disk(line, 1, "b-format")?])
     }
 
     /// The disk in the image that an operand names, in the format of this option.
-    fn compared_disk(&self, line: &Line, number: usize, format: &str) -> Result<Spec> {
+    fn compared_disk(
+        &self,
+        line: &QemuImgCommand,
+        number: usize,
+        format: &str,
+    ) -> Result<DeviceSpec> {
         let image = line.image(number, format)?;
-        Ok(Spec::parse(self.read_disk(&image, |_| Ok(Vec::new()))?.as_ref())?)
+        Ok(DeviceSpec::parse(self.read_disk(&image, |_| Ok(Vec::new()))?.as_ref())?)
     }
 
     /// Compares two disks, with these counters. With `strict`, disks of different sizes are not read.
     fn compare_disks(
         &self,
-        disks: [Spec; 2],
+        disks: [DeviceSpec; 2],
         strict: bool,
-        progress: Arc<Progress>,
-    ) -> Result<Comparison> {
+        progress: Arc<CopyProgress>,
+    ) -> Result<ComparisonResult> {
         let registry = self.registry(TIMEOUT, &[]);
         for disk in &disks {
             let target = registry.target(disk, Intent::READ);
             target.map_err(|error| not_compared(error.into()))?;
         }
         let runtime = workers(0).map_err(not_compared)?;
-        let options = Options { connections: CONNECTIONS, retries: RETRIES, ..Options::default() };
+        let options = EngineOptions {
+            connections: CONNECTIONS,
+            retries: RETRIES,
+            ..EngineOptions::default()
+        };
         let (result, open) = runtime.block_on(move || async move {
             let stacks = match open(&registry, disks).await {
                 Ok(stacks) => stacks,
@@ -71,7 +80,7 @@ impl QemuImg {
             };
             let sizes = (stacks[0].device().facts().size, stacks[1].device().facts().size);
             if strict && sizes.0 != sizes.1 {
-                return (Ok(Comparison { differs_at: None, sizes }), Some(stacks));
+                return (Ok(ComparisonResult { differs_at: None, sizes }), Some(stacks));
             }
             let pool = Pool::new(options.memory());
             let [one, other] = &stacks;
@@ -84,7 +93,11 @@ impl QemuImg {
     }
 
     /// Prints what a comparison has found.
-    fn tell_differences(&self, line: &Line, found: &Comparison) -> Result<QemuImgStatus> {
+    fn tell_differences(
+        &self,
+        line: &QemuImgCommand,
+        found: &ComparisonResult,
+    ) -> Result<QemuImgStatus> {
         let mut text = String::new();
         if found.sizes.0 != found.sizes.1 {
             if line.has("strict") {
@@ -106,8 +119,8 @@ impl QemuImg {
     }
 }
 
-async fn open(registry: &Registry, [one, other]: [Spec; 2]) -> Result<[Stack; 2]> {
-    let open = async |disk: Spec| {
+async fn open(registry: &Registry, [one, other]: [DeviceSpec; 2]) -> Result<[Stack; 2]> {
+    let open = async |disk: DeviceSpec| {
         let opened = registry.open(&disk, Vec::new(), Intent::READ).await;
         let failed = |error: Error| QemuImgError::opening("device", &disk.to_string(), &error);
         opened.map_err(|error| not_compared(failed(error)))

@@ -1,9 +1,9 @@
 //! `qemu-img convert`.
 
-use blockhaul_catalog::Spec;
-use blockhaul_command_lines::qemu_image::{Format, Image, encoded};
-use blockhaul_command_lines::qemu_img::Line;
-use blockhaul_formats::qcow2::backing_change::{BackingName, Rebase};
+use blockhaul_catalog::DeviceSpec;
+use blockhaul_command_lines::qemu_image::{QemuFormat, QemuImage, encoded};
+use blockhaul_command_lines::qemu_img::QemuImgCommand;
+use blockhaul_formats::qcow2::backing_change::{BackingName, RebaseMode};
 use blockhaul_transfer::{CopyRequest, Endpoint, TransferOptions, parse_schedule};
 
 use crate::copy::CopyTarget;
@@ -24,21 +24,21 @@ const ZLIB: u32 = 6;
 pub(crate) const NOT_COMPRESSED: &str = "Compression not supported for this file format";
 
 /// The options of the device for `-l`.
-pub(crate) fn snapshot_option(line: &Line, format: Format) -> Result<Vec<String>> {
+pub(crate) fn snapshot_option(line: &QemuImgCommand, format: QemuFormat) -> Result<Vec<String>> {
     let Some(given) = line.value("snapshot") else { return Ok(Vec::new()) };
     let name = given.strip_prefix("snapshot.name=").or(given.strip_prefix("snapshot.id="));
-    if format != Format::Qcow2 {
+    if format != QemuFormat::Qcow2 {
         return Err(failure(format!("format {} has no internal snapshots", format.name())));
     }
     Ok(vec![format!("snapshot={}", encoded(name.unwrap_or(given)))])
 }
 
 /// A conversion as the command line describes it.
-struct Conversion {
-    sources: Vec<Image>,
-    target: Image,
+struct ConversionRequest {
+    sources: Vec<QemuImage>,
+    target: QemuImage,
     /// Format of the target.
-    format: Format,
+    format: QemuFormat,
     new: NewImage,
 }
 
@@ -51,15 +51,15 @@ struct ConversionCopy {
 
 impl QemuImg {
     /// Runs `convert`.
-    pub(crate) fn convert(&self, line: &Line) -> Result<QemuImgStatus> {
+    pub(crate) fn convert(&self, line: &QemuImgCommand) -> Result<QemuImgStatus> {
         refuse_offloading(line)?;
         line.creation()?;
         if line.wants_help() {
             let format = line.value("target-format").unwrap_or("raw");
             return self.print_options(format, OptionUse::Create);
         }
-        let conversion = Conversion::parse(line)?;
-        let Conversion { sources, target, format, new } = &conversion;
+        let conversion = ConversionRequest::parse(line)?;
+        let ConversionRequest { sources, target, format, new } = &conversion;
         let bitmaps = self.bitmap_copy(line, sources, *format)?;
         let copy = self.conversion_copy(line, &conversion)?;
         if line.has("no-create") {
@@ -69,7 +69,7 @@ impl QemuImg {
         }
         let shown = ProgressLines::begin(self.output(), line, FINE);
         self.run_copy(line, &conversion, copy, &shown)?;
-        if *format == Format::Raw && !line.has("no-create") {
+        if *format == QemuFormat::Raw && !line.has("no-create") {
             allocate_start_of_copy(target)?;
         }
         if let Some(bitmaps) = bitmaps {
@@ -79,7 +79,11 @@ impl QemuImg {
         Ok(QemuImgStatus::Success)
     }
 
-    fn conversion_copy(&self, line: &Line, conversion: &Conversion) -> Result<ConversionCopy> {
+    fn conversion_copy(
+        &self,
+        line: &QemuImgCommand,
+        conversion: &ConversionRequest,
+    ) -> Result<ConversionCopy> {
         let source = self.joined_disks(line, &conversion.sources)?;
         let (from, to, below) = if line.has("no-create") {
             (source, existing_target(line, conversion)?, None)
@@ -94,35 +98,35 @@ impl QemuImg {
             return Err(failure(text));
         }
         let options = options(line)?;
-        let [from, to] =
-            [Spec::parse(from.as_ref())?, Spec::parse(to.as_ref())?].map(Endpoint::Device);
-        let is_image = line.has("no-create") && conversion.format == Format::Qcow2;
+        let [from, to] = [DeviceSpec::parse(from.as_ref())?, DeviceSpec::parse(to.as_ref())?]
+            .map(Endpoint::Device);
+        let is_image = line.has("no-create") && conversion.format == QemuFormat::Qcow2;
         let target = if is_image { CopyTarget::Existing } else { CopyTarget::New };
         let request = CopyRequest { options, ..CopyRequest::new(from, to) };
         Ok(ConversionCopy { request, target, below })
     }
 
     /// The backing file that the target gets, which must exist.
-    fn backing_name(&self, conversion: &Conversion) -> Result<Option<BackingName>> {
+    fn backing_name(&self, conversion: &ConversionRequest) -> Result<Option<BackingName>> {
         let Some((name, format)) = &conversion.new.backing else { return Ok(None) };
         let Some(format) = format else {
             return Err(failure("Use of backing file requires explicit backing format"));
         };
-        let place = Image::of_backing(&beside(&conversion.target, name), Some(format))?;
+        let place = QemuImage::of_backing(&beside(&conversion.target, name), Some(format))?;
         self.image_format(&place)?;
         Ok(Some(BackingName { name: name.clone(), format: format.clone() }))
     }
 
     fn run_copy(
         &self,
-        line: &Line,
-        conversion: &Conversion,
+        line: &QemuImgCommand,
+        conversion: &ConversionRequest,
         copy: ConversionCopy,
         shown: &ProgressLines,
     ) -> Result<()> {
-        let Conversion { sources, target, format, new } = conversion;
+        let ConversionRequest { sources, target, format, new } = conversion;
         let ConversionCopy { request, target: state, below } = copy;
-        let how = if line.has("compress") { Rebase::Compressed } else { Rebase::Safe };
+        let how = if line.has("compress") { RebaseMode::Compressed } else { RebaseMode::Safe };
         match (below, &sources[..]) {
             (None, _) => {
                 self.copy_shown((request, state), shown, plain_sources(line, sources, *format))
@@ -143,7 +147,7 @@ impl QemuImg {
         &self,
         (request, target): (CopyRequest, CopyTarget),
         shown: &ProgressLines,
-        sources: &[Image],
+        sources: &[QemuImage],
     ) -> Result<()> {
         if shown.is_shown() {
             let amount = if sources.is_empty() { None } else { self.source_amount(sources)? };
@@ -153,7 +157,7 @@ impl QemuImg {
     }
 
     /// The disks of all sources, one behind the other.
-    fn joined_disks(&self, line: &Line, sources: &[Image]) -> Result<String> {
+    fn joined_disks(&self, line: &QemuImgCommand, sources: &[QemuImage]) -> Result<String> {
         let mut disks = Vec::new();
         for image in sources {
             disks.push(self.read_disk(image, |format| snapshot_option(line, format))?);
@@ -169,11 +173,16 @@ impl QemuImg {
     }
 
     /// Refuses a raw file that is too small.
-    fn check_room(&self, line: &Line, sources: &[Image], target: &Image) -> Result<()> {
+    fn check_room(
+        &self,
+        line: &QemuImgCommand,
+        sources: &[QemuImage],
+        target: &QemuImage,
+    ) -> Result<()> {
         let format = self.image_format(target)?;
         // Not of servers, which may end with their last client.
         let are_whole = sources.iter().all(|one| one.path().is_some()) && !line.has("snapshot");
-        if !are_whole || format != Format::Raw || target.path().is_none() {
+        if !are_whole || format != QemuFormat::Raw || target.path().is_none() {
             return Ok(());
         }
         let mut needed: u64 = 0;
@@ -190,10 +199,10 @@ impl QemuImg {
     /// source, and moves to that backing file.
     fn make_overlay(
         &self,
-        target: &Image,
+        target: &QemuImage,
         new: &NewImage,
-        source: &Image,
-        (below, how): (BackingName, Rebase),
+        source: &QemuImage,
+        (below, how): (BackingName, RebaseMode),
     ) -> Result<()> {
         let options = new.device_options();
         let device = format!("qcow2:{}?{}", encoded(&target.holder()), options.join("&"));
@@ -202,38 +211,38 @@ impl QemuImg {
         let path = path.map_err(|error| failure(format!("{}: {error}", source.shown)))?;
         let format = self.image_format(source)?.name().to_string();
         let over = BackingName { name: path.display().to_string(), format };
-        self.give_backing(target, Some(over), Rebase::Unsafe)?;
+        self.give_backing(target, Some(over), RebaseMode::Unsafe)?;
         self.give_backing(target, Some(below), how)
     }
 }
 
-impl Conversion {
-    fn parse(line: &Line) -> Result<Conversion> {
+impl ConversionRequest {
+    fn parse(line: &QemuImgCommand) -> Result<ConversionRequest> {
         if line.operands.len() < 2 {
             return Err(failure("Must specify image file name"));
         }
         let last = line.operands.len() - 1;
         refuse_read_only(line)?;
         let sources = (0..last).map(|number| line.image(number, "source-format"));
-        let sources = sources.collect::<Result<Vec<Image>, _>>()?;
+        let sources = sources.collect::<Result<Vec<QemuImage>, _>>()?;
         let target = target(line, &line.operands[last])?;
-        let format = target.format.unwrap_or(Format::Raw);
+        let format = target.format.unwrap_or(QemuFormat::Raw);
         let mut new = NewImage::parse(line, format, &target.shown)?;
         new.check(&target.shown, format)?;
-        Ok(Conversion { sources, target, format, new })
+        Ok(ConversionRequest { sources, target, format, new })
     }
 }
 
 /// The description of a target that exists.
-fn existing_target(line: &Line, conversion: &Conversion) -> Result<String> {
-    let Conversion { target, format, .. } = conversion;
+fn existing_target(line: &QemuImgCommand, conversion: &ConversionRequest) -> Result<String> {
+    let ConversionRequest { target, format, .. } = conversion;
     match *format {
-        Format::Raw if line.has("compress") => Err(failure(NOT_COMPRESSED)),
-        Format::Raw => Ok(target.disk(Format::Raw, &[])),
-        Format::Qcow2 if line.has("compress") => {
-            Ok(target.disk(Format::Qcow2, &["compress=on".to_string()]))
+        QemuFormat::Raw if line.has("compress") => Err(failure(NOT_COMPRESSED)),
+        QemuFormat::Raw => Ok(target.disk(QemuFormat::Raw, &[])),
+        QemuFormat::Qcow2 if line.has("compress") => {
+            Ok(target.disk(QemuFormat::Qcow2, &["compress=on".to_string()]))
         }
-        Format::Qcow2 => Ok(target.disk(Format::Qcow2, &[])),
+        QemuFormat::Qcow2 => Ok(target.disk(QemuFormat::Qcow2, &[])),
         other => {
             let text = format!("convert: -n with -O {} is not supported", other.name());
             Err(failure(text))
@@ -242,22 +251,26 @@ fn existing_target(line: &Line, conversion: &Conversion) -> Result<String> {
 }
 
 /// The descriptions of the source and of a target that is created. `source`: the disk that is converted.
-fn new_target(line: &Line, conversion: &Conversion, source: String) -> Result<(String, String)> {
-    let Conversion { target, format, new, .. } = conversion;
-    let file = target.disk(Format::Raw, &[]);
+fn new_target(
+    line: &QemuImgCommand,
+    conversion: &ConversionRequest,
+    source: String,
+) -> Result<(String, String)> {
+    let ConversionRequest { target, format, new, .. } = conversion;
+    let file = target.disk(QemuFormat::Raw, &[]);
     match *format {
-        Format::Raw if line.has("compress") => Err(failure(NOT_COMPRESSED)),
-        Format::Raw => Ok((source, file)),
+        QemuFormat::Raw if line.has("compress") => Err(failure(NOT_COMPRESSED)),
+        QemuFormat::Raw => Ok((source, file)),
         vmdk if vmdk.is_vmdk() && new.subformat.as_deref() != Some("streamOptimized") => {
             let text = "convert: -O vmdk is only supported with -o subformat=streamOptimized";
             Err(failure(text))
         }
         vmdk if vmdk.is_vmdk() => Ok((format!("as-vmdk:{}", encoded(&source)), file)),
         // From front to back, where that is possible.
-        Format::Qcow2 if line.has("compress") && new.backing.is_none() && new.is_plain() => {
+        QemuFormat::Qcow2 if line.has("compress") && new.backing.is_none() && new.is_plain() => {
             Ok((compressed(new, &source), file))
         }
-        Format::Qcow2 => {
+        QemuFormat::Qcow2 => {
             let mut options = new.device_options();
             options.extend(line.has("compress").then(|| "compress=on".to_string()));
             let to = format!("qcow2:{}?{}", encoded(&target.holder()), options.join("&"));
@@ -268,7 +281,7 @@ fn new_target(line: &Line, conversion: &Conversion, source: String) -> Result<(S
 }
 
 /// Refuses what `-C` excludes, and `--salvage`.
-fn refuse_offloading(line: &Line) -> Result<()> {
+fn refuse_offloading(line: &QemuImgCommand) -> Result<()> {
     let salvages = line.has("salvage");
     let why = match line.has("copy-range") {
         true if salvages => "Cannot use copy offloading in salvaging mode",
@@ -281,13 +294,17 @@ fn refuse_offloading(line: &Line) -> Result<()> {
 }
 
 /// The sources, if their bytes are those that are copied.
-fn plain_sources<'a>(line: &Line, sources: &'a [Image], target: Format) -> &'a [Image] {
+fn plain_sources<'a>(
+    line: &QemuImgCommand,
+    sources: &'a [QemuImage],
+    target: QemuFormat,
+) -> &'a [QemuImage] {
     let is_other = line.has("compress") || line.has("snapshot") || target.is_vmdk();
     if is_other { &[] } else { sources }
 }
 
 /// Refuses to make images in formats that QEMU itself only reads, also from one of them.
-fn refuse_read_only(line: &Line) -> Result<()> {
+fn refuse_read_only(line: &QemuImgCommand) -> Result<()> {
     match line.value("target-format").filter(|format| READ_ONLY.contains(format)) {
         None => Ok(()),
         Some(format) => {
@@ -298,7 +315,7 @@ fn refuse_read_only(line: &Line) -> Result<()> {
 }
 
 /// The image that is written.
-fn target(line: &Line, name: &str) -> Result<Image> {
+fn target(line: &QemuImgCommand, name: &str) -> Result<QemuImage> {
     let no_create = line.has("no-create");
     let format = line.value("target-format");
     if line.has("target-is-zero") && !no_create {
@@ -306,10 +323,10 @@ fn target(line: &Line, name: &str) -> Result<Image> {
     }
     if !line.has("target-image-opts") {
         let format = format.unwrap_or("raw");
-        if Format::named(format).is_none() {
+        if QemuFormat::named(format).is_none() {
             return Err(failure(format!("Unknown file format '{format}'")));
         }
-        return Image::named(name, Some(format)).map_err(failure);
+        return QemuImage::named(name, Some(format)).map_err(failure);
     }
     if !no_create {
         return Err(failure("--target-image-opts requires use of -n flag"));
@@ -317,11 +334,11 @@ fn target(line: &Line, name: &str) -> Result<Image> {
     if format.is_some() {
         return Err(failure("-O cannot be used with --target-image-opts"));
     }
-    Image::options(name).map_err(failure)
+    QemuImage::options(name).map_err(failure)
 }
 
 /// The options of the copy.
-fn options(line: &Line) -> Result<TransferOptions> {
+fn options(line: &QemuImgCommand) -> Result<TransferOptions> {
     let mut options = TransferOptions {
         destination_is_zero: line.has("target-is-zero"),
         // The default, unsafe, flushes nothing.

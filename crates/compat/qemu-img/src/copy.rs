@@ -1,6 +1,6 @@
 //! Copies of disks, for `convert` and `dd`, and new disks.
 
-use blockhaul_catalog::Spec;
+use blockhaul_catalog::DeviceSpec;
 use blockhaul_io::Pool;
 use blockhaul_transfer::{CopyControl, CopyRequest, CopySetup, TransferError, one_line};
 
@@ -42,7 +42,7 @@ impl QemuImg {
 
     /// Creates a disk of `size` bytes, in place of one that exists.
     pub(crate) fn create_disk(&self, description: &str, size: u64) -> Result<()> {
-        let spec = Spec::parse(description.as_ref())?;
+        let spec = DeviceSpec::parse(description.as_ref())?;
         let result =
             self.on_worker(move |registry| async move { registry.create(&spec, size).await })?;
         result.map_err(|error| QemuImgError::opening("target", description, &error))

@@ -2,9 +2,9 @@
 
 use std::fmt::Write as _;
 
-use blockhaul_command_lines::qemu_image::{Format, Image, encoded};
-use blockhaul_command_lines::qemu_img::Line;
-use blockhaul_formats::qcow2::backing_change::{BackingName, Rebase};
+use blockhaul_command_lines::qemu_image::{QemuFormat, QemuImage, encoded};
+use blockhaul_command_lines::qemu_img::QemuImgCommand;
+use blockhaul_formats::qcow2::backing_change::{BackingName, RebaseMode};
 use blockhaul_io::plain;
 use blockhaul_transfer::one_line;
 
@@ -20,7 +20,7 @@ pub(crate) const READ_ONLY: &[&str] = &["bochs", "cloop", "dmg", "vvfat"];
 
 impl QemuImg {
     /// Runs `create`.
-    pub(crate) fn create(&self, line: &Line) -> Result<QemuImgStatus> {
+    pub(crate) fn create(&self, line: &QemuImgCommand) -> Result<QemuImgStatus> {
         // Wrong lists are refused before anything else.
         line.creation()?;
         if line.wants_help() {
@@ -31,7 +31,7 @@ impl QemuImg {
             return Err(failure("create: Expecting image file name"));
         };
         let format = created_format(line, name)?;
-        let image = Image::named(name, None)?;
+        let image = QemuImage::named(name, None)?;
         let mut new = NewImage::parse(line, format, name)?;
         if let Some(given) = line.operands.get(1) {
             new.size = Some(size(given)?);
@@ -45,21 +45,27 @@ impl QemuImg {
         check_size(name, format, &new, size)?;
         self.create_empty(&image, format, &new, size)?;
         if below.is_some() {
-            self.give_backing(&image, below, Rebase::Unsafe)?;
+            self.give_backing(&image, below, RebaseMode::Unsafe)?;
         }
         self.preallocate(&image, format, new.preallocation, 0)?;
-        let data = new.data_file.as_deref().map(|name| Image::named(name, Some("raw")));
+        let data = new.data_file.as_deref().map(|name| QemuImage::named(name, Some("raw")));
         if let Some(data) = data.transpose()?
             && new.preallocation != Preallocation::Metadata
         {
-            self.preallocate(&data, Format::Raw, new.preallocation, 0)?;
+            self.preallocate(&data, QemuFormat::Raw, new.preallocation, 0)?;
         }
         Ok(QemuImgStatus::Success)
     }
 
     /// Creates an image without data and without a backing file.
-    fn create_empty(&self, image: &Image, format: Format, new: &NewImage, size: u64) -> Result<()> {
-        if format == Format::Raw {
+    fn create_empty(
+        &self,
+        image: &QemuImage,
+        format: QemuFormat,
+        new: &NewImage,
+        size: u64,
+    ) -> Result<()> {
+        if format == QemuFormat::Raw {
             empty_raw(image)?;
             self.create_disk(&image.disk(format, &[]), size)?;
             return allocate_start(image, size);
@@ -71,13 +77,13 @@ impl QemuImg {
     /// The backing file of a new image, which must exist unless the user says otherwise.
     fn new_backing(
         &self,
-        line: &Line,
-        image: &Image,
+        line: &QemuImgCommand,
+        image: &QemuImage,
         new: &mut NewImage,
     ) -> Result<Option<BackingName>> {
         let name = &image.shown;
         let Some((backing, format)) = &new.backing else { return Ok(None) };
-        let place = Image::of_backing(&beside(image, backing), format.as_deref())?;
+        let place = QemuImage::of_backing(&beside(image, backing), format.as_deref())?;
         if place.place == image.place {
             let text =
                 "Error: Trying to create an image with the same filename as the backing file";
@@ -106,10 +112,10 @@ impl QemuImg {
 }
 
 /// The format of a new image.
-fn created_format(line: &Line, name: &str) -> Result<Format> {
+fn created_format(line: &QemuImgCommand, name: &str) -> Result<QemuFormat> {
     let format = line.value("format").unwrap_or("raw");
-    match Format::named(format) {
-        Some(format @ (Format::Raw | Format::Qcow2)) => Ok(format),
+    match QemuFormat::named(format) {
+        Some(format @ (QemuFormat::Raw | QemuFormat::Qcow2)) => Ok(format),
         Some(_) => Err(failure(format!("create: format {format} is not supported"))),
         None if READ_ONLY.contains(&format) => {
             let text = format!("{name}: Format driver '{format}' does not support image creation");
@@ -120,8 +126,8 @@ fn created_format(line: &Line, name: &str) -> Result<Format> {
 }
 
 /// Refuses a disk whose L1 table would be longer than 32 MiB.
-fn check_size(name: &str, format: Format, new: &NewImage, size: u64) -> Result<()> {
-    if format != Format::Qcow2 {
+fn check_size(name: &str, format: QemuFormat, new: &NewImage, size: u64) -> Result<()> {
+    if format != QemuFormat::Qcow2 {
         return Ok(());
     }
     let entry = if new.subclusters { 16 } else { 8 };
@@ -135,9 +141,9 @@ fn check_size(name: &str, format: Format, new: &NewImage, size: u64) -> Result<(
 }
 
 /// The line that the original prints before it creates an image.
-fn formatting(name: &str, format: Format, new: &NewImage, size: u64) -> String {
+fn formatting(name: &str, format: QemuFormat, new: &NewImage, size: u64) -> String {
     let mut text = format!("Formatting '{}', fmt={}", one_line(name), format.name());
-    if format == Format::Raw {
+    if format == QemuFormat::Raw {
         let _ = write!(text, " size={size}");
         if let Some(mode) = &new.shown_preallocation {
             let _ = write!(text, " preallocation={}", one_line(mode));

@@ -1,8 +1,8 @@
 //! `qemu-img dd`: a part of a disk as a new image.
 
-use blockhaul_catalog::Spec;
-use blockhaul_command_lines::qemu_image::{Format, Image, encoded};
-use blockhaul_command_lines::qemu_img::Line;
+use blockhaul_catalog::DeviceSpec;
+use blockhaul_command_lines::qemu_image::{QemuFormat, QemuImage, encoded};
+use blockhaul_command_lines::qemu_img::QemuImgCommand;
 use blockhaul_transfer::one_line;
 use blockhaul_transfer::{CopyRequest, Endpoint, TransferOptions};
 
@@ -25,7 +25,7 @@ struct DdOperands<'a> {
 }
 
 impl DdOperands<'_> {
-    fn new(line: &Line) -> Result<DdOperands<'_>> {
+    fn new(line: &QemuImgCommand) -> Result<DdOperands<'_>> {
         let mut operands = DdOperands::default();
         for operand in &line.operands {
             let (name, value) = operand.split_once('=').unwrap_or((operand, ""));
@@ -47,30 +47,30 @@ impl DdOperands<'_> {
 
 impl QemuImg {
     /// Runs `dd`.
-    pub(crate) fn dd(&self, line: &Line) -> Result<QemuImgStatus> {
+    pub(crate) fn dd(&self, line: &QemuImgCommand) -> Result<QemuImgStatus> {
         let operands = DdOperands::new(line)?;
         let (Some(source), Some(target)) = (operands.source, operands.target) else {
             return Err(failure("Must specify both input and output file names"));
         };
         let source = if line.has("image-opts") {
-            Image::options(source)
+            QemuImage::options(source)
         } else {
-            Image::named(source, line.value("format"))
+            QemuImage::named(source, line.value("format"))
         };
         let source = source?;
         let name = line.value("target-format").unwrap_or("raw");
-        let format = match Format::named(name) {
-            Some(format @ (Format::Raw | Format::Qcow2)) => format,
+        let format = match QemuFormat::named(name) {
+            Some(format @ (QemuFormat::Raw | QemuFormat::Qcow2)) => format,
             _ => return Err(failure(format!("dd: format {name} is not supported"))),
         };
-        let target = Image::named(target, Some(name))?;
+        let target = QemuImage::named(target, Some(name))?;
         let block = operands.block.unwrap_or(512);
         let whole = self.disk_size(&source)?;
         let end = operands.count.map_or(whole, |count| count.saturating_mul(block).min(whole));
         let start = operands.skip.saturating_mul(block);
         let from = source.disk(self.image_format(&source)?, &[]);
         let to = match format {
-            Format::Qcow2 => format!("qcow2:{}", encoded(&target.holder())),
+            QemuFormat::Qcow2 => format!("qcow2:{}", encoded(&target.holder())),
             _ => {
                 empty_raw(&target)?;
                 target.disk(format, &[])
@@ -86,8 +86,8 @@ impl QemuImg {
         }
         let part = format!("offset?offset={start}&range={}", end - start);
         let options = TransferOptions { source_layer: vec![part], ..TransferOptions::default() };
-        let [from, to] =
-            [Spec::parse(from.as_ref())?, Spec::parse(to.as_ref())?].map(Endpoint::Device);
+        let [from, to] = [DeviceSpec::parse(from.as_ref())?, DeviceSpec::parse(to.as_ref())?]
+            .map(Endpoint::Device);
         self.copy(CopyRequest { options, ..CopyRequest::new(from, to) }, CopyTarget::New)?;
         Ok(QemuImgStatus::Success)
     }

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use blockhaul_command_lines::qemu_image::Format;
+use blockhaul_command_lines::qemu_image::QemuFormat;
 
 use crate::create::READ_ONLY;
 use crate::error::{QemuImgStatus, Result, failure};
@@ -44,9 +44,9 @@ impl QemuImg {
             OptionUse::Create => "does not support image creation",
             OptionUse::Amend => "does not support option amendment",
         };
-        let all = match (Format::named(format), of) {
-            (Some(Format::Qcow2), _) => QCOW2,
-            (Some(Format::Raw), OptionUse::Create) => RAW,
+        let all = match (QemuFormat::named(format), of) {
+            (Some(QemuFormat::Qcow2), _) => QCOW2,
+            (Some(QemuFormat::Raw), OptionUse::Create) => RAW,
             (None, _) if !READ_ONLY.contains(&format) => {
                 return Err(failure(format!("Unknown file format '{format}'")));
             }

@@ -4,11 +4,11 @@ use std::path::Path;
 use std::sync::Arc;
 
 use blockhaul_block::{Device, Error, Kind};
-use blockhaul_catalog::{Intent, NamePolicy, OpenContext, Spec, parse_size};
-use blockhaul_command_lines::qemu_image::{Format, Image};
-use blockhaul_command_lines::qemu_img::Line;
+use blockhaul_catalog::{DeviceSpec, Intent, NamePolicy, OpenContext, parse_size};
+use blockhaul_command_lines::qemu_image::{QemuFormat, QemuImage};
+use blockhaul_command_lines::qemu_img::QemuImgCommand;
 use blockhaul_formats::qcow2::backing_change::{
-    BackingChange, BackingName, Rebase, Snapshots, rebase,
+    BackingChange, BackingName, RebaseMode, SnapshotPolicy, rebase,
 };
 
 use crate::error::{QemuImgError, QemuImgStatus, Result, failure};
@@ -26,7 +26,7 @@ impl QemuImg {
         T: Send + 'static,
         F: AsyncFnOnce(Arc<dyn Device>) -> Result<T, Error> + Send + 'static,
     {
-        let spec = Spec::parse(description.as_ref())?;
+        let spec = DeviceSpec::parse(description.as_ref())?;
         let (result, open) = self.on_worker(move |registry| async move {
             match registry.open(&spec, Vec::new(), intent).await {
                 Ok(stack) => (work(stack.device().clone()).await, Some(stack)),
@@ -39,7 +39,7 @@ impl QemuImg {
     }
 
     /// The size of the disk in an image, in bytes.
-    pub(crate) fn disk_size(&self, image: &Image) -> Result<u64> {
+    pub(crate) fn disk_size(&self, image: &QemuImage) -> Result<u64> {
         let format = self.image_format(image)?;
         let disk = image.disk(format, &[]);
         let found =
@@ -51,7 +51,7 @@ impl QemuImg {
     /// that the image names are opened.
     pub(crate) fn with_holder<T, F>(
         &self,
-        image: &Image,
+        image: &QemuImage,
         names: NamePolicy,
         work: F,
     ) -> Result<Result<T, Error>>
@@ -66,9 +66,9 @@ impl QemuImg {
     }
 
     /// Refuses images in other formats than qcow2, which have no such tables.
-    pub(crate) fn require_qcow2(&self, line: &Line, image: &Image) -> Result<()> {
+    pub(crate) fn require_qcow2(&self, line: &QemuImgCommand, image: &QemuImage) -> Result<()> {
         match self.image_format(image)? {
-            Format::Qcow2 => Ok(()),
+            QemuFormat::Qcow2 => Ok(()),
             other => {
                 let text = format!("{}: not supported for format {}", line.command, other.name());
                 Err(failure(text))
@@ -77,19 +77,19 @@ impl QemuImg {
     }
 
     /// Prints a text, unless `-q` suppresses it.
-    pub(crate) fn say(&self, line: &Line, text: &str) -> Result<QemuImgStatus> {
+    pub(crate) fn say(&self, line: &QemuImgCommand, text: &str) -> Result<QemuImgStatus> {
         if line.has("quiet") { Ok(QemuImgStatus::Success) } else { self.print(text) }
     }
 
     /// Gives an image another backing file.
     pub(crate) fn give_backing(
         &self,
-        image: &Image,
+        image: &QemuImage,
         new: Option<BackingName>,
-        how: Rebase,
+        how: RebaseMode,
     ) -> Result<()> {
         let result = self.with_holder(image, NamePolicy::Allow, async move |context, holder| {
-            rebase(context, holder, new.as_ref(), how, Snapshots::Change).await
+            rebase(context, holder, new.as_ref(), how, SnapshotPolicy::Change).await
         })?;
         self.tell_changes(image, result)
     }
@@ -97,7 +97,7 @@ impl QemuImg {
     /// Warns of snapshots that have other contents. The original says nothing.
     pub(crate) fn tell_changes(
         &self,
-        image: &Image,
+        image: &QemuImage,
         result: blockhaul_block::Result<BackingChange>,
     ) -> Result<()> {
         let BackingChange { snapshots, .. } = result.map_err(|error| not_changed(image, &error))?;
@@ -114,12 +114,12 @@ impl QemuImg {
 }
 
 /// An image that cannot be opened.
-pub(crate) fn not_opened(image: &Image, error: &Error) -> QemuImgError {
+pub(crate) fn not_opened(image: &QemuImage, error: &Error) -> QemuImgError {
     failure(format!("Could not open '{}': {error}", image.shown))
 }
 
 /// A name in an image, from the directory of this program.
-pub(crate) fn beside(image: &Image, name: &str) -> String {
+pub(crate) fn beside(image: &QemuImage, name: &str) -> String {
     let has_protocol = name.split_once(':').is_some_and(|(scheme, _)| !scheme.contains('/'));
     match image.path().and_then(Path::parent) {
         Some(folder) if !has_protocol && !folder.as_os_str().is_empty() => {
@@ -130,7 +130,7 @@ pub(crate) fn beside(image: &Image, name: &str) -> String {
 }
 
 /// An image that has not been changed, because it cannot be opened, or for another reason.
-pub(crate) fn not_changed(image: &Image, error: &Error) -> QemuImgError {
+pub(crate) fn not_changed(image: &QemuImage, error: &Error) -> QemuImgError {
     match error.kind() {
         Kind::NotFound | Kind::Refused | Kind::InUse => not_opened(image, error),
         _ => failure(error.to_string()),
@@ -138,7 +138,7 @@ pub(crate) fn not_changed(image: &Image, error: &Error) -> QemuImgError {
 }
 
 /// An image that cannot be opened or changed, with the description of its device.
-pub(crate) fn image_failure(image: &Image, error: &Error) -> QemuImgError {
+pub(crate) fn image_failure(image: &QemuImage, error: &Error) -> QemuImgError {
     match error.kind() {
         Kind::Usage => failure(error.to_string()),
         _ => QemuImgError::opening("image", &image.holder(), error),

@@ -3,17 +3,17 @@
 use std::os::unix::fs::MetadataExt as _;
 
 use blockhaul_block::{BlockSizes, Error};
-use blockhaul_catalog::{Intent, Registry, Spec};
-use blockhaul_command_lines::qemu_image::{self, Format, Image, Place};
-use blockhaul_command_lines::qemu_img::Line;
+use blockhaul_catalog::{DeviceSpec, Intent, Registry};
+use blockhaul_command_lines::qemu_image::{self, ImageLocation, QemuFormat, QemuImage};
+use blockhaul_command_lines::qemu_img::QemuImgCommand;
 use blockhaul_formats::qcow2::describe::{
-    BitmapDescription, Description, SnapshotDescription, describe,
+    BitmapDescription, Qcow2Description, SnapshotDescription, describe,
 };
 use blockhaul_transfer::one_line;
 
 use crate::error::{QemuImgStatus, Result, failure};
 use crate::image::{beside, not_opened};
-use crate::json::Value;
+use crate::json::JsonValue;
 use crate::limits::LimitedImage;
 use crate::probe::format_of_device;
 use crate::tool::QemuImg;
@@ -23,23 +23,23 @@ const CHAIN_MAX: usize = 200;
 
 /// An image, and the facts that `info` shows.
 struct ImageDescription {
-    image: Image,
-    format: Format,
+    image: QemuImage,
+    format: QemuFormat,
     /// Size of the disk, and length of the file, in bytes.
     size: u64,
     len: u64,
-    qcow2: Option<Description>,
+    qcow2: Option<Qcow2Description>,
     /// The image above names a protocol in place of a format: nothing is over the file.
     is_protocol: bool,
     /// The block sizes of the server that has it, if it is an export.
     export: Option<BlockSizes>,
     /// The limits of the disk, and those of its file, if they are to be shown.
-    limits: Option<[Value; 2]>,
+    limits: Option<[JsonValue; 2]>,
 }
 
 impl QemuImg {
     /// Runs `info`.
-    pub(crate) fn info(&self, line: &Line) -> Result<QemuImgStatus> {
+    pub(crate) fn info(&self, line: &QemuImgCommand) -> Result<QemuImgStatus> {
         line.at_most(1)?;
         let is_json = line.is_json()?;
         let direct = is_direct(line)?;
@@ -48,12 +48,12 @@ impl QemuImg {
             all.iter_mut().try_for_each(|one| one.find_limits(direct))?;
         }
         let text = if is_json {
-            let mut values: Vec<Value> = all.iter().map(ImageDescription::value).collect();
+            let mut values: Vec<JsonValue> = all.iter().map(ImageDescription::value).collect();
             let value = match (line.has("backing-chain"), values.pop()) {
                 (false, Some(only)) => only,
                 (_, last) => {
                     values.extend(last);
-                    Value::List(values)
+                    JsonValue::List(values)
                 }
             };
             value.json() + "\n"
@@ -64,13 +64,16 @@ impl QemuImg {
     }
 
     /// Size of the disk in an image, in bytes.
-    pub(crate) fn described_size(&self, image: &Image) -> Result<u64> {
+    pub(crate) fn described_size(&self, image: &QemuImage) -> Result<u64> {
         Ok(self.describe_image(image.clone())?.size)
     }
 
     /// The backing file that must grow before a commit, and the size in bytes that it needs; none also if
     /// its own backing file would show in the new part.
-    pub(crate) fn backing_to_grow(&self, image: &Image) -> Result<Option<(Image, Format, u64)>> {
+    pub(crate) fn backing_to_grow(
+        &self,
+        image: &QemuImage,
+    ) -> Result<Option<(QemuImage, QemuFormat, u64)>> {
         let all = self.backing_chain(image.clone(), true)?;
         let [top, below, rest @ ..] = &all[..] else { return Ok(None) };
         let hides = rest.first().is_none_or(|lower| lower.size <= below.size);
@@ -81,15 +84,16 @@ impl QemuImg {
     /// The images of a chain above the image `name`, the top first, and that image with its format.
     pub(crate) fn images_down_to(
         &self,
-        top: &Image,
+        top: &QemuImage,
         name: &str,
-    ) -> Result<(Vec<Image>, Image, Format)> {
-        let wanted = Image::named(name, None)?;
-        let beside_top = Image::named(&beside(top, name), None)?;
+    ) -> Result<(Vec<QemuImage>, QemuImage, QemuFormat)> {
+        let wanted = QemuImage::named(name, None)?;
+        let beside_top = QemuImage::named(&beside(top, name), None)?;
         let mut all = self.backing_chain(top.clone(), true)?;
         let is_wanted = |found: &ImageDescription| {
-            let same = |other: &Image| {
-                let real = |image: &Image| image.path().and_then(|path| path.canonicalize().ok());
+            let same = |other: &QemuImage| {
+                let real =
+                    |image: &QemuImage| image.path().and_then(|path| path.canonicalize().ok());
                 real(&found.image).is_some() && real(&found.image) == real(other)
             };
             same(&wanted) || same(&beside_top)
@@ -105,23 +109,23 @@ impl QemuImg {
     }
 
     /// The internal snapshots of an image.
-    pub(crate) fn snapshots(&self, image: Image) -> Result<Vec<SnapshotDescription>> {
+    pub(crate) fn snapshots(&self, image: QemuImage) -> Result<Vec<SnapshotDescription>> {
         Ok(self.describe_image(image)?.qcow2.map(|found| found.snapshots).unwrap_or_default())
     }
 
     /// The facts in the header and tables of a qcow2 image.
-    pub(crate) fn description(&self, image: &Image) -> Result<Description> {
+    pub(crate) fn description(&self, image: &QemuImage) -> Result<Qcow2Description> {
         let text = || format!("Could not open '{}': it is no qcow2 image", image.shown);
         self.describe_image(image.clone())?.qcow2.ok_or_else(|| failure(text()))
     }
 
     /// The bitmaps of an image.
-    pub(crate) fn bitmaps(&self, image: &Image) -> Result<Vec<BitmapDescription>> {
+    pub(crate) fn bitmaps(&self, image: &QemuImage) -> Result<Vec<BitmapDescription>> {
         Ok(self.describe_image(image.clone())?.qcow2.map(|found| found.bitmaps).unwrap_or_default())
     }
 
     /// The image, and those below it if they are wanted.
-    fn backing_chain(&self, first: Image, wanted: bool) -> Result<Vec<ImageDescription>> {
+    fn backing_chain(&self, first: QemuImage, wanted: bool) -> Result<Vec<ImageDescription>> {
         let mut all: Vec<ImageDescription> = Vec::new();
         let mut next = Some((first, false));
         while let Some((image, is_protocol)) = next.take() {
@@ -135,19 +139,19 @@ impl QemuImg {
             if let Some(below) = found.below().filter(|_| wanted) {
                 let format = found.qcow2.as_ref().and_then(|qcow2| qcow2.backing_format.as_deref());
                 let is_protocol = format.is_some_and(qemu_image::is_protocol);
-                next = Some((Image::of_backing(&below, format)?, is_protocol));
+                next = Some((QemuImage::of_backing(&below, format)?, is_protocol));
             }
             all.push(found);
         }
         Ok(all)
     }
 
-    fn describe_image(&self, image: Image) -> Result<ImageDescription> {
+    fn describe_image(&self, image: QemuImage) -> Result<ImageDescription> {
         let known = match image.unknown_export() {
             Some(_) if image.context.is_none() => None,
             _ => Some(self.image_format(&image)?),
         };
-        let holder = Spec::parse(image.holder().as_ref())?;
+        let holder = DeviceSpec::parse(image.holder().as_ref())?;
         let described = image.clone();
         let result = self.on_worker(move |registry| async move {
             let mut open = Vec::new();
@@ -162,13 +166,13 @@ impl QemuImg {
                     None => format_of_device(stack.device()).await?,
                 };
                 match format {
-                    Format::Qcow2 => {
+                    QemuFormat::Qcow2 => {
                         let qcow2 = describe(stack.device()).await?;
                         Ok((format, qcow2.size, len, Some(qcow2), sizes))
                     }
-                    Format::Raw => Ok((format, len, len, None, sizes)),
+                    QemuFormat::Raw => Ok((format, len, len, None, sizes)),
                     _ => {
-                        let disk = Spec::parse(described.disk(format, &[]).as_ref())?;
+                        let disk = DeviceSpec::parse(described.disk(format, &[]).as_ref())?;
                         let size = size(&registry, &disk, &mut open).await?;
                         Ok::<_, Error>((format, size, len, None, sizes))
                     }
@@ -182,13 +186,15 @@ impl QemuImg {
         let (format, size, len, qcow2, sizes) =
             result.map_err(|error| not_opened(&image, &error))?;
         let len = match &image.place {
-            Place::Path(path) => std::fs::metadata(path).map_or(len, |data| data.len().max(len)),
-            Place::Uri(_) => len,
+            ImageLocation::Path(path) => {
+                std::fs::metadata(path).map_or(len, |data| data.len().max(len))
+            }
+            ImageLocation::Uri(_) => len,
         };
         // QEMU counts in sectors.
         let [size, len] =
             [size, len].map(|bytes| bytes.checked_next_multiple_of(512).unwrap_or(bytes));
-        let export = matches!(image.place, Place::Uri(_)).then_some(sizes);
+        let export = matches!(image.place, ImageLocation::Uri(_)).then_some(sizes);
         let is_protocol = false;
         Ok(ImageDescription { image, format, size, len, qcow2, is_protocol, export, limits: None })
     }
@@ -196,7 +202,7 @@ impl QemuImg {
 
 async fn size(
     registry: &Registry,
-    disk: &Spec,
+    disk: &DeviceSpec,
     open: &mut Vec<blockhaul_catalog::Stack>,
 ) -> Result<u64, Error> {
     let stack = registry.open(disk, Vec::new(), Intent::READ).await?;
@@ -206,7 +212,7 @@ async fn size(
 }
 
 /// Whether the page cache is bypassed in the cache mode of the command line.
-fn is_direct(line: &Line) -> Result<bool> {
+fn is_direct(line: &QemuImgCommand) -> Result<bool> {
     match line.value("cache") {
         None | Some("writeback" | "writethrough" | "unsafe") => Ok(false),
         Some("none" | "off" | "directsync") => Ok(true),
@@ -217,7 +223,7 @@ fn is_direct(line: &Line) -> Result<bool> {
 impl ImageDescription {
     /// Finds the limits of the disk and of its file.
     fn find_limits(&mut self, direct: bool) -> Result<()> {
-        let is_known = matches!(self.format, Format::Raw | Format::Qcow2);
+        let is_known = matches!(self.format, QemuFormat::Raw | QemuFormat::Qcow2);
         if !is_known || self.protocol() == "host_device" {
             let text = "info: --limits is not supported for block devices, and for formats other than raw and qcow2";
             return Err(failure(text));
@@ -247,8 +253,8 @@ impl ImageDescription {
     fn protocol(&self) -> &'static str {
         use std::os::unix::fs::FileTypeExt as _;
         match &self.image.place {
-            Place::Uri(_) => "nbd",
-            Place::Path(path) => match std::fs::metadata(path) {
+            ImageLocation::Uri(_) => "nbd",
+            ImageLocation::Path(path) => match std::fs::metadata(path) {
                 Ok(data) if data.file_type().is_block_device() => "host_device",
                 _ => "file",
             },
@@ -256,77 +262,83 @@ impl ImageDescription {
     }
 
     fn name(&self) -> String {
-        let Image { place, shown, .. } = &self.image;
+        let QemuImage { place, shown, .. } = &self.image;
         match place {
-            Place::Path(path) => path.display().to_string(),
-            Place::Uri(uri) if shown.starts_with("json:") => uri.clone(),
-            Place::Uri(_) => shown.clone(),
+            ImageLocation::Path(path) => path.display().to_string(),
+            ImageLocation::Uri(uri) if shown.starts_with("json:") => uri.clone(),
+            ImageLocation::Uri(_) => shown.clone(),
         }
     }
 
     /// The facts of the file alone.
-    fn file_value(&self) -> Value {
+    fn file_value(&self) -> JsonValue {
         let mut file: Vec<_> = self.limits_member(1).into_iter().collect();
         file.extend([
-            ("children", Value::List(Vec::new())),
-            ("virtual-size", Value::Number(self.len)),
-            ("filename", Value::Text(self.name())),
-            ("format", Value::Text(self.protocol().to_string())),
+            ("children", JsonValue::List(Vec::new())),
+            ("virtual-size", JsonValue::Number(self.len)),
+            ("filename", JsonValue::Text(self.name())),
+            ("format", JsonValue::Text(self.protocol().to_string())),
         ]);
         file.extend(self.actual_member());
         if self.protocol() != "nbd" {
             let specific = vec![
-                ("type", Value::Text(self.protocol().to_string())),
-                ("data", Value::Object(Vec::new())),
+                ("type", JsonValue::Text(self.protocol().to_string())),
+                ("data", JsonValue::Object(Vec::new())),
             ];
-            file.push(("format-specific", Value::Object(specific)));
-            file.push(("dirty-flag", Value::Flag(false)));
+            file.push(("format-specific", JsonValue::Object(specific)));
+            file.push(("dirty-flag", JsonValue::Flag(false)));
         }
-        Value::Object(file)
+        JsonValue::Object(file)
     }
 
-    fn actual_member(&self) -> Option<(&'static str, Value)> {
-        Some(("actual-size", Value::Number(self.actual()?)))
+    fn actual_member(&self) -> Option<(&'static str, JsonValue)> {
+        Some(("actual-size", JsonValue::Number(self.actual()?)))
     }
 
     /// The limits of the disk (0) or of its file (1).
-    fn limits_member(&self, number: usize) -> Option<(&'static str, Value)> {
+    fn limits_member(&self, number: usize) -> Option<(&'static str, JsonValue)> {
         Some(("limits", self.limits.as_ref()?[number].clone()))
     }
 
-    fn value(&self) -> Value {
+    fn value(&self) -> JsonValue {
         if self.is_protocol {
             return self.file_value();
         }
-        let child = vec![("name", Value::Text("file".to_string())), ("info", self.file_value())];
+        let child =
+            vec![("name", JsonValue::Text("file".to_string())), ("info", self.file_value())];
         let mut all: Vec<_> = self.limits_member(0).into_iter().collect();
-        all.push(("children", Value::List(vec![Value::Object(child)])));
+        all.push(("children", JsonValue::List(vec![JsonValue::Object(child)])));
         let qcow2 = self.qcow2.as_ref();
         if let Some(qcow2) = qcow2 {
             let backing = qcow2.backing.as_ref().and(qcow2.backing_format.as_ref());
-            all.extend(backing.map(|name| ("backing-filename-format", Value::Text(name.clone()))));
+            all.extend(
+                backing.map(|name| ("backing-filename-format", JsonValue::Text(name.clone()))),
+            );
             if !qcow2.snapshots.is_empty() {
-                all.push(("snapshots", Value::List(qcow2.snapshots.iter().map(moment).collect())));
+                all.push((
+                    "snapshots",
+                    JsonValue::List(qcow2.snapshots.iter().map(moment).collect()),
+                ));
             }
         }
-        all.push(("virtual-size", Value::Number(self.size)));
-        all.push(("filename", Value::Text(self.name())));
-        all.extend(qcow2.map(|qcow2| ("cluster-size", Value::Number(qcow2.cluster))));
-        all.push(("format", Value::Text(self.format.name().to_string())));
+        all.push(("virtual-size", JsonValue::Number(self.size)));
+        all.push(("filename", JsonValue::Text(self.name())));
+        all.extend(qcow2.map(|qcow2| ("cluster-size", JsonValue::Number(qcow2.cluster))));
+        all.push(("format", JsonValue::Text(self.format.name().to_string())));
         all.extend(self.actual_member());
         if let Some(qcow2) = qcow2 {
             let specific =
-                vec![("type", Value::Text("qcow2".to_string())), ("data", specific(qcow2))];
-            all.push(("format-specific", Value::Object(specific)));
-            all.extend(self.below().map(|name| ("full-backing-filename", Value::Text(name))));
+                vec![("type", JsonValue::Text("qcow2".to_string())), ("data", specific(qcow2))];
+            all.push(("format-specific", JsonValue::Object(specific)));
+            all.extend(self.below().map(|name| ("full-backing-filename", JsonValue::Text(name))));
             let name = qcow2.backing.clone();
-            all.extend(name.map(|name| ("backing-filename", Value::Text(name))));
+            all.extend(name.map(|name| ("backing-filename", JsonValue::Text(name))));
         }
         // An export does not tell; a raw disk is what it is in.
-        if self.protocol() != "nbd" || self.format != Format::Raw {
-            all.push(("dirty-flag", Value::Flag(qcow2.is_some_and(|qcow2| qcow2.dirty))));
+        if self.protocol() != "nbd" || self.format != QemuFormat::Raw {
+            all.push(("dirty-flag", JsonValue::Flag(qcow2.is_some_and(|qcow2| qcow2.dirty))));
         }
-        Value::Object(all)
+        JsonValue::Object(all)
     }
 
     fn text(&self) -> String {
@@ -383,57 +395,57 @@ impl ImageDescription {
 }
 
 /// The facts that only qcow2 images have.
-fn specific(qcow2: &Description) -> Value {
-    let text = |text: &str| Value::Text(text.to_string());
+fn specific(qcow2: &Qcow2Description) -> JsonValue {
+    let text = |text: &str| JsonValue::Text(text.to_string());
     if qcow2.version < 3 {
-        return Value::Object(vec![
+        return JsonValue::Object(vec![
             ("compat", text("0.10")),
             ("compression-type", text(qcow2.compression)),
-            ("refcount-bits", Value::Number(qcow2.refcount_bits.into())),
+            ("refcount-bits", JsonValue::Number(qcow2.refcount_bits.into())),
         ]);
     }
     let mut all = vec![
         ("compat", text("1.1")),
         ("compression-type", text(qcow2.compression)),
-        ("lazy-refcounts", Value::Flag(qcow2.lazy_refcounts)),
+        ("lazy-refcounts", JsonValue::Flag(qcow2.lazy_refcounts)),
     ];
     if !qcow2.bitmaps.is_empty() {
-        all.push(("bitmaps", Value::List(qcow2.bitmaps.iter().map(bitmap).collect())));
+        all.push(("bitmaps", JsonValue::List(qcow2.bitmaps.iter().map(bitmap).collect())));
     }
-    all.push(("refcount-bits", Value::Number(qcow2.refcount_bits.into())));
+    all.push(("refcount-bits", JsonValue::Number(qcow2.refcount_bits.into())));
     if qcow2.external_data {
         all.extend(qcow2.data_file.as_deref().map(|name| ("data-file", text(name))));
-        all.push(("data-file-raw", Value::Flag(qcow2.data_file_raw)));
+        all.push(("data-file-raw", JsonValue::Flag(qcow2.data_file_raw)));
     }
-    all.push(("corrupt", Value::Flag(qcow2.corrupt)));
-    all.push(("extended-l2", Value::Flag(qcow2.subclusters)));
-    Value::Object(all)
+    all.push(("corrupt", JsonValue::Flag(qcow2.corrupt)));
+    all.push(("extended-l2", JsonValue::Flag(qcow2.subclusters)));
+    JsonValue::Object(all)
 }
 
-fn bitmap(one: &BitmapDescription) -> Value {
+fn bitmap(one: &BitmapDescription) -> JsonValue {
     let flags = [(one.in_use, "in-use"), (one.enabled, "auto")];
     let flags = flags.into_iter().filter(|flag| flag.0);
-    Value::Object(vec![
-        ("flags", Value::List(flags.map(|flag| Value::Text(flag.1.to_string())).collect())),
-        ("name", Value::Text(one.name.clone())),
-        ("granularity", Value::Number(one.granularity)),
+    JsonValue::Object(vec![
+        ("flags", JsonValue::List(flags.map(|flag| JsonValue::Text(flag.1.to_string())).collect())),
+        ("name", JsonValue::Text(one.name.clone())),
+        ("granularity", JsonValue::Number(one.granularity)),
     ])
 }
 
 const NANOSECONDS: u64 = 1_000_000_000;
 
-fn moment(one: &SnapshotDescription) -> Value {
+fn moment(one: &SnapshotDescription) -> JsonValue {
     let facts = one.facts;
     let mut all = Vec::new();
-    all.extend(facts.instructions.map(|count| ("icount", Value::Number(count))));
-    all.push(("vm-clock-nsec", Value::Number(facts.clock % NANOSECONDS)));
-    all.push(("name", Value::Text(one.name.clone())));
-    all.push(("date-sec", Value::Number(facts.date.0.into())));
-    all.push(("date-nsec", Value::Number(facts.date.1.into())));
-    all.push(("vm-clock-sec", Value::Number(facts.clock / NANOSECONDS)));
-    all.push(("id", Value::Text(one.id.clone())));
-    all.push(("vm-state-size", Value::Number(facts.vm_state)));
-    Value::Object(all)
+    all.extend(facts.instructions.map(|count| ("icount", JsonValue::Number(count))));
+    all.push(("vm-clock-nsec", JsonValue::Number(facts.clock % NANOSECONDS)));
+    all.push(("name", JsonValue::Text(one.name.clone())));
+    all.push(("date-sec", JsonValue::Number(facts.date.0.into())));
+    all.push(("date-nsec", JsonValue::Number(facts.date.1.into())));
+    all.push(("vm-clock-sec", JsonValue::Number(facts.clock / NANOSECONDS)));
+    all.push(("id", JsonValue::Text(one.id.clone())));
+    all.push(("vm-state-size", JsonValue::Number(facts.vm_state)));
+    JsonValue::Object(all)
 }
 
 /// The table of snapshots.

@@ -3,16 +3,16 @@
 use blockhaul_transfer::one_line;
 /// A value.
 #[derive(Debug, Clone)]
-pub enum Value {
+pub enum JsonValue {
     Text(String),
     Number(u64),
     Flag(bool),
-    List(Vec<Value>),
+    List(Vec<JsonValue>),
     /// Members in their order.
-    Object(Vec<(&'static str, Value)>),
+    Object(Vec<(&'static str, JsonValue)>),
 }
 
-impl Value {
+impl JsonValue {
     /// As JSON, with an indentation of 4 blanks.
     pub fn json(&self) -> String {
         let mut text = String::new();
@@ -26,10 +26,10 @@ impl Value {
             text.push_str(&"    ".repeat(depth));
         };
         match self {
-            Value::Text(value) => text.push_str(&quoted(value)),
-            Value::Number(value) => text.push_str(&value.to_string()),
-            Value::Flag(value) => text.push_str(if *value { "true" } else { "false" }),
-            Value::List(values) => {
+            JsonValue::Text(value) => text.push_str(&quoted(value)),
+            JsonValue::Number(value) => text.push_str(&value.to_string()),
+            JsonValue::Flag(value) => text.push_str(if *value { "true" } else { "false" }),
+            JsonValue::List(values) => {
                 text.push('[');
                 for (index, value) in values.iter().enumerate() {
                     text.push_str(if index > 0 { "," } else { "" });
@@ -39,7 +39,7 @@ impl Value {
                 line(text, depth);
                 text.push(']');
             }
-            Value::Object(members) => {
+            JsonValue::Object(members) => {
                 text.push('{');
                 for (index, (name, value)) in members.iter().enumerate() {
                     text.push_str(if index > 0 { "," } else { "" });
@@ -56,19 +56,19 @@ impl Value {
     /// As lines for people, at this depth.
     pub fn lines(&self, depth: usize) -> String {
         let blank = "    ".repeat(depth);
-        let one = |name: String, value: &Value| match value {
-            Value::List(_) | Value::Object(_) => {
+        let one = |name: String, value: &JsonValue| match value {
+            JsonValue::List(_) | JsonValue::Object(_) => {
                 format!("{blank}{name}:\n{}", value.lines(depth + 1))
             }
-            Value::Text(value) => format!("{blank}{name}: {}\n", one_line(value)),
-            Value::Number(value) => format!("{blank}{name}: {value}\n"),
-            Value::Flag(value) => format!("{blank}{name}: {value}\n"),
+            JsonValue::Text(value) => format!("{blank}{name}: {}\n", one_line(value)),
+            JsonValue::Number(value) => format!("{blank}{name}: {value}\n"),
+            JsonValue::Flag(value) => format!("{blank}{name}: {value}\n"),
         };
         match self {
-            Value::Object(members) => {
+            JsonValue::Object(members) => {
                 members.iter().map(|(name, value)| one(name.replace('-', " "), value)).collect()
             }
-            Value::List(values) => {
+            JsonValue::List(values) => {
                 let values = values.iter().enumerate();
                 values.map(|(index, value)| one(format!("[{index}]"), value)).collect()
             }
@@ -96,7 +96,7 @@ fn quoted(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::Value::{Flag, List, Number, Object, Text};
+    use super::JsonValue::{Flag, List, Number, Object, Text};
 
     #[test]
     fn members_keep_their_order() {

@@ -49,8 +49,8 @@ mod tool;
 
 use std::ffi::OsString;
 
-use blockhaul_command_lines::Asked;
-use blockhaul_command_lines::qemu_img::{Line, parse};
+use blockhaul_command_lines::ToolInvocation;
+use blockhaul_command_lines::qemu_img::{QemuImgCommand, parse};
 
 pub use error::{QemuImgError, QemuImgErrorKind, QemuImgStatus};
 pub use tool::{CopyObserver, QemuImg, QemuImgHost, RegistrySource};
@@ -65,12 +65,12 @@ impl QemuImg {
     /// changed then.
     pub fn run(&self, words: &[OsString]) -> Result<QemuImgStatus> {
         match parse(words)? {
-            Asked::Text(text) => self.print(&text),
-            Asked::Run(line) => self.run_line(&line),
+            ToolInvocation::Text(text) => self.print(&text),
+            ToolInvocation::Run(line) => self.run_line(&line),
         }
     }
 
-    fn run_line(&self, line: &Line) -> Result<QemuImgStatus> {
+    fn run_line(&self, line: &QemuImgCommand) -> Result<QemuImgStatus> {
         match line.command {
             "amend" => self.amend(line),
             "bitmap" => self.change_bitmaps(line),

@@ -1,10 +1,10 @@
 //! The block limits of images that `qemu-img info --limits` shows.
 
 use blockhaul_block::BlockSizes;
-use blockhaul_command_lines::qemu_image::Format;
-use blockhaul_formats::qcow2::describe::Description;
+use blockhaul_command_lines::qemu_image::QemuFormat;
+use blockhaul_formats::qcow2::describe::Qcow2Description;
 
-use crate::json::Value;
+use crate::json::JsonValue;
 
 /// The unit in bytes in which QEMU accesses files past the page cache, and disks whose format it has guessed.
 const SECTOR: u64 = 512;
@@ -19,10 +19,10 @@ const SUBCLUSTERS: u64 = 32;
 
 /// An image, as far as its limits depend on it.
 pub(crate) struct LimitedImage<'a> {
-    pub(crate) format: Format,
+    pub(crate) format: QemuFormat,
     /// Whether the first bytes have told its format.
     pub(crate) is_guessed: bool,
-    pub(crate) qcow2: Option<&'a Description>,
+    pub(crate) qcow2: Option<&'a Qcow2Description>,
     /// Whether the page cache is bypassed.
     pub(crate) direct: bool,
     /// The block sizes of the server that has it.
@@ -31,19 +31,19 @@ pub(crate) struct LimitedImage<'a> {
 
 impl LimitedImage<'_> {
     /// The limits of the disk in the image.
-    pub(crate) fn of_disk(&self) -> Value {
+    pub(crate) fn of_disk(&self) -> JsonValue {
         let cluster = self.qcow2.map(|qcow2| qcow2.cluster);
-        let parts = |qcow2: &Description| if qcow2.subclusters { SUBCLUSTERS } else { 1 };
+        let parts = |qcow2: &Qcow2Description| if qcow2.subclusters { SUBCLUSTERS } else { 1 };
         let zeroes = self.qcow2.map(|qcow2| qcow2.cluster / parts(qcow2));
         let alignment = match (self.format, self.is_guessed) {
-            (Format::Raw, true) => SECTOR,
+            (QemuFormat::Raw, true) => SECTOR,
             _ => 1,
         };
         self.limits(alignment, zeroes, cluster)
     }
 
     /// The limits of the file, or of the export.
-    pub(crate) fn of_holder(&self) -> Value {
+    pub(crate) fn of_holder(&self) -> JsonValue {
         let alignment = match self.export {
             Some(sizes) => sizes.minimum.into(),
             None if self.direct => SECTOR,
@@ -53,7 +53,7 @@ impl LimitedImage<'_> {
     }
 
     /// The limits, in QEMU's order.
-    fn limits(&self, alignment: u64, zeroes: Option<u64>, discard: Option<u64>) -> Value {
+    fn limits(&self, alignment: u64, zeroes: Option<u64>, discard: Option<u64>) -> JsonValue {
         let memory = if self.direct || self.export.is_some() { SECTOR } else { 1 };
         let preferred = self.export.map(|sizes| u64::from(sizes.preferred));
         let longest = self.export.map(|sizes| u64::from(sizes.maximum).min(REQUEST));
@@ -67,8 +67,9 @@ impl LimitedImage<'_> {
             ("opt-mem-alignment", Some(PAGE)),
             ("max-iov", Some(PARTS)),
         ];
-        let known = all.into_iter().filter_map(|(name, value)| Some((name, Value::Number(value?))));
-        Value::Object(known.collect())
+        let known =
+            all.into_iter().filter_map(|(name, value)| Some((name, JsonValue::Number(value?))));
+        JsonValue::Object(known.collect())
     }
 }
 
@@ -76,7 +77,7 @@ impl LimitedImage<'_> {
 mod tests {
     use super::*;
 
-    fn lines(value: &Value) -> String {
+    fn lines(value: &JsonValue) -> String {
         value.lines(0).replace('\n', "; ")
     }
 
@@ -84,7 +85,7 @@ mod tests {
     #[test]
     fn limits_are_those_of_qemu() {
         let file = LimitedImage {
-            format: Format::Raw,
+            format: QemuFormat::Raw,
             is_guessed: true,
             qcow2: None,
             direct: false,

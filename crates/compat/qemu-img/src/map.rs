@@ -4,13 +4,13 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 
 use blockhaul_block::{
-    Access, BASE_ALLOCATION, Contexts, Device, Error, ExtentReader, HOLE, Kind, ZERO,
+    BASE_ALLOCATION, ContextSet, Device, Error, ExtentReader, HOLE, Kind, LeaseAccess, ZERO,
 };
-use blockhaul_catalog::{Intent, NamePolicy, OpenContext, Registry, Spec, Stack};
-use blockhaul_command_lines::qemu_image::{Format, Image, Place};
-use blockhaul_command_lines::qemu_img::Line;
+use blockhaul_catalog::{DeviceSpec, Intent, NamePolicy, OpenContext, Registry, Stack};
+use blockhaul_command_lines::qemu_image::{ImageLocation, QemuFormat, QemuImage};
+use blockhaul_command_lines::qemu_img::QemuImgCommand;
 use blockhaul_formats::qcow2::describe::ChainLink;
-use blockhaul_formats::qcow2::places::{Places, chain_places};
+use blockhaul_formats::qcow2::places::{ZeroPlaces, chain_places};
 use blockhaul_formats::{HELD, held};
 use blockhaul_transfer::one_line;
 
@@ -24,7 +24,7 @@ const DEPTH: &str = "qemu:allocation-depth";
 
 /// A run of the map.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Run {
+struct MapRun {
     at: u64,
     len: u64,
     depth: usize,
@@ -36,17 +36,17 @@ struct Run {
 }
 
 /// Appends a run, joined to the last one if it continues that.
-fn add(all: &mut Vec<Run>, run: Run) {
+fn add(all: &mut Vec<MapRun>, run: MapRun) {
     match all.last_mut() {
         Some(last) if last.takes(&run) => last.len += run.len,
         _ => all.push(run),
     }
 }
 
-impl Run {
+impl MapRun {
     /// Data of a raw disk.
-    fn raw(at: u64, len: u64) -> Run {
-        Run {
+    fn raw(at: u64, len: u64) -> MapRun {
+        MapRun {
             at,
             len,
             depth: 0,
@@ -59,15 +59,15 @@ impl Run {
     }
 
     /// Whether `next` continues it.
-    fn takes(&self, next: &Run) -> bool {
+    fn takes(&self, next: &MapRun) -> bool {
         let offset = self.offset.map(|offset| offset.saturating_add(self.len));
-        let state = |run: &Run| (run.depth, run.present, run.zero, run.data, run.compressed);
+        let state = |run: &MapRun| (run.depth, run.present, run.zero, run.data, run.compressed);
         state(self) == state(next) && offset == next.offset
     }
 }
 
 /// The images of a chain: their names, the top first.
-struct Chain {
+struct ImageChain {
     names: Vec<String>,
     /// The sizes of their disks in bytes.
     sizes: Vec<u64>,
@@ -76,19 +76,19 @@ struct Chain {
     is_qcow2: bool,
 }
 
-impl Chain {
+impl ImageChain {
     /// A raw disk alone.
-    fn raw(name: String) -> Chain {
-        Chain { names: vec![name], sizes: Vec::new(), ends_raw: true, is_qcow2: false }
+    fn raw(name: String) -> ImageChain {
+        ImageChain { names: vec![name], sizes: Vec::new(), ends_raw: true, is_qcow2: false }
     }
 
     /// Reads the images of a qcow2 image, and where each has its data. `shown`: the name of the first one, if
     /// it is not its path.
     async fn read(
         registry: &Registry,
-        image: &Image,
+        image: &QemuImage,
         shown: Option<String>,
-    ) -> Result<(Chain, Vec<Option<Places>>), Error> {
+    ) -> Result<(ImageChain, Vec<Option<ZeroPlaces>>), Error> {
         let context = OpenContext::new(registry).with_names(NamePolicy::Allow);
         let (links, places): (Vec<ChainLink>, Vec<_>) =
             chain_places(&context, &image.holder()).await?.into_iter().unzip();
@@ -100,7 +100,7 @@ impl Chain {
         }
         let size = |link: &ChainLink| link.image.as_ref().map_or(link.len, |one| one.size);
         let sizes = links.iter().map(size).collect();
-        Ok((Chain { names, sizes, ends_raw, is_qcow2: true }, places))
+        Ok((ImageChain { names, sizes, ends_raw, is_qcow2: true }, places))
     }
 
     /// Where the search for a range that no image has ends: before an image that is too short. The
@@ -116,9 +116,9 @@ impl Chain {
 
 /// The part of a disk that is mapped.
 struct MapRequest {
-    image: Image,
+    image: QemuImage,
     /// None: the first bytes of the export tell it.
-    format: Option<Format>,
+    format: Option<QemuFormat>,
     /// The metadata context of the server that takes the place of that of holes and zeroes.
     context: Option<String>,
     /// An export is opened once: its server may have room for one client, and end with it.
@@ -132,7 +132,7 @@ struct MapRequest {
 
 impl QemuImg {
     /// Runs `map`.
-    pub(crate) fn map(&self, line: &Line) -> Result<QemuImgStatus> {
+    pub(crate) fn map(&self, line: &QemuImgCommand) -> Result<QemuImgStatus> {
         line.at_most(1)?;
         let is_json = line.is_json()?;
         let request = self.map_request(line, is_json)?;
@@ -149,7 +149,7 @@ impl QemuImg {
         self.print(&text)
     }
 
-    fn map_request(&self, line: &Line, is_json: bool) -> Result<MapRequest> {
+    fn map_request(&self, line: &QemuImgCommand, is_json: bool) -> Result<MapRequest> {
         let start = line.value("start-offset").map(size).transpose()?.unwrap_or(0);
         let most = line.value("max-length").map(size).transpose()?.unwrap_or(u64::MAX);
         let mut image = line.image(0, "format")?;
@@ -159,10 +159,10 @@ impl QemuImg {
             _ => Some(self.image_format(&image)?),
         };
         match format {
-            Some(Format::Qcow2) if context.is_some() => {
+            Some(QemuFormat::Qcow2) if context.is_some() => {
                 return Err(failure("map: x-dirty-bitmap is supported for raw disks only"));
             }
-            None | Some(Format::Raw | Format::Qcow2) => {}
+            None | Some(QemuFormat::Raw | QemuFormat::Qcow2) => {}
             Some(other) => return Err(failure(no_map(other))),
         }
         let is_export = image.path().is_none();
@@ -171,7 +171,7 @@ impl QemuImg {
     }
 }
 
-fn no_map(format: Format) -> String {
+fn no_map(format: QemuFormat) -> String {
     format!("map: format {} is not supported", format.name())
 }
 
@@ -181,19 +181,19 @@ impl MapRequest {
         mut self,
         mut registry: Registry,
         open: &mut Vec<Stack>,
-    ) -> Result<(Vec<Run>, Chain), Error> {
+    ) -> Result<(Vec<MapRun>, ImageChain), Error> {
         let shown = self.image.path().map(|path| path.display().to_string());
         let shown = shown.unwrap_or_else(|| self.image.shown.clone());
         let format = self.open_export(&mut registry, open).await?;
         let (chain, places) = match format {
-            Format::Qcow2 => {
+            QemuFormat::Qcow2 => {
                 let shown = self.is_export.then_some(shown);
-                Chain::read(&registry, &self.image, shown).await?
+                ImageChain::read(&registry, &self.image, shown).await?
             }
-            Format::Raw => (Chain::raw(shown), Vec::new()),
+            QemuFormat::Raw => (ImageChain::raw(shown), Vec::new()),
             other => return Err(Error::new(Kind::Unsupported, no_map(other))),
         };
-        let disk = Spec::parse(self.image.disk(format, &[]).as_ref())?;
+        let disk = DeviceSpec::parse(self.image.disk(format, &[]).as_ref())?;
         let stack = registry.open(&disk, Vec::new(), Intent::READ).await?;
         let device = stack.device().clone();
         open.push(stack);
@@ -203,7 +203,7 @@ impl MapRequest {
             return Ok((flagged(&device, name, range).await?, chain));
         }
         let mut runs = runs(&device, &chain, range).await?;
-        if format == Format::Raw {
+        if format == QemuFormat::Raw {
             self.fill_sector(&mut runs, size);
         }
         if self.with_places {
@@ -222,11 +222,11 @@ impl MapRequest {
         &mut self,
         registry: &mut Registry,
         open: &mut Vec<Stack>,
-    ) -> Result<Format, Error> {
+    ) -> Result<QemuFormat, Error> {
         if !self.is_export {
-            return Ok(self.format.unwrap_or(Format::Raw));
+            return Ok(self.format.unwrap_or(QemuFormat::Raw));
         }
-        let holder = Spec::parse(self.image.holder().as_ref())?;
+        let holder = DeviceSpec::parse(self.image.holder().as_ref())?;
         let stack = registry.open(&holder, Vec::new(), Intent::READ).await?;
         let device = stack.device().clone();
         open.push(stack);
@@ -235,12 +235,12 @@ impl MapRequest {
             None => format_of_device(&device).await?,
         };
         registry.backends.push(held(device.into()));
-        self.image.place = Place::Uri(format!("{HELD}:"));
+        self.image.place = ImageLocation::Uri(format!("{HELD}:"));
         Ok(format)
     }
 
     /// Shows a raw disk to the end of its last sector, as QEMU does, which counts in sectors.
-    fn fill_sector(&self, runs: &mut Vec<Run>, size: u64) {
+    fn fill_sector(&self, runs: &mut Vec<MapRun>, size: u64) {
         let end = self.end(size.checked_next_multiple_of(512).unwrap_or(size));
         if size >= end || self.start > size {
             return;
@@ -248,7 +248,7 @@ impl MapRequest {
         // Direct I/O transfers the end of the file as a whole.
         match runs.last_mut().filter(|_| self.image.direct) {
             Some(last) => last.len += end - size,
-            None => add(runs, Run { data: false, zero: true, ..Run::raw(size, end - size) }),
+            None => add(runs, MapRun { data: false, zero: true, ..MapRun::raw(size, end - size) }),
         }
     }
 }
@@ -259,7 +259,7 @@ async fn flagged(
     device: &Arc<dyn Device>,
     name: &str,
     range: (u64, u64),
-) -> Result<Vec<Run>, Error> {
+) -> Result<Vec<MapRun>, Error> {
     let none = || Error::new(Kind::Unsupported, format!("the server has no context {name:?}"));
     let contexts = device.facts().context(name).ok_or_else(none)?;
     // In these two flags: none, this image, and any one below it.
@@ -270,9 +270,12 @@ async fn flagged(
         part.for_each_run(|at, len, states| {
             let state = states.first().map_or(0, |state| *state.min(&most));
             let present = state & HOLE == 0;
-            let run = Run::raw(at, len);
+            let run = MapRun::raw(at, len);
             let offset = run.offset.filter(|_| present);
-            add(&mut all, Run { present, data: present, zero: state & ZERO != 0, offset, ..run });
+            add(
+                &mut all,
+                MapRun { present, data: present, zero: state & ZERO != 0, offset, ..run },
+            );
             Ok::<(), Error>(())
         })?;
     }
@@ -281,16 +284,16 @@ async fn flagged(
 
 async fn runs(
     device: &Arc<dyn Device>,
-    chain: &Chain,
+    chain: &ImageChain,
     range: (u64, u64),
-) -> Result<Vec<Run>, Error> {
+) -> Result<Vec<MapRun>, Error> {
     let facts = device.facts();
-    let first = facts.context(BASE_ALLOCATION).unwrap_or_else(Contexts::first);
+    let first = facts.context(BASE_ALLOCATION).unwrap_or_else(ContextSet::first);
     let depth = facts.context(DEPTH).filter(|_| chain.is_qcow2);
-    let contexts = depth.iter().flat_map(|one| one.iter()).fold(first, Contexts::with);
+    let contexts = depth.iter().flat_map(|one| one.iter()).fold(first, ContextSet::with);
     // Lists are in the order of their numbers.
     let base_first = contexts.iter().next() == first.iter().next();
-    let mut all: Vec<Run> = Vec::new();
+    let mut all: Vec<MapRun> = Vec::new();
     let mut extents = ExtentReader::new(device.clone(), contexts, range);
     while let Some(part) = extents.next().await? {
         part.for_each_run(|mut at, len, states| {
@@ -316,11 +319,11 @@ async fn runs(
 /// The runs, with the places of those that read as zeroes and have space nevertheless, and of data in
 /// an export, which no device knows as a range of a file.
 async fn with_places(
-    runs: Vec<Run>,
-    places: &[Option<Places>],
+    runs: Vec<MapRun>,
+    places: &[Option<ZeroPlaces>],
     is_export: bool,
-) -> Result<Vec<Run>, Error> {
-    let mut all: Vec<Run> = Vec::new();
+) -> Result<Vec<MapRun>, Error> {
+    let mut all: Vec<MapRun> = Vec::new();
     for run in runs {
         let places = places.get(run.depth).and_then(Option::as_ref);
         let is_zero = run.present && run.zero;
@@ -332,7 +335,12 @@ async fn with_places(
         let mut left = run;
         while left.len > 0 {
             let (len, offset) = places.host(left.at, left.len).await?;
-            all.push(Run { len, offset, compressed: left.compressed && offset.is_none(), ..left });
+            all.push(MapRun {
+                len,
+                offset,
+                compressed: left.compressed && offset.is_none(),
+                ..left
+            });
             left.at += len;
             left.len -= len;
         }
@@ -341,7 +349,12 @@ async fn with_places(
 }
 
 /// The first run of a range in one state.
-fn one(device: &Arc<dyn Device>, chain: &Chain, (at, len): (u64, u64), state: (u64, u64)) -> Run {
+fn one(
+    device: &Arc<dyn Device>,
+    chain: &ImageChain,
+    (at, len): (u64, u64),
+    state: (u64, u64),
+) -> MapRun {
     let (base, level) = state;
     let lowest = chain.names.len().saturating_sub(1);
     let (depth, len) = match usize::try_from(level) {
@@ -349,7 +362,7 @@ fn one(device: &Arc<dyn Device>, chain: &Chain, (at, len): (u64, u64), state: (u
         _ => chain.end_of_search(at, len),
     };
     let is_raw = chain.ends_raw && depth == lowest;
-    let mut run = Run {
+    let mut run = MapRun {
         at,
         len,
         depth,
@@ -365,7 +378,7 @@ fn one(device: &Arc<dyn Device>, chain: &Chain, (at, len): (u64, u64), state: (u
     }
     run.data = !run.zero;
     if run.data {
-        match device.file_at(at, len, Access::Read) {
+        match device.file_at(at, len, LeaseAccess::Read) {
             Some(file) => {
                 run.len = file.len.min(len).max(1);
                 run.offset = Some(file.at);
@@ -376,10 +389,10 @@ fn one(device: &Arc<dyn Device>, chain: &Chain, (at, len): (u64, u64), state: (u
     run
 }
 
-fn json(runs: &[Run]) -> String {
+fn json(runs: &[MapRun]) -> String {
     let mut text = "[".to_string();
     for (index, run) in runs.iter().enumerate() {
-        let Run { at, len, depth, present, zero, data, compressed, offset } = run;
+        let MapRun { at, len, depth, present, zero, data, compressed, offset } = run;
         let separator = if index > 0 { ",\n" } else { "" };
         let offset = offset.map(|offset| format!(", \"offset\": {offset}")).unwrap_or_default();
         let _ = write!(
@@ -391,7 +404,7 @@ fn json(runs: &[Run]) -> String {
     text + "]\n"
 }
 
-fn human(runs: &[Run], chain: &Chain) -> Result<String> {
+fn human(runs: &[MapRun], chain: &ImageChain) -> Result<String> {
     let row = |one: &str, two: &str, three: &str, name: &str| {
         format!("{one:<16}{two:<16}{three:<16}{name}\n")
     };

@@ -1,14 +1,14 @@
 //! `qemu-img measure`.
 
 use blockhaul_catalog::Intent;
-use blockhaul_command_lines::qemu_image::{Format, Image};
-use blockhaul_command_lines::qemu_img::Line;
+use blockhaul_command_lines::qemu_image::{QemuFormat, QemuImage};
+use blockhaul_command_lines::qemu_img::QemuImgCommand;
 use blockhaul_formats::qcow2::measure::measure;
 
 use crate::convert::snapshot_option;
 use crate::error::{QemuImgError, QemuImgStatus, Result, failure};
 use crate::image::size;
-use crate::json::Value;
+use crate::json::JsonValue;
 use crate::new_image::check_cluster;
 use crate::tool::QemuImg;
 
@@ -22,7 +22,7 @@ struct MeasureOptions {
 }
 
 impl MeasureOptions {
-    fn parse(line: &Line) -> Result<MeasureOptions> {
+    fn parse(line: &QemuImgCommand) -> Result<MeasureOptions> {
         let target = line.value("target-format").unwrap_or("raw");
         if !["raw", "qcow2"].contains(&target) {
             return Err(failure(format!("measure: format {target} is not supported")));
@@ -42,7 +42,7 @@ impl MeasureOptions {
 
 impl QemuImg {
     /// Runs `measure`.
-    pub(crate) fn measure(&self, line: &Line) -> Result<QemuImgStatus> {
+    pub(crate) fn measure(&self, line: &QemuImgCommand) -> Result<QemuImgStatus> {
         line.at_most(1)?;
         let is_json = line.is_json()?;
         let options = MeasureOptions::parse(line)?;
@@ -50,10 +50,10 @@ impl QemuImg {
         let (required, full) = self.image_lengths(&source, options.is_raw, options.cluster)?;
         let text = if is_json {
             let mut all = Vec::new();
-            all.extend(bitmaps.map(|size| ("bitmaps", Value::Number(size))));
-            all.push(("required", Value::Number(required)));
-            all.push(("fully-allocated", Value::Number(full)));
-            Value::Object(all).json() + "\n"
+            all.extend(bitmaps.map(|size| ("bitmaps", JsonValue::Number(size))));
+            all.push(("required", JsonValue::Number(required)));
+            all.push(("fully-allocated", JsonValue::Number(full)));
+            JsonValue::Object(all).json() + "\n"
         } else {
             let more = bitmaps.map(|size| format!("bitmaps size: {size}\n")).unwrap_or_default();
             format!("required size: {required}\nfully allocated size: {full}\n{more}")
@@ -64,7 +64,7 @@ impl QemuImg {
     /// The description of the disk that is measured, and the space in bytes that its bitmaps need.
     fn measured_disk(
         &self,
-        line: &Line,
+        line: &QemuImgCommand,
         options: &MeasureOptions,
     ) -> Result<(String, Option<u64>)> {
         match (line.value("size"), line.operands.is_empty()) {
@@ -73,7 +73,7 @@ impl QemuImg {
             (Some(given), true) => Ok((format!("zero:{}", size(given)?), None)),
             (None, false) => {
                 let image = line.image(0, "format")?;
-                let is_qcow2 = !options.is_raw && self.image_format(&image)? == Format::Qcow2;
+                let is_qcow2 = !options.is_raw && self.image_format(&image)? == QemuFormat::Qcow2;
                 let bitmaps = if is_qcow2 && options.has_bitmaps {
                     self.bitmaps_size(&image, options.cluster)?
                 } else {
@@ -98,7 +98,7 @@ impl QemuImg {
 
     /// The space in bytes that the bitmaps of an image need in a new one; none for version 2, which has
     /// none.
-    fn bitmaps_size(&self, image: &Image, cluster: u64) -> Result<Option<u64>> {
+    fn bitmaps_size(&self, image: &QemuImage, cluster: u64) -> Result<Option<u64>> {
         let found = self.description(image)?;
         if found.version < 3 {
             return Ok(None);

@@ -1,7 +1,7 @@
 //! The options of new images.
 
-use blockhaul_command_lines::qemu_image::{Format, encoded};
-use blockhaul_command_lines::qemu_img::Line;
+use blockhaul_command_lines::qemu_image::{QemuFormat, encoded};
+use blockhaul_command_lines::qemu_img::QemuImgCommand;
 
 use crate::error::{Result, failure};
 use crate::image::size;
@@ -46,7 +46,7 @@ pub(crate) fn is_on(value: &str) -> bool {
 
 impl NewImage {
     /// Understands the options of the new image `name` in `format`.
-    pub(crate) fn parse(line: &Line, format: Format, name: &str) -> Result<NewImage> {
+    pub(crate) fn parse(line: &QemuImgCommand, format: QemuFormat, name: &str) -> Result<NewImage> {
         let mut new = NewImage {
             size: None,
             cluster: 64 << 10,
@@ -65,11 +65,11 @@ impl NewImage {
         };
         let mut backing = line.value("backing").map(str::to_string);
         let mut backing_format = line.value("backing-format").map(str::to_string);
-        let is_qcow2 = format == Format::Qcow2;
+        let is_qcow2 = format == QemuFormat::Qcow2;
         for (key, value) in line.creation()? {
             match key.as_str() {
                 "size" => new.size = Some(size(&value)?),
-                "preallocation" if is_qcow2 || format == Format::Raw => {
+                "preallocation" if is_qcow2 || format == QemuFormat::Raw => {
                     new.shown_preallocation = Some(value);
                 }
                 // Of the file, which needs none here.
@@ -102,13 +102,13 @@ impl NewImage {
     }
 
     /// Makes the checks that the original makes after it has printed the options.
-    pub(crate) fn check(&mut self, name: &str, format: Format) -> Result<()> {
+    pub(crate) fn check(&mut self, name: &str, format: QemuFormat) -> Result<()> {
         let wrong = |text: &str| Err(failure(format!("{name}: {text}")));
         if let Some(mode) = &self.shown_preallocation {
             let mode = Preallocation::parse(mode);
             self.preallocation = mode.map_err(|why| failure(format!("{name}: {why}")))?;
         }
-        if format != Format::Qcow2 {
+        if format != QemuFormat::Qcow2 {
             return match self.preallocation {
                 Preallocation::Metadata => wrong("Unsupported preallocation mode 'metadata'"),
                 _ => Ok(()),

@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 
 use blockhaul_catalog::NamePolicy;
-use blockhaul_command_lines::qemu_image::{Format, Image};
+use blockhaul_command_lines::qemu_image::{QemuFormat, QemuImage};
 use blockhaul_formats::qcow2::reserve::reserve;
 use blockhaul_io::plain;
 use rustix::fs::{FallocateFlags, fallocate};
@@ -51,8 +51,8 @@ impl QemuImg {
     /// Allocates the disk in an image from offset `from` on.
     pub(crate) fn preallocate(
         &self,
-        image: &Image,
-        format: Format,
+        image: &QemuImage,
+        format: QemuFormat,
         how: Preallocation,
         from: u64,
     ) -> Result<()> {
@@ -64,14 +64,14 @@ impl QemuImg {
             return Err(failure(format!("{}: {text}", image.shown)));
         };
         match format {
-            Format::Qcow2 => self.preallocate_qcow2(image, path, how, from),
+            QemuFormat::Qcow2 => self.preallocate_qcow2(image, path, how, from),
             _ => preallocate_raw(path, how, from).map_err(|error| not_allocated(image, &error)),
         }
     }
 
     fn preallocate_qcow2(
         &self,
-        image: &Image,
+        image: &QemuImage,
         path: &Path,
         how: Preallocation,
         from: u64,
@@ -101,7 +101,7 @@ impl QemuImg {
     }
 }
 
-fn not_allocated(image: &Image, error: &io::Error) -> QemuImgError {
+fn not_allocated(image: &QemuImage, error: &io::Error) -> QemuImgError {
     failure(format!("{}: Could not preallocate: {}", image.shown, plain(error)))
 }
 
@@ -139,14 +139,14 @@ fn open_to_write(path: &Path) -> io::Result<File> {
 
 /// Allocates the first block of a file, as the original does: QEMU finds out with it which alignment
 /// direct I/O needs.
-pub(crate) fn allocate_start(image: &Image, size: u64) -> Result<()> {
+pub(crate) fn allocate_start(image: &QemuImage, size: u64) -> Result<()> {
     let Some(path) = image.path().filter(|path| path.is_file()) else { return Ok(()) };
     let done = open_to_write(path).and_then(|file| zeroes(&file, 0, size.min(4096)));
     done.map_err(|error| failure(format!("{}: {}", image.shown, plain(&error))))
 }
 
 /// Allocates the first block of a file that a copy has filled, if the block has no data.
-pub(crate) fn allocate_start_of_copy(image: &Image) -> Result<()> {
+pub(crate) fn allocate_start_of_copy(image: &QemuImage) -> Result<()> {
     let Some(path) = image.path().filter(|path| path.is_file()) else { return Ok(()) };
     let fill = || {
         let file = File::options().read(true).write(true).open(path)?;
@@ -182,7 +182,7 @@ fn zeroes(file: &File, start: u64, end: u64) -> io::Result<()> {
 }
 
 /// Removes the contents of a raw disk that exists.
-pub(crate) fn empty_raw(image: &Image) -> Result<()> {
+pub(crate) fn empty_raw(image: &QemuImage) -> Result<()> {
     let Some(path) = image.path().filter(|path| path.is_file()) else { return Ok(()) };
     let emptied = File::options().write(true).truncate(true).open(path);
     emptied.map(|_| ()).map_err(|error| {

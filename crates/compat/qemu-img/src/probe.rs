@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use blockhaul_block::{Device, DeviceExt as _, Error};
 use blockhaul_catalog::{ImageFormat, Intent};
-use blockhaul_command_lines::qemu_image::{Format, Image};
-use blockhaul_formats::qcow2::describe::{Obstacle, obstacle};
+use blockhaul_command_lines::qemu_image::{QemuFormat, QemuImage};
+use blockhaul_formats::qcow2::describe::{OpenObstacle, obstacle};
 use blockhaul_io::plain;
 use blockhaul_transfer::one_line;
 
@@ -26,7 +26,7 @@ impl QemuImg {
     /// # Errors
     /// If the image does not exist or cannot be read, has a feature that is not known, or is named with a metadata
     /// context.
-    pub fn image_format(&self, image: &Image) -> Result<Format> {
+    pub fn image_format(&self, image: &QemuImage) -> Result<QemuFormat> {
         if image.context.is_some() {
             return Err(failure("Parameter 'x-dirty-bitmap' is only supported by qemu-img map"));
         }
@@ -41,7 +41,7 @@ impl QemuImg {
             Some(_) => self.export_format(image)?,
             None => format_of(image),
         };
-        if format == Format::Qcow2
+        if format == QemuFormat::Qcow2
             && let Some(path) = image.path()
             && let Some(why) =
                 first_bytes(path, CLUSTER_MAX).ok().and_then(|bytes| obstacle(&bytes))
@@ -52,7 +52,7 @@ impl QemuImg {
     }
 
     /// The format of an export by its first bytes, over a connection of its own.
-    fn export_format(&self, image: &Image) -> Result<Format> {
+    fn export_format(&self, image: &QemuImage) -> Result<QemuFormat> {
         let found = self.with_device(&image.holder(), Intent::READ, async |device| {
             format_of_device(&device).await
         })?;
@@ -63,11 +63,11 @@ impl QemuImg {
     /// without a format is opened once: its server may end with its last client.
     pub(crate) fn read_disk(
         &self,
-        image: &Image,
-        options: impl Fn(Format) -> Result<Vec<String>>,
+        image: &QemuImage,
+        options: impl Fn(QemuFormat) -> Result<Vec<String>>,
     ) -> Result<String> {
         if let (Some(disk), None) = (image.unknown_export(), &image.context)
-            && options(Format::Qcow2)?.is_empty()
+            && options(QemuFormat::Qcow2)?.is_empty()
         {
             return Ok(disk);
         }
@@ -76,7 +76,7 @@ impl QemuImg {
     }
 
     /// Warns that an image without a given format is taken for a raw disk and is written, as the original does.
-    pub fn warn_of_guess(&self, image: &Image) {
+    pub fn warn_of_guess(&self, image: &QemuImage) {
         let shown = one_line(&image.shown);
         self.tell(&format!(
             "WARNING: Image format was not specified for '{shown}' and probing guessed raw.\n         Automatically \
@@ -87,31 +87,31 @@ impl QemuImg {
 }
 
 /// The format of an image; the first bytes tell it if the user does not.
-fn format_of(image: &Image) -> Format {
-    let probed = || image.path().and_then(probed_format).unwrap_or(Format::Raw);
+fn format_of(image: &QemuImage) -> QemuFormat {
+    let probed = || image.path().and_then(probed_format).unwrap_or(QemuFormat::Raw);
     image.format.unwrap_or_else(probed)
 }
 
 /// The format that the first bytes of a file or block device tell; `None` for a raw disk, and if they cannot be
 /// read.
-fn probed_format(path: &Path) -> Option<Format> {
+fn probed_format(path: &Path) -> Option<QemuFormat> {
     let kind = std::fs::metadata(path).ok()?.file_type();
     if !kind.is_file() && !kind.is_block_device() {
         return None;
     }
     let head = first_bytes(path, ImageFormat::HEAD as u64).ok()?;
-    ImageFormat::of_head(&head).map(Format::of)
+    ImageFormat::of_head(&head).map(QemuFormat::of)
 }
 
 /// The format that the first bytes of a device tell.
-pub(crate) async fn format_of_device(device: &Arc<dyn Device>) -> Result<Format, Error> {
+pub(crate) async fn format_of_device(device: &Arc<dyn Device>) -> Result<QemuFormat, Error> {
     let len = device.facts().size.min(ImageFormat::HEAD as u64);
     if len == 0 {
-        return Ok(Format::Raw);
+        return Ok(QemuFormat::Raw);
     }
     let head = device.read(0, usize::try_from(len).unwrap_or(0)).await?;
     let format = ImageFormat::of_head(head.bytes());
-    Ok(format.map_or(Format::Raw, Format::of))
+    Ok(format.map_or(QemuFormat::Raw, QemuFormat::of))
 }
 
 /// At most `most` first bytes of a file.
@@ -121,10 +121,10 @@ fn first_bytes(path: &Path, most: u64) -> std::io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-fn explained(why: &Obstacle) -> String {
+fn explained(why: &OpenObstacle) -> String {
     match why {
-        Obstacle::TooLarge => "Image is too big".to_string(),
-        Obstacle::Features(names, unnamed) => {
+        OpenObstacle::TooLarge => "Image is too big".to_string(),
+        OpenObstacle::Features(names, unnamed) => {
             let mut all = names.clone();
             if *unnamed != 0 {
                 all.push(format!("Unknown incompatible feature: {unnamed:x}"));

@@ -4,12 +4,12 @@ use std::sync::{Arc, Mutex, Weak};
 
 use blockhaul_block::{BASE_ALLOCATION, Device, Error, ExtentReader, ZERO};
 use blockhaul_catalog::Intent;
-use blockhaul_command_lines::qemu_image::Image;
-use blockhaul_command_lines::qemu_img::Line;
-use blockhaul_engine::Progress;
+use blockhaul_command_lines::qemu_image::QemuImage;
+use blockhaul_command_lines::qemu_img::QemuImgCommand;
+use blockhaul_engine::CopyProgress;
 
 use crate::error::Result;
-use crate::tool::{Output, QemuImg};
+use crate::tool::{OutputStream, QemuImg};
 
 /// Percentage points between two lines of `convert` and `commit`, and of the other commands.
 pub(crate) const FINE: f64 = 1.0;
@@ -23,7 +23,7 @@ const APART: u64 = 1 << 20;
 pub(crate) struct ProgressLines(Option<Arc<ProgressPrinter>>);
 
 struct ProgressPrinter {
-    output: Output,
+    output: OutputStream,
     /// Percentage points between two lines.
     step: f64,
     state: Mutex<ProgressState>,
@@ -39,7 +39,7 @@ struct ProgressState {
 
 impl ProgressLines {
     /// Begins with 0 %.
-    pub(crate) fn begin(output: &Output, line: &Line, step: f64) -> ProgressLines {
+    pub(crate) fn begin(output: &OutputStream, line: &QemuImgCommand, step: f64) -> ProgressLines {
         if !line.has("progress") || line.has("quiet") {
             return ProgressLines(None);
         }
@@ -55,7 +55,7 @@ impl ProgressLines {
 
     /// Shows the progress of a copy whose source has this much data, if that is known; otherwise of
     /// all that it copies.
-    pub(crate) fn watch(&self, progress: &Arc<Progress>, source: Option<Amount>) {
+    pub(crate) fn watch(&self, progress: &Arc<CopyProgress>, source: Option<SourceAmount>) {
         let Some(lines) = self.0.clone() else { return };
         let watched = Arc::downgrade(progress);
         progress.listen(move |data, zeroes| lines.count(&watched, source, (data, zeroes)));
@@ -80,7 +80,7 @@ impl ProgressLines {
 
 /// The data and the zeroes of a source, in bytes.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Amount {
+pub(crate) struct SourceAmount {
     data: u64,
     zeroes: u64,
 }
@@ -101,14 +101,14 @@ impl ProgressPrinter {
     }
 
     /// Counts more bytes of a copy.
-    fn count(&self, copy: &Weak<Progress>, source: Option<Amount>, more: (u64, u64)) {
+    fn count(&self, copy: &Weak<CopyProgress>, source: Option<SourceAmount>, more: (u64, u64)) {
         let mut state = self.state.lock().expect("no panic under this lock");
         state.data = state.data.saturating_add(more.0);
         state.zeroes = state.zeroes.saturating_add(more.1);
         let all = state.data.saturating_add(state.zeroes);
         let (done, total) = match source {
             // Zeroes that were found in data count, too; others may be done first.
-            Some(Amount { data, zeroes }) => {
+            Some(SourceAmount { data, zeroes }) => {
                 (state.data.max(all.saturating_sub(zeroes)).min(data), data)
             }
             None => (all, copy.upgrade().map_or(0, |copy| copy.snapshot().total)),
@@ -120,8 +120,8 @@ impl ProgressPrinter {
 
 impl QemuImg {
     /// The data and zeroes of these sources; none for servers, which may end with their first client.
-    pub(crate) fn source_amount(&self, sources: &[Image]) -> Result<Option<Amount>> {
-        let mut all = Amount { data: 0, zeroes: 0 };
+    pub(crate) fn source_amount(&self, sources: &[QemuImage]) -> Result<Option<SourceAmount>> {
+        let mut all = SourceAmount { data: 0, zeroes: 0 };
         for image in sources {
             if image.path().is_none() {
                 return Ok(None);
@@ -138,11 +138,11 @@ impl QemuImg {
     }
 }
 
-async fn amount_of(device: &Arc<dyn Device>) -> Result<Amount, Error> {
+async fn amount_of(device: &Arc<dyn Device>) -> Result<SourceAmount, Error> {
     let facts = device.facts();
-    let mut found = Amount { data: 0, zeroes: 0 };
+    let mut found = SourceAmount { data: 0, zeroes: 0 };
     let Some(base) = facts.context(BASE_ALLOCATION) else {
-        return Ok(Amount { data: facts.size, ..found });
+        return Ok(SourceAmount { data: facts.size, ..found });
     };
     let mut extents = ExtentReader::new(device.clone(), base, (0, facts.size));
     while let Some(part) = extents.next().await? {
@@ -163,14 +163,14 @@ mod tests {
     use super::*;
 
     fn printer() -> ProgressPrinter {
-        let output = Output::new(Box::new(std::io::sink()));
+        let output = OutputStream::new(Box::new(std::io::sink()));
         ProgressPrinter { output, step: FINE, state: Mutex::default() }
     }
 
     #[test]
     fn zeroes_of_holes_do_not_count() {
         let lines = printer();
-        let source = Some(Amount { data: 4 << 20, zeroes: 60 << 20 });
+        let source = Some(SourceAmount { data: 4 << 20, zeroes: 60 << 20 });
         let percent = |more| {
             lines.count(&Weak::new(), source, more);
             lines.state.lock().unwrap().last
@@ -185,7 +185,7 @@ mod tests {
     #[test]
     fn requests_of_any_size_give_the_same_lines() {
         let lines = printer();
-        let source = Some(Amount { data: 4 << 20, zeroes: 60 << 20 });
+        let source = Some(SourceAmount { data: 4 << 20, zeroes: 60 << 20 });
         let percent = |more| {
             lines.count(&Weak::new(), source, (more, 0));
             lines.state.lock().unwrap().last

@@ -1,8 +1,8 @@
 //! `qemu-img rebase`.
 
-use blockhaul_command_lines::qemu_image::Format;
-use blockhaul_command_lines::qemu_img::Line;
-use blockhaul_formats::qcow2::backing_change::{BackingName, Rebase};
+use blockhaul_command_lines::qemu_image::QemuFormat;
+use blockhaul_command_lines::qemu_img::QemuImgCommand;
+use blockhaul_formats::qcow2::backing_change::{BackingName, RebaseMode};
 
 use crate::convert::NOT_COMPRESSED;
 use crate::error::{QemuImgStatus, Result, failure};
@@ -11,18 +11,18 @@ use crate::tool::QemuImg;
 
 impl QemuImg {
     /// Runs `rebase`.
-    pub(crate) fn rebase(&self, line: &Line) -> Result<QemuImgStatus> {
+    pub(crate) fn rebase(&self, line: &QemuImgCommand) -> Result<QemuImgStatus> {
         line.at_most(1)?;
         let image = line.image(0, "format")?;
-        if line.has("compress") && self.image_format(&image)? == Format::Raw {
+        if line.has("compress") && self.image_format(&image)? == QemuFormat::Raw {
             return Err(failure(NOT_COMPRESSED));
         }
         self.require_qcow2(line, &image)?;
         let name = line.value("backing").unwrap_or_default();
         let how = match (line.has("backing-unsafe"), line.has("compress")) {
-            (true, _) => Rebase::Unsafe,
-            (false, true) => Rebase::Compressed,
-            (false, false) => Rebase::Safe,
+            (true, _) => RebaseMode::Unsafe,
+            (false, true) => RebaseMode::Compressed,
+            (false, false) => RebaseMode::Safe,
         };
         let new = match (name, line.value("backing-format")) {
             ("", _) => None,

@@ -1,8 +1,8 @@
 //! `qemu-img resize`.
 
-use blockhaul_catalog::{NamePolicy, Spec};
-use blockhaul_command_lines::qemu_image::{Format, Image};
-use blockhaul_command_lines::qemu_img::Line;
+use blockhaul_catalog::{DeviceSpec, NamePolicy};
+use blockhaul_command_lines::qemu_image::{QemuFormat, QemuImage};
+use blockhaul_command_lines::qemu_img::QemuImgCommand;
 use blockhaul_formats::qcow2::resize::{NewSize, resize};
 use blockhaul_formats::raw::{self, RawResizeError};
 use blockhaul_io::plain;
@@ -15,7 +15,7 @@ use crate::tool::QemuImg;
 
 impl QemuImg {
     /// Runs `resize`.
-    pub(crate) fn resize(&self, line: &Line) -> Result<QemuImgStatus> {
+    pub(crate) fn resize(&self, line: &QemuImgCommand) -> Result<QemuImgStatus> {
         line.at_most(2)?;
         let how =
             line.value("preallocation").map_or(Ok(Preallocation::Off), Preallocation::parse)?;
@@ -24,7 +24,7 @@ impl QemuImg {
         };
         let image = line.image(0, "format")?;
         let format = self.image_format(&image)?;
-        if image.format.is_none() && format == Format::Raw {
+        if image.format.is_none() && format == QemuFormat::Raw {
             self.warn_of_guess(&image);
         }
         let old = match how {
@@ -47,19 +47,19 @@ impl QemuImg {
     /// Gives the disk in an image another size. `shrinks` allows a smaller one.
     pub(crate) fn set_disk_size(
         &self,
-        image: &Image,
-        format: Format,
+        image: &QemuImage,
+        format: QemuFormat,
         size: NewSize,
         shrinks: bool,
     ) -> Result<()> {
         match format {
-            Format::Raw => self.resize_raw(image, size, shrinks),
-            Format::Qcow2 => self.resize_qcow2(image, size, shrinks),
+            QemuFormat::Raw => self.resize_raw(image, size, shrinks),
+            QemuFormat::Qcow2 => self.resize_qcow2(image, size, shrinks),
             other => Err(failure(format!("resize: format {} is not supported", other.name()))),
         }
     }
 
-    fn resize_qcow2(&self, image: &Image, size: NewSize, shrinks: bool) -> Result<()> {
+    fn resize_qcow2(&self, image: &QemuImage, size: NewSize, shrinks: bool) -> Result<()> {
         let result = self.with_holder(image, NamePolicy::Allow, async move |context, holder| {
             resize(context, holder, size, shrinks).await
         })?;
@@ -67,8 +67,8 @@ impl QemuImg {
         Ok(())
     }
 
-    fn resize_raw(&self, image: &Image, size: NewSize, shrinks: bool) -> Result<()> {
-        let disk = Spec::parse(image.disk(Format::Raw, &[]).as_ref())?;
+    fn resize_raw(&self, image: &QemuImage, size: NewSize, shrinks: bool) -> Result<()> {
+        let disk = DeviceSpec::parse(image.disk(QemuFormat::Raw, &[]).as_ref())?;
         let name = disk.to_string();
         let Some(path) = path_of(&disk) else {
             return Err(failure(format!("{name} is neither a file nor qcow2:PATH")));

@@ -4,8 +4,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use blockhaul_block::{Error, Kind};
 use blockhaul_catalog::NamePolicy;
-use blockhaul_command_lines::qemu_image::{Format, Image};
-use blockhaul_command_lines::qemu_img::Line;
+use blockhaul_command_lines::qemu_image::{QemuFormat, QemuImage};
+use blockhaul_command_lines::qemu_img::QemuImgCommand;
 use blockhaul_formats::qcow2::snapshot_change::{SnapshotChange, change_snapshot};
 
 use crate::error::{QemuImgError, QemuImgStatus, Result, failure};
@@ -14,7 +14,7 @@ use crate::tool::QemuImg;
 
 impl QemuImg {
     /// Runs `snapshot`.
-    pub(crate) fn snapshot(&self, line: &Line) -> Result<QemuImgStatus> {
+    pub(crate) fn snapshot(&self, line: &QemuImgCommand) -> Result<QemuImgStatus> {
         line.at_most(1)?;
         let asked: Vec<_> = ["list", "create", "apply", "delete"]
             .into_iter()
@@ -34,7 +34,7 @@ impl QemuImg {
         self.change_snapshots(&image, what, name)
     }
 
-    fn list_snapshots(&self, image: Image) -> Result<QemuImgStatus> {
+    fn list_snapshots(&self, image: QemuImage) -> Result<QemuImgStatus> {
         let all = self.snapshots(image)?;
         if !all.is_empty() {
             self.print(&table(&all))?;
@@ -42,10 +42,10 @@ impl QemuImg {
         Ok(QemuImgStatus::Success)
     }
 
-    fn change_snapshots(&self, image: &Image, what: &str, name: &str) -> Result<QemuImgStatus> {
+    fn change_snapshots(&self, image: &QemuImage, what: &str, name: &str) -> Result<QemuImgStatus> {
         let wrong = |why: &str| failure(format!("Could not {what} snapshot '{name}': {why}"));
         let format = self.image_format(image)?;
-        if format != Format::Qcow2 {
+        if format != QemuFormat::Qcow2 {
             return Err(wrong("Operation not supported"));
         }
         let change = match what {

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use blockhaul_catalog::Registry;
-use blockhaul_io::{Config, Runtime, plain};
+use blockhaul_io::{Runtime, RuntimeConfig, plain};
 use blockhaul_transfer::{CopyControl, lines};
 
 use crate::error::{QemuImgStatus, Result, failure};
@@ -38,14 +38,14 @@ pub struct QemuImg {
     registry: Box<RegistrySource>,
     on_copy: Box<CopyObserver>,
     messages: Mutex<Box<dyn Write + Send>>,
-    output: Output,
+    output: OutputStream,
 }
 
 impl QemuImg {
     /// The emulation in this host.
     pub fn new(host: QemuImgHost) -> QemuImg {
         let QemuImgHost { registry, output, messages, on_copy } = host;
-        let (output, messages) = (Output::new(output), Mutex::new(messages));
+        let (output, messages) = (OutputStream::new(output), Mutex::new(messages));
         QemuImg { registry, on_copy, messages, output }
     }
 
@@ -60,7 +60,7 @@ impl QemuImg {
     }
 
     /// Standard output.
-    pub(crate) fn output(&self) -> &Output {
+    pub(crate) fn output(&self) -> &OutputStream {
         &self.output
     }
 
@@ -106,17 +106,17 @@ impl QemuImg {
 
 /// Starts workers; 0: one for each core.
 pub(crate) fn workers(workers: usize) -> Result<Runtime> {
-    let started = Runtime::start(&Config { workers, ..Config::default() });
+    let started = Runtime::start(&RuntimeConfig { workers, ..RuntimeConfig::default() });
     started.map_err(|error| failure(format!("cannot start workers: {}", plain(&error))))
 }
 
 /// Standard output, for any thread.
 #[derive(Clone)]
-pub(crate) struct Output(Arc<Mutex<Box<dyn Write + Send>>>);
+pub(crate) struct OutputStream(Arc<Mutex<Box<dyn Write + Send>>>);
 
-impl Output {
-    pub(crate) fn new(output: Box<dyn Write + Send>) -> Output {
-        Output(Arc::new(Mutex::new(output)))
+impl OutputStream {
+    pub(crate) fn new(output: Box<dyn Write + Send>) -> OutputStream {
+        OutputStream(Arc::new(Mutex::new(output)))
     }
 
     /// Prints a text.

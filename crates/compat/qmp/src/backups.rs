@@ -7,7 +7,7 @@ use blockhaul_block::{Can, Compression};
 use blockhaul_jobs::{
     BackupConfig, BackupDisk, BackupSource, BitmapStep, FrozenBitmap, OpenExport, SnapshotConfig,
 };
-use blockhaul_snapshot::{Bitmap, Options, Trim};
+use blockhaul_snapshot::{DirtyBitmap, PointOptions, ViewTrim};
 use blockhaul_transfer::NamedOption;
 use serde_json::Value;
 
@@ -74,7 +74,7 @@ impl Monitor {
             bitmap: nodes.bitmap.clone(),
             clears: matches!(bitmap_use, BitmapUse::Selects { clears: true }),
             start: None,
-            trim: Trim::Releases,
+            trim: ViewTrim::Releases,
             within: BARRIER,
         };
         let (export, source, bitmap_steps) = self.backup_source(&source, bitmap, begin).await?;
@@ -91,7 +91,7 @@ impl Monitor {
     }
 
     /// The bitmap that selects the blocks of a backup.
-    async fn backup_bitmap(&self, node: &str, name: &str) -> Result<Arc<Bitmap>> {
+    async fn backup_bitmap(&self, node: &str, name: &str) -> Result<Arc<DirtyBitmap>> {
         self.free_bitmap(node, name).await.map_err(|error| {
             if error == QmpError::no_bitmap(name) {
                 QmpError::generic(format!("Bitmap '{name}' could not be found"))
@@ -102,15 +102,15 @@ impl Monitor {
     }
 
     /// How the point in time of a backup keeps old contents.
-    fn snapshot_options(&self, arguments: &Arguments, target: &JobDisk) -> Options {
+    fn snapshot_options(&self, arguments: &Arguments, target: &JobDisk) -> PointOptions {
         let directory = self.node(&target.name);
         let directory = directory.and_then(|node| Some(file_of(&node)?.parent()?.to_path_buf()));
-        Options {
+        PointOptions {
             directory: directory.filter(|directory| directory.is_dir()),
             // A write of the guest waits as long as it takes, as in QEMU.
             guest_timeout: Duration::ZERO,
             on_failure: on_failure(text(arguments, "on-cbw-error")),
-            ..Options::default()
+            ..PointOptions::default()
         }
     }
 
@@ -119,7 +119,7 @@ impl Monitor {
     async fn backup_source(
         &self,
         disk: &JobDisk,
-        bitmap: Option<Arc<Bitmap>>,
+        bitmap: Option<Arc<DirtyBitmap>>,
         begin: SnapshotConfig,
     ) -> Result<(Arc<OpenExport>, BackupSource, Vec<BitmapStep>)> {
         let frozen = match &disk.node_disk {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use blockhaul_jobs::{DEFAULT_GRANULARITY, NewBitmap, OpenExport};
-use blockhaul_snapshot::{BITMAPS_MAX, Bitmap};
+use blockhaul_snapshot::{BITMAPS_MAX, DirtyBitmap};
 use serde_json::{Value, json};
 
 use crate::commands::{Arguments, list, needed, number, switch};
@@ -39,7 +39,7 @@ impl Monitor {
             NodeDisk::Frozen(frozen) => {
                 let size = self.live_below(frozen).await?.device();
                 let size = size.map(|device| device.facts().size).unwrap_or_default();
-                let bitmap = Bitmap::new(name, size, granularity)?;
+                let bitmap = DirtyBitmap::new(name, size, granularity)?;
                 let Some(mut own) = frozen.own_bitmaps() else {
                     return Err(QmpError::no_node(node));
                 };
@@ -81,7 +81,7 @@ impl Monitor {
 
     /// Names of all bitmaps of a node.
     fn names(&self, found: &NodeDisk) -> Vec<String> {
-        let of = |bitmaps: &[Arc<Bitmap>]| -> Vec<String> {
+        let of = |bitmaps: &[Arc<DirtyBitmap>]| -> Vec<String> {
             bitmaps.iter().map(|bitmap| bitmap.name().to_string()).collect()
         };
         match found {
@@ -97,9 +97,9 @@ impl Monitor {
     }
 
     /// A bitmap of a node.
-    pub(crate) async fn bitmap(&self, node: &str, name: &str) -> Result<Arc<Bitmap>> {
+    pub(crate) async fn bitmap(&self, node: &str, name: &str) -> Result<Arc<DirtyBitmap>> {
         let found = self.find(node).await?;
-        let all: Vec<Arc<Bitmap>> = match &found {
+        let all: Vec<Arc<DirtyBitmap>> = match &found {
             NodeDisk::Live(running) => {
                 if running.inconsistent().iter().any(|(other, _)| other == name) {
                     return Err(QmpError::generic(format!(
@@ -117,7 +117,7 @@ impl Monitor {
     }
 
     /// The bitmap that a list names: a name, of `node`, or an object with another node.
-    pub(crate) async fn bitmap_named(&self, node: &str, value: &Value) -> Result<Arc<Bitmap>> {
+    pub(crate) async fn bitmap_named(&self, node: &str, value: &Value) -> Result<Arc<DirtyBitmap>> {
         match value {
             Value::String(name) => self.bitmap(node, name).await,
             Value::Object(both) => self.bitmap(needed(both, "node"), needed(both, "name")).await,
@@ -126,7 +126,7 @@ impl Monitor {
     }
 
     /// A bitmap of a node, for a command that changes it: a bitmap that a job uses is refused.
-    pub(crate) async fn free_bitmap(&self, node: &str, name: &str) -> Result<Arc<Bitmap>> {
+    pub(crate) async fn free_bitmap(&self, node: &str, name: &str) -> Result<Arc<DirtyBitmap>> {
         let bitmap = self.bitmap(node, name).await?;
         if self.is_bitmap_used(node, name) {
             return Err(QmpError::generic(format!(
@@ -166,7 +166,7 @@ impl Monitor {
     pub(crate) async fn merged(
         &self,
         arguments: &Arguments,
-    ) -> Result<(Arc<Bitmap>, Vec<Arc<Bitmap>>)> {
+    ) -> Result<(Arc<DirtyBitmap>, Vec<Arc<DirtyBitmap>>)> {
         let node = needed(arguments, "node");
         let target = self.free_bitmap(node, needed(arguments, "target")).await?;
         let mut from = Vec::new();

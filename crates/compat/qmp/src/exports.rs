@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use blockhaul_block::{Can, Device};
-use blockhaul_catalog::{Form, Shared};
+use blockhaul_catalog::{HandleWrapper, SharedDevice};
 use blockhaul_io::{Listener, plain};
 use blockhaul_jobs::OpenExport;
 use blockhaul_metrics::peer_listener;
@@ -198,7 +198,7 @@ impl Monitor {
         running: &OpenExport,
         name: &str,
         arguments: &Arguments,
-    ) -> Result<Arc<Shared>> {
+    ) -> Result<Arc<SharedDevice>> {
         let node = needed(arguments, "node-name");
         let writable = switch(arguments, "writable", false);
         if let Some(over) = self.node(node).filter(is_before_write) {
@@ -211,7 +211,8 @@ impl Monitor {
             return Err(QmpError::generic("Block node is read-only"));
         }
         let table = self.table.clone();
-        let readonly: Form = Arc::new(move |device: Arc<dyn Device>| table.readonly(&device));
+        let readonly: HandleWrapper =
+            Arc::new(move |device: Arc<dyn Device>| table.readonly(&device));
         let description = needed(arguments, "description");
         Ok(shared.beside(name, description, (!writable).then_some(readonly)))
     }
@@ -222,7 +223,7 @@ impl Monitor {
         frozen: &Node,
         name: &str,
         arguments: &Arguments,
-    ) -> Result<Arc<Shared>> {
+    ) -> Result<Arc<SharedDevice>> {
         let node = needed(arguments, "node-name");
         let mut shown = Vec::new();
         for bitmap in list(arguments, "bitmaps") {
@@ -231,7 +232,7 @@ impl Monitor {
         let view = self.view(frozen, shown).await?;
         let writable = switch(arguments, "writable", false);
         let view = if writable { view } else { self.table.readonly(&view)? };
-        Ok(Shared::new(name, needed(arguments, "description"), view))
+        Ok(SharedDevice::new(name, needed(arguments, "description"), view))
     }
 
     /// `block-export-del`.

@@ -14,7 +14,7 @@ const DEPTH_MAX: usize = 64;
 
 /// Bytes that were received, and how far they were understood.
 #[derive(Default)]
-pub struct Input {
+pub struct InputBuffer {
     received: Vec<u8>,
     /// Number of scanned bytes.
     scanned: usize,
@@ -34,7 +34,7 @@ pub enum InputError {
     TooLong,
 }
 
-impl Input {
+impl InputBuffer {
     /// Where to append what is received.
     pub fn buffer(&mut self) -> &mut Vec<u8> {
         &mut self.received
@@ -100,7 +100,8 @@ impl Input {
         let rest = self.received.split_off(end);
         let text = std::mem::replace(&mut self.received, rest);
         let was_unfinished = self.quote.is_some();
-        *self = Input { received: std::mem::take(&mut self.received), ..Input::default() };
+        *self =
+            InputBuffer { received: std::mem::take(&mut self.received), ..InputBuffer::default() };
         if was_unfinished {
             return Err(InputError::Json(
                 "JSON parse error, a string is not terminated".to_string(),
@@ -190,7 +191,7 @@ mod tests {
     use serde_json::json;
 
     fn all(parts: &[&[u8]]) -> Vec<Result<Value, InputError>> {
-        let mut input = Input::default();
+        let mut input = InputBuffer::default();
         let mut found = Vec::new();
         for part in parts {
             input.buffer().extend_from_slice(part);

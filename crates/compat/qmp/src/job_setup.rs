@@ -102,7 +102,7 @@ pub fn target_of(disk: &JobDisk) -> Result<JobTarget> {
     };
     let stack: Option<Stack> = running.stack.lock().expect("no panic under this lock").clone();
     let stack = stack.ok_or_else(|| QmpError::no_node(&disk.name))?;
-    let spec = blockhaul_catalog::Spec::parse(running.storage().as_ref())?;
+    let spec = blockhaul_catalog::DeviceSpec::parse(running.storage().as_ref())?;
     Ok(JobTarget::Open(spec, stack, Some(running.clone())))
 }
 

@@ -1,6 +1,6 @@
 //! Options of a node as the description of a device. Nothing is opened here.
 
-use blockhaul_catalog::{Spec, percent_encode};
+use blockhaul_catalog::{DeviceSpec, percent_encode};
 use blockhaul_io::plain;
 use serde_json::{Map, Value};
 
@@ -19,7 +19,7 @@ const DEPTH_MAX: usize = 8;
 pub struct NodePlan {
     pub driver: String,
     pub filename: String,
-    pub spec: Spec,
+    pub spec: DeviceSpec,
     pub layers: Vec<String>,
     pub children: Vec<String>,
 }
@@ -38,7 +38,10 @@ impl Monitor {
             "file" | "host_device" => file_plan(options)?,
             "null-co" => {
                 let size = number(options, "size").unwrap_or(NULL_SIZE);
-                simple("null-co://", Spec::Scheme { scheme: "null".into(), rest: size.to_string() })
+                simple(
+                    "null-co://",
+                    DeviceSpec::Scheme { scheme: "null".into(), rest: size.to_string() },
+                )
             }
             "nbd" => nbd_plan(options)?,
             "raw" => self.raw_plan(options, depth)?,
@@ -88,7 +91,7 @@ impl Monitor {
             }
         };
         let below = plan.spec.to_string().replace('%', "%25").replace('?', "%3f");
-        plan.spec = Spec::Scheme { scheme: "qcow2".into(), rest: below + &names };
+        plan.spec = DeviceSpec::Scheme { scheme: "qcow2".into(), rest: below + &names };
         Ok(plan)
     }
 
@@ -118,7 +121,7 @@ impl Monitor {
     }
 }
 
-fn simple(filename: &str, spec: Spec) -> NodePlan {
+fn simple(filename: &str, spec: DeviceSpec) -> NodePlan {
     NodePlan {
         driver: String::new(),
         filename: filename.to_string(),
@@ -132,7 +135,7 @@ fn file_plan(options: &Arguments) -> Result<NodePlan> {
     let path = std::path::absolute(needed(options, "filename"));
     let path = path.map_err(|error| QmpError::generic(plain(&error)))?;
     let shown = path.display().to_string();
-    Ok(simple(&shown, Spec::Path(path)))
+    Ok(simple(&shown, DeviceSpec::Path(path)))
 }
 
 fn nbd_plan(options: &Arguments) -> Result<NodePlan> {
@@ -153,6 +156,6 @@ fn nbd_plan(options: &Arguments) -> Result<NodePlan> {
         }
         other => return Err(commands::not_accepted("type", other)),
     };
-    let spec = Spec::parse(uri.as_ref())?;
+    let spec = DeviceSpec::parse(uri.as_ref())?;
     Ok(simple(&uri, spec))
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use blockhaul_block::{Device, fence};
 use blockhaul_jobs::{FrozenBitmap, OpenExport, SnapshotConfig};
-use blockhaul_snapshot::{Bitmap, OnFailure, Options, Snapshot, Trim};
+use blockhaul_snapshot::{DirtyBitmap, OnFailure, PointOptions, Snapshot, ViewTrim};
 use serde_json::Value;
 
 use crate::commands::{Arguments, needed, number, text};
@@ -104,14 +104,14 @@ impl Monitor {
     pub(crate) async fn view(
         &self,
         node: &Node,
-        bitmaps: Vec<Arc<Bitmap>>,
+        bitmaps: Vec<Arc<DirtyBitmap>>,
     ) -> Result<Arc<dyn Device>> {
         let NodeContents::Access { before_write, .. } = &node.contents else {
             return Err(QmpError::no_node(&node.name));
         };
         let below = self.node(before_write).ok_or_else(|| QmpError::no_node(before_write))?;
         let snapshot = self.snapshot_of(&below).await?;
-        let view = snapshot.view(bitmaps, Trim::Releases);
+        let view = snapshot.view(bitmaps, ViewTrim::Releases);
         view.map(fence).ok_or_else(|| QmpError::generic("the point in time has not begun"))
     }
 
@@ -135,11 +135,11 @@ impl Monitor {
 
 /// How a `copy-before-write` node keeps old contents.
 fn begin_of(options: &Arguments) -> Result<SnapshotConfig> {
-    let mut kept = Options {
+    let mut kept = PointOptions {
         // Without a time limit writes wait for the file system, as in QEMU.
         guest_timeout: Duration::from_secs(number(options, "cbw-timeout").unwrap_or(0)),
         on_failure: on_failure(text(options, "on-cbw-error")),
-        ..Options::default()
+        ..PointOptions::default()
     };
     if let Some(size) = number(options, "min-cluster-size") {
         kept.block = size.max(kept.block);
@@ -149,7 +149,7 @@ fn begin_of(options: &Arguments) -> Result<SnapshotConfig> {
         bitmap: None,
         clears: false,
         start: None,
-        trim: Trim::Releases,
+        trim: ViewTrim::Releases,
         within: BARRIER,
     })
 }
@@ -164,7 +164,7 @@ pub fn on_failure(given: Option<&str>) -> OnFailure {
 
 impl Node {
     /// The bitmaps of a point in time.
-    pub fn own_bitmaps(&self) -> Option<MutexGuard<'_, Vec<Arc<Bitmap>>>> {
+    pub fn own_bitmaps(&self) -> Option<MutexGuard<'_, Vec<Arc<DirtyBitmap>>>> {
         match &self.contents {
             NodeContents::Access { bitmaps, .. } => {
                 Some(bitmaps.lock().expect("no panic under this lock"))

@@ -5,14 +5,14 @@ use std::rc::Rc;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use blockhaul_io::{Listener, Remote, Stream};
+use blockhaul_io::{Listener, Stream, WorkerHandle};
 use blockhaul_metrics::peer_listener::{self, PeerListener};
 use serde_json::{Map, Value, json};
 
 use crate::commands::{self, Arguments, COMMANDS};
 use crate::error::{QmpError, Result};
 use crate::events::LineQueue;
-use crate::input::{Input, InputError};
+use crate::input::{InputBuffer, InputError};
 use crate::monitor::Monitor;
 use crate::query::greeting;
 
@@ -24,14 +24,14 @@ const PATIENCE: Duration = Duration::from_secs(30);
 impl Monitor {
     /// Serves at most 16 clients of a listener at a time, in tasks of `worker`, until the returned value is
     /// dropped. Connected clients stay until they leave, or until the monitor stops.
-    pub fn serve(self: &Arc<Self>, listener: Listener, worker: &Remote) -> PeerListener {
+    pub fn serve(self: &Arc<Self>, listener: Listener, worker: &WorkerHandle) -> PeerListener {
         let monitor = Arc::downgrade(self);
         let attend = move |peer: Rc<Stream>| attend(peer, monitor.clone());
         peer_listener::serve(listener, worker, PEERS_MAX, attend)
     }
 
     /// Serves a client that is connected, in a task of `worker`. A descriptor that is no socket is closed.
-    pub fn serve_connection(self: &Arc<Self>, socket: OwnedFd, worker: &Remote) {
+    pub fn serve_connection(self: &Arc<Self>, socket: OwnedFd, worker: &WorkerHandle) {
         let monitor = Arc::downgrade(self);
         drop(worker.spawn(move || async move {
             if let Ok(stream) = Stream::new(socket) {
@@ -50,7 +50,7 @@ async fn attend(peer: Rc<Stream>, monitor: Weak<Monitor>) {
     }
     queue.push(&greeting());
     let sender = blockhaul_io::start(send_all(peer.clone(), queue.clone()));
-    let mut input = Input::default();
+    let mut input = InputBuffer::default();
     loop {
         while let Some(next) = input.next() {
             let answer = match next {

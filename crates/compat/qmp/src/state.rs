@@ -4,10 +4,10 @@
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
-use blockhaul_catalog::Spec;
+use blockhaul_catalog::DeviceSpec;
 use blockhaul_io::Completer;
 use blockhaul_jobs::SnapshotConfig;
-use blockhaul_snapshot::{Bitmap, Snapshot};
+use blockhaul_snapshot::{DirtyBitmap, Snapshot};
 
 /// State of the monitor besides the disks, jobs and bitmaps of the server.
 #[derive(Default)]
@@ -45,11 +45,11 @@ pub struct Node {
 /// Contents of a node.
 pub enum NodeContents {
     /// A disk, with its description.
-    Disk { spec: Spec, layers: Vec<String> },
+    Disk { spec: DeviceSpec, layers: Vec<String> },
     /// Saves old contents of the disk of the node `disk`; `snapshot` is the point in time, once it has begun.
     BeforeWrite { disk: String, begin: Box<SnapshotConfig>, snapshot: Mutex<Option<Snapshot>> },
     /// Shows the point in time of the node `before_write`; with bitmaps of its own.
-    Access { before_write: String, bitmaps: Mutex<Vec<Arc<Bitmap>>> },
+    Access { before_write: String, bitmaps: Mutex<Vec<Arc<DirtyBitmap>>> },
 }
 
 /// An export that was added here.

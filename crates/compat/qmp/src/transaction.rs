@@ -17,7 +17,7 @@ use crate::state::JobNodes;
 const ACTIONS_MAX: usize = 1024;
 
 /// An action whose arguments were checked.
-struct Action<'a> {
+struct TransactionAction<'a> {
     kind: &'a str,
     data: &'a Arguments,
 }
@@ -42,7 +42,7 @@ impl Monitor {
 
     async fn carry_out<'a>(
         &self,
-        actions: &[Action<'a>],
+        actions: &[TransactionAction<'a>],
         grouped: bool,
         added: &mut Vec<(&'a str, &'a str)>,
     ) -> Result<()> {
@@ -89,8 +89,12 @@ impl Monitor {
 
     /// A bitmap that begins together with a backup of an earlier point in time begins at that point:
     /// what was written between them is not in the backup.
-    async fn since_then(&self, action: &Action<'_>, all: &[Action<'_>]) -> Result<Vec<BitmapStep>> {
-        let Action { kind, data } = action;
+    async fn since_then(
+        &self,
+        action: &TransactionAction<'_>,
+        all: &[TransactionAction<'_>],
+    ) -> Result<Vec<BitmapStep>> {
+        let TransactionAction { kind, data } = action;
         if !matches!(*kind, "block-dirty-bitmap-add" | "block-dirty-bitmap-clear") {
             return Ok(Vec::new());
         }
@@ -110,8 +114,8 @@ impl Monitor {
     }
 
     /// A change of a bitmap that cannot fail any more.
-    async fn bitmap_change(&self, action: &Action<'_>) -> Result<BitmapStep> {
-        let Action { kind, data } = action;
+    async fn bitmap_change(&self, action: &TransactionAction<'_>) -> Result<BitmapStep> {
+        let TransactionAction { kind, data } = action;
         if *kind == "block-dirty-bitmap-merge" {
             let (target, from) = self.merged(data).await?;
             return Ok(Box::new(move || from.iter().for_each(|other| target.merge(other))));
@@ -140,7 +144,11 @@ fn is_grouped(properties: &Arguments) -> Result<bool> {
 }
 
 /// The actions, all checked.
-fn checked<'a>(list: &'a [Value], grouped: bool, empty: &'a Arguments) -> Result<Vec<Action<'a>>> {
+fn checked<'a>(
+    list: &'a [Value],
+    grouped: bool,
+    empty: &'a Arguments,
+) -> Result<Vec<TransactionAction<'a>>> {
     if list.len() > ACTIONS_MAX {
         return Err(QmpError::generic(format!("a transaction has at most {ACTIONS_MAX} actions")));
     }
@@ -164,7 +172,7 @@ fn checked<'a>(list: &'a [Value], grouped: bool, empty: &'a Arguments) -> Result
                 "Action '{kind}' does not support transaction property completion-mode = grouped"
             )));
         }
-        actions.push(Action { kind, data });
+        actions.push(TransactionAction { kind, data });
     }
     Ok(actions)
 }

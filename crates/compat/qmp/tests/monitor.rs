@@ -10,10 +10,10 @@ use std::time::Duration;
 
 use blockhaul_block::{Error, Kind};
 use blockhaul_catalog::Registry;
-use blockhaul_io::{Config, Listener, Pool, Runtime};
+use blockhaul_io::{Listener, Pool, Runtime, RuntimeConfig};
 use blockhaul_jobs::{ExportTable, ExportTableConfig, JobStatus, Jobs};
 use blockhaul_qmp::{ListenerFuture, Monitor, MonitorConfig, MonitorHost};
-use blockhaul_server::{Limits, Offers, Server, Tls};
+use blockhaul_server::{Limits, Offers, Server, TlsPolicy};
 use serde_json::{Value, json};
 
 /// Time for one answer.
@@ -51,12 +51,12 @@ async fn parts(host: TestHost) -> (Arc<Monitor>, Arc<ExportTable>, Arc<Jobs>) {
         ..Registry::default()
     };
     let table = Arc::new(ExportTable::new(ExportTableConfig::new(registry)));
-    let server = Server::new(blockhaul_server::Config {
+    let server = Server::new(blockhaul_server::ServerConfig {
         exports: table.open().await.unwrap(),
         limits: Limits::default(),
         offers: Offers::default(),
         pool: Pool::new(64 << 20),
-        tls: Tls::default(),
+        tls: TlsPolicy::default(),
     });
     let jobs = Arc::new(Jobs::default());
     let monitor = Monitor::new(MonitorConfig {
@@ -79,7 +79,7 @@ async fn run(monitor: &Monitor, command: Value) {
 
 #[test]
 fn a_layer_over_a_node_closes_the_disk_of_that_node_after_a_mirror() {
-    let runtime = Runtime::start(&Config::default()).unwrap();
+    let runtime = Runtime::start(&RuntimeConfig::default()).unwrap();
     let dir = tempfile::tempdir().unwrap();
     let file = |name: &str| {
         let path = dir.path().join(name);
@@ -142,7 +142,7 @@ fn read(client: &mut BufReader<UnixStream>) -> Value {
 
 #[test]
 fn a_monitor_serves_a_client_without_the_program() {
-    let runtime = Runtime::start(&Config::default()).unwrap();
+    let runtime = Runtime::start(&RuntimeConfig::default()).unwrap();
     let host = TestHost::default();
     let own = host.clone();
     let monitor = runtime.block_on(move || monitor(own));

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::{Facts, Pending, Request};
+use crate::{Facts, PendingRequest, Request};
 
 /// A random-access block device, open and ready for requests. The contract is in the crate
 /// documentation.
@@ -11,13 +11,13 @@ pub trait Device: Send + Sync {
     fn facts(&self) -> Arc<Facts>;
 
     /// Starts one request. Must not block.
-    fn submit(&self, request: Request) -> Pending;
+    fn submit(&self, request: Request) -> PendingRequest;
 
     /// A lease on the longest prefix of the range `at..at + len` that maps to plain bytes of a
     /// file, for offload by the kernel (reflink, copy_file_range); those bytes are not freed or
     /// moved while the lease exists. Only devices that neither change, count, delay, limit, record
     /// nor refuse requests implement this; all others keep the default.
-    fn file_at(&self, at: u64, len: u64, access: Access) -> Option<FileRange> {
+    fn file_at(&self, at: u64, len: u64, access: LeaseAccess) -> Option<FileRange> {
         let _ = (at, len, access);
         None
     }
@@ -25,7 +25,7 @@ pub trait Device: Send + Sync {
 
 /// The purpose of a lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Access {
+pub enum LeaseAccess {
     /// The bytes are read.
     Read,
     /// The bytes are replaced.
@@ -51,11 +51,11 @@ impl<D: Device + ?Sized> Device for Arc<D> {
         (**self).facts()
     }
 
-    fn submit(&self, request: Request) -> Pending {
+    fn submit(&self, request: Request) -> PendingRequest {
         (**self).submit(request)
     }
 
-    fn file_at(&self, at: u64, len: u64, access: Access) -> Option<FileRange> {
+    fn file_at(&self, at: u64, len: u64, access: LeaseAccess) -> Option<FileRange> {
         (**self).file_at(at, len, access)
     }
 }

@@ -75,10 +75,10 @@ impl Kind {
 
 /// An error. One allocation; cheap to clone.
 #[derive(Clone)]
-pub struct Error(Arc<Inner>);
+pub struct Error(Arc<ErrorDetails>);
 
 #[derive(Clone)]
-struct Inner {
+struct ErrorDetails {
     kind: Kind,
     text: Cow<'static, str>,
     during: Option<(OpKind, u64, u64)>,
@@ -93,7 +93,7 @@ struct Inner {
 impl Error {
     /// An error of this kind; the text says what failed, lower case, no full stop.
     pub fn new(kind: Kind, text: impl Into<Cow<'static, str>>) -> Error {
-        Error(Arc::new(Inner {
+        Error(Arc::new(ErrorDetails {
             kind,
             text: text.into(),
             during: None,
@@ -199,7 +199,7 @@ impl Error {
     /// contains [that of this one](Error::text) or [all of it](Error::located).
     #[must_use]
     pub fn reworded(&self, text: impl Into<Cow<'static, str>>) -> Error {
-        let Inner { kind, os_error, ref remedy, .. } = *self.0;
+        let ErrorDetails { kind, os_error, ref remedy, .. } = *self.0;
         let remedy = remedy.clone();
         Error::new(kind, text).change(|inner| {
             inner.os_error = os_error;
@@ -208,7 +208,7 @@ impl Error {
     }
 
     /// The same error, for a request that failed before any flush: earlier writes are as safe as
-    /// before, even if the request has [`Flags::FUA`](crate::Flags::FUA).
+    /// before, even if the request has [`RequestFlags::FUA`](crate::RequestFlags::FUA).
     #[must_use]
     pub fn before_flush(self) -> Error {
         if self.0.before_flush {
@@ -223,7 +223,7 @@ impl Error {
         self.0.before_flush
     }
 
-    fn change(mut self, change: impl FnOnce(&mut Inner)) -> Error {
+    fn change(mut self, change: impl FnOnce(&mut ErrorDetails)) -> Error {
         change(Arc::make_mut(&mut self.0));
         self
     }

@@ -2,7 +2,7 @@
 
 use blockhaul_io::{Data, Reservation};
 
-use crate::{Contexts, Device, Error, Extents, Reply, Request, Result};
+use crate::{ContextSet, Device, Error, Extents, Reply, Request, Result};
 
 /// Commands as methods, for callers that await one request at a time.
 pub trait DeviceExt: Device {
@@ -43,7 +43,7 @@ pub trait DeviceExt: Device {
         &self,
         at: u64,
         len: u64,
-        contexts: Contexts,
+        contexts: ContextSet,
     ) -> impl Future<Output = Result<Vec<Extents>>> {
         let pending = self.submit(Request::extents(at, len, contexts));
         async move {
@@ -57,7 +57,7 @@ pub trait DeviceExt: Device {
 
 impl<D: Device + ?Sized> DeviceExt for D {}
 
-async fn done(pending: crate::Pending) -> Result<()> {
+async fn done(pending: crate::PendingRequest) -> Result<()> {
     match pending.await? {
         Reply::Done => Ok(()),
         _ => Err(Error::misfit()),

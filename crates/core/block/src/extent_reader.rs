@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use crate::{Contexts, Device, Error, Extents, Kind, Pending, Reply, Request, Result};
+use crate::{ContextSet, Device, Error, Extents, Kind, PendingRequest, Reply, Request, Result};
 
 /// Queries in flight once the device has a limit of this kind.
 const UNDER_WAY: usize = 4;
@@ -13,14 +13,14 @@ const LIMIT_32: u64 = 0xff00_0000;
 /// Reads the extents of a range, in several contexts.
 pub struct ExtentReader {
     device: Arc<dyn Device>,
-    contexts: Contexts,
+    contexts: ContextSet,
     /// Where the next part begins, and where the range ends.
     at: u64,
     end: u64,
     /// Length of a query; none: up to the end of the range.
     step: Option<u64>,
     /// Queries in flight in order: offset, length.
-    out: VecDeque<(u64, u64, Pending)>,
+    out: VecDeque<(u64, u64, PendingRequest)>,
 }
 
 /// The extents of a part of a range.
@@ -36,7 +36,11 @@ pub struct ExtentPart {
 
 impl ExtentReader {
     /// Reads from the first offset to the second one, in these contexts of the device. No query is sent yet.
-    pub fn new(device: Arc<dyn Device>, contexts: Contexts, (at, end): (u64, u64)) -> ExtentReader {
+    pub fn new(
+        device: Arc<dyn Device>,
+        contexts: ContextSet,
+        (at, end): (u64, u64),
+    ) -> ExtentReader {
         ExtentReader { device, contexts, at, end, step: None, out: VecDeque::new() }
     }
 
@@ -85,7 +89,7 @@ impl ExtentReader {
         }
     }
 
-    fn question(&self, at: u64, len: u64) -> (u64, u64, Pending) {
+    fn question(&self, at: u64, len: u64) -> (u64, u64, PendingRequest) {
         (at, len, self.device.submit(Request::extents(at, len, self.contexts)))
     }
 }

@@ -47,7 +47,7 @@ pub struct Facts {
     pub one_handle: bool,
     /// Written data is lost when the program ends that opened the device, whatever is flushed.
     pub temporary: bool,
-    /// Payloads of writes that are parked in the kernel ([`blockhaul_io::Parked`]) are moved on
+    /// Payloads of writes that are parked in the kernel ([`blockhaul_io::ParkedPayload`]) are moved on
     /// without a copy: callers that do not inspect the bytes should park them.
     pub takes_parked: bool,
     /// Reads take their memory when the reply arrives ([`blockhaul_io::Reservation::claim`]), so
@@ -67,7 +67,7 @@ pub struct Facts {
     pub compression: Compression,
     /// The local files and block devices that contain the device's bytes, or parts of them.
     pub files: Vec<FileId>,
-    /// Names of the contexts available for extents; at most [`Contexts::MAX`].
+    /// Names of the contexts available for extents; at most [`ContextSet::MAX`].
     // nbd: meta.name
     pub contexts: Vec<String>,
 }
@@ -160,8 +160,8 @@ impl Facts {
     }
 
     /// All contexts of the device.
-    pub fn all_contexts(&self) -> Contexts {
-        (0..self.contexts.len()).fold(Contexts::empty(), Contexts::with)
+    pub fn all_contexts(&self) -> ContextSet {
+        (0..self.contexts.len()).fold(ContextSet::empty(), ContextSet::with)
     }
 
     /// The block sizes that servers advertise: [`Facts::advertised`], or else the device's own,
@@ -184,9 +184,9 @@ impl Facts {
     }
 
     /// The context of this name.
-    pub fn context(&self, name: &str) -> Option<Contexts> {
+    pub fn context(&self, name: &str) -> Option<ContextSet> {
         let index = self.contexts.iter().position(|context| context == name)?;
-        Some(Contexts::empty().with(index))
+        Some(ContextSet::empty().with(index))
     }
 }
 
@@ -197,7 +197,7 @@ pub enum Compression {
     /// None.
     #[default]
     None,
-    /// That of writes with [`Flags::COMPRESS`](crate::Flags::COMPRESS).
+    /// That of writes with [`RequestFlags::COMPRESS`](crate::RequestFlags::COMPRESS).
     Asked(u32),
     /// That of all writes.
     All(u32),
@@ -284,13 +284,13 @@ bitflags! {
         const WRITE = 1 << 0;
         /// Flush makes a difference.
         const FLUSH = 1 << 1;
-        /// `Flags::FUA` on all requests that change data.
+        /// `RequestFlags::FUA` on all requests that change data.
         const FUA = 1 << 2;
         /// Trim.
         const TRIM = 1 << 3;
         /// Zero without a payload.
         const ZERO = 1 << 4;
-        /// `Flags::FAST` is supported: zeroing is fast, or fails at once.
+        /// `RequestFlags::FAST` is supported: zeroing is fast, or fails at once.
         const FAST_ZERO = 1 << 5;
         /// Cache.
         const CACHE = 1 << 6;
@@ -331,26 +331,26 @@ bitflags! {
 
 /// A set of contexts, by their index in [`Facts::contexts`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
-pub struct Contexts(u64);
+pub struct ContextSet(u64);
 
-impl Contexts {
+impl ContextSet {
     /// Maximum number of contexts of one device: more than any peer offers, and a set is one word.
     pub const MAX: usize = 64;
 
     /// No context.
-    pub const fn empty() -> Contexts {
-        Contexts(0)
+    pub const fn empty() -> ContextSet {
+        ContextSet(0)
     }
 
     /// The context at index 0: `base:allocation` on devices that have it.
-    pub const fn first() -> Contexts {
-        Contexts(1)
+    pub const fn first() -> ContextSet {
+        ContextSet(1)
     }
 
-    /// This set and the context at `index`; ignores indexes from [`Contexts::MAX`] on.
+    /// This set and the context at `index`; ignores indexes from [`ContextSet::MAX`] on.
     #[must_use]
-    pub const fn with(self, index: usize) -> Contexts {
-        if index < Self::MAX { Contexts(self.0 | 1 << index) } else { self }
+    pub const fn with(self, index: usize) -> ContextSet {
+        if index < Self::MAX { ContextSet(self.0 | 1 << index) } else { self }
     }
 
     /// Whether the context at `index` is in it.
@@ -369,7 +369,7 @@ impl Contexts {
     }
 
     /// Whether all of `other` are in it.
-    pub const fn includes(self, other: Contexts) -> bool {
+    pub const fn includes(self, other: ContextSet) -> bool {
         other.0 & !self.0 == 0
     }
 

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use crate::pending::Check;
+use crate::pending::ReplyCheck;
 use crate::{
-    Access, Can, Compression, Device, Error, Facts, FileRange, Flags, Kind, Op, OpKind, Pending,
-    Request,
+    Can, Compression, Device, Error, Facts, FileRange, Kind, LeaseAccess, Op, OpKind,
+    PendingRequest, Request, RequestFlags,
 };
 
 /// Puts the fence before a device. Adds the device's name and the request's place to errors.
@@ -23,23 +23,23 @@ impl Device for Fence {
         self.inner.facts()
     }
 
-    fn submit(&self, mut request: Request) -> Pending {
+    fn submit(&self, mut request: Request) -> PendingRequest {
         if self.facts.compression == Compression::None {
             // Only a wish.
-            request.flags.remove(Flags::COMPRESS);
+            request.flags.remove(RequestFlags::COMPRESS);
         }
         let kind = request.kind();
         let at = request.at;
         let len = request.len;
-        let check = || Check { device: self.facts.name.clone(), kind, at, len };
+        let check = || ReplyCheck { device: self.facts.name.clone(), kind, at, len };
         match refuse(&self.facts, &request) {
-            Some(error) => Pending::from(error.before_flush()).with_check(check()),
+            Some(error) => PendingRequest::from(error.before_flush()).with_check(check()),
             None => self.inner.submit(request).checked_as(kind, len, check),
         }
     }
 
-    fn file_at(&self, at: u64, len: u64, access: Access) -> Option<FileRange> {
-        let writable = access == Access::Read || self.facts.can.contains(Can::WRITE);
+    fn file_at(&self, at: u64, len: u64, access: LeaseAccess) -> Option<FileRange> {
+        let writable = access == LeaseAccess::Read || self.facts.can.contains(Can::WRITE);
         let inside = at.checked_add(len).is_some_and(|end| end <= self.facts.size);
         if len > 0 && inside && writable { self.inner.file_at(at, len, access) } else { None }
     }
@@ -80,19 +80,19 @@ fn refuse_ability(facts: &Facts, request: &Request, kind: OpKind) -> Option<Erro
 
 fn refuse_flags(facts: &Facts, request: &Request, kind: OpKind) -> Option<Error> {
     let allowed = match kind {
-        OpKind::Write => Flags::FUA | Flags::COMPRESS,
-        OpKind::Trim => Flags::FUA,
-        OpKind::Zero => Flags::FUA | Flags::NO_HOLE | Flags::FAST,
-        OpKind::Extents => Flags::ONE_EXTENT,
-        OpKind::Read | OpKind::Flush | OpKind::Cache => Flags::empty(),
+        OpKind::Write => RequestFlags::FUA | RequestFlags::COMPRESS,
+        OpKind::Trim => RequestFlags::FUA,
+        OpKind::Zero => RequestFlags::FUA | RequestFlags::NO_HOLE | RequestFlags::FAST,
+        OpKind::Extents => RequestFlags::ONE_EXTENT,
+        OpKind::Read | OpKind::Flush | OpKind::Cache => RequestFlags::empty(),
     };
     if !allowed.contains(request.flags) {
         return Some(Error::new(Kind::Invalid, format!("{kind} does not take these flags")));
     }
-    if request.flags.contains(Flags::FUA) && !facts.can.contains(Can::FUA) {
+    if request.flags.contains(RequestFlags::FUA) && !facts.can.contains(Can::FUA) {
         return Some(Error::new(Kind::Invalid, "the device has no FUA"));
     }
-    if request.flags.contains(Flags::FAST) && !facts.can.contains(Can::FAST_ZERO) {
+    if request.flags.contains(RequestFlags::FAST) && !facts.can.contains(Can::FAST_ZERO) {
         return Some(Error::new(
             Kind::Unsupported,
             "the device cannot tell whether zeroing is fast",

@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use blockhaul_io::{Completer, Ticket};
 
-use crate::{Device, Error, Kind, OpKind, Outcome, Pending, Request, Result};
+use crate::{Device, Error, Kind, OpKind, Outcome, PendingRequest, Request, Result};
 
 /// The first failed flush of a storage since it was opened, if any.
 #[derive(Debug, Default)]
@@ -44,11 +44,11 @@ impl FailedFlush {
 #[derive(Default)]
 pub struct Flushes {
     failed: FailedFlush,
-    state: Mutex<State>,
+    state: Mutex<FlushState>,
 }
 
 #[derive(Default)]
-struct State {
+struct FlushState {
     next: u64,
     /// Requests that the device has, by number.
     held: BTreeSet<u64>,
@@ -57,7 +57,7 @@ struct State {
 }
 
 /// A flush or FUA request that the device has ([`Flushes::begin`]).
-pub struct Durable {
+pub struct DurableRequest {
     flushes: Arc<Flushes>,
     number: u64,
     kind: OpKind,
@@ -68,18 +68,18 @@ impl Flushes {
     ///
     /// # Errors
     /// Those of [`FailedFlush::check`]: the request must not be submitted.
-    pub fn begin(self: &Arc<Flushes>, kind: OpKind) -> Result<Durable> {
+    pub fn begin(self: &Arc<Flushes>, kind: OpKind) -> Result<DurableRequest> {
         self.failed.check()?;
         let mut state = self.state();
         let number = state.next;
         state.next += 1;
         state.held.insert(number);
         drop(state);
-        Ok(Durable { flushes: self.clone(), number, kind })
+        Ok(DurableRequest { flushes: self.clone(), number, kind })
     }
 
     /// Submits a flush or FUA request to a device, unless one has failed before: what completes at once, or the
-    /// request. Errors name the request and the device. `alone` is as for [`Durable::end`].
+    /// request. Errors name the request and the device. `alone` is as for [`DurableRequest::end`].
     ///
     /// # Errors
     /// `Err` is a request that is still in flight.
@@ -88,7 +88,7 @@ impl Flushes {
         device: &dyn Device,
         request: Request,
         alone: bool,
-    ) -> Result<Outcome, Pending> {
+    ) -> Result<Outcome, PendingRequest> {
         let (kind, at, len) = (request.kind(), request.at, request.len);
         let name = device.facts().name.clone();
         let located = move |error: Error| error.during(kind, at, len).on(&name);
@@ -99,22 +99,22 @@ impl Flushes {
         match device.submit(request).now() {
             Ok(outcome) => match durable.end_now(outcome, alone) {
                 Ok(outcome) => Ok(outcome.map_err(located)),
-                Err((durable, outcome)) => Err(Pending::start(async move {
+                Err((durable, outcome)) => Err(PendingRequest::start(async move {
                     durable.end(outcome, alone).await.map_err(located)
                 })),
             },
-            Err(pending) => Err(Pending::start(async move {
+            Err(pending) => Err(PendingRequest::start(async move {
                 durable.end(pending.await, alone).await.map_err(located)
             })),
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, FlushState> {
         self.state.lock().expect("no panic under this lock")
     }
 }
 
-impl Durable {
+impl DurableRequest {
     /// The outcome for the caller, from that of the device. `alone`: the device itself tracks
     /// overlapping requests ([`crate::Facts::flush_failures_stay`]), so no request is waited for.
     ///
@@ -132,8 +132,12 @@ impl Durable {
     /// The same without waiting; returns the outcome if waiting is necessary.
     ///
     /// # Errors
-    /// `Err` is a request that must wait for others: give it to [`Durable::end`].
-    pub fn end_now(self, outcome: Outcome, alone: bool) -> Result<Outcome, (Durable, Outcome)> {
+    /// `Err` is a request that must wait for others: give it to [`DurableRequest::end`].
+    pub fn end_now(
+        self,
+        outcome: Outcome,
+        alone: bool,
+    ) -> Result<Outcome, (DurableRequest, Outcome)> {
         if !alone && outcome.is_ok() && self.flushes.state().held.len() > 1 {
             return Err((self, outcome));
         }
@@ -165,7 +169,7 @@ impl Durable {
     }
 }
 
-impl Drop for Durable {
+impl Drop for DurableRequest {
     /// A dropped request must not block others.
     fn drop(&mut self) {
         if self.flushes.state().held.contains(&self.number) {

@@ -15,15 +15,15 @@ const CLASSES: usize = LATENCY_BOUNDS.len() + 1;
 /// A histogram of times at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 #[non_exhaustive]
-pub struct Latency {
+pub struct LatencySnapshot {
     /// Requests by time: one class for each of [`LATENCY_BOUNDS`], and one for longer times.
     pub classes: [u64; CLASSES],
     /// The sum of all times, in seconds.
     pub seconds: f64,
 }
 
-impl AddAssign for Latency {
-    fn add_assign(&mut self, other: Latency) {
+impl AddAssign for LatencySnapshot {
+    fn add_assign(&mut self, other: LatencySnapshot) {
         for (sum, class) in self.classes.iter_mut().zip(other.classes) {
             *sum += class;
         }
@@ -31,7 +31,7 @@ impl AddAssign for Latency {
     }
 }
 
-/// The counters behind [`Latency`], which any thread may change.
+/// The counters behind [`LatencySnapshot`], which any thread may change.
 #[derive(Debug, Default)]
 pub struct LatencyCounters {
     classes: [AtomicU64; CLASSES],
@@ -49,8 +49,8 @@ impl LatencyCounters {
     }
 
     /// The histogram so far. Requests that end meanwhile may be counted in a part of it.
-    pub fn read(&self) -> Latency {
-        Latency {
+    pub fn read(&self) -> LatencySnapshot {
+        LatencySnapshot {
             classes: self.classes.each_ref().map(|class| class.load(Ordering::Relaxed)),
             seconds: self.nanoseconds.load(Ordering::Relaxed) as f64 / 1e9,
         }

@@ -9,25 +9,25 @@
 //! tests each sentence.
 //!
 //! 1. It never blocks. It may do work that is known to be short, and waits in the returned
-//!    [`Pending`] for the rest.
+//!    [`PendingRequest`] for the rest.
 //! 2. The request has *started* when `submit` returns: a caller that submits 64 requests and then
 //!    awaits them in turn has 64 in flight.
-//! 3. Each request completes exactly once. Polling the [`Pending`] observes; dropping it detaches;
+//! 3. Each request completes exactly once. Polling the [`PendingRequest`] observes; dropping it detaches;
 //!    neither cancels. A submitted write is drained, never abandoned.
 //! 4. Requests in flight may complete in any order, and overlapping ones have no defined order:
 //!    a caller that needs an order awaits the first before submitting the second. A read sees what
 //!    every write wrote that had completed when the read was submitted.
 //! 5. A flush makes durable every write that had *completed* when the flush was submitted, on this
 //!    handle; on all handles of the same storage when the facts say [`Can::MULTI_CONN`]. A write with
-//!    [`Flags::FUA`] is durable when it completes.
+//!    [`RequestFlags::FUA`] is durable when it completes.
 //! 6. A read returns exactly the requested bytes, or [`Reply::Hole`] if all are zero, or an error;
 //!    never with fewer. An error leaves undefined which part of a write has happened.
-//! 7. [`Op::Zero`] makes the range read as zeroes; it may free the storage unless [`Flags::NO_HOLE`].
-//!    With [`Flags::FAST`] it fails at once ([`Kind::Unsupported`]) where it would be no faster than
+//! 7. [`Op::Zero`] makes the range read as zeroes; it may free the storage unless [`RequestFlags::NO_HOLE`].
+//!    With [`RequestFlags::FAST`] it fails at once ([`Kind::Unsupported`]) where it would be no faster than
 //!    writing. [`Op::Trim`] may do nothing, and leaves undefined what the range reads as.
 //! 8. [`Op::Extents`] returns one list per requested context, in ascending order of context, each
 //!    starting at the request's offset, not empty, and not reaching beyond the request's end. It may
-//!    cover less than requested. With [`Flags::ONE_EXTENT`] each list has one entry.
+//!    cover less than requested. With [`RequestFlags::ONE_EXTENT`] each list has one entry.
 //!    Data must never be called zero or hole; the reverse is allowed.
 //! 9. It is called on a worker. Handles may move between workers; completions may come from anywhere.
 //! 10. An implementation may rely on the *fence*: ranges lie inside the device and are not empty
@@ -73,16 +73,16 @@ mod ranges;
 mod request;
 mod thread_model;
 
-pub use device::{Access, Device, FileRange};
+pub use device::{Device, FileRange, LeaseAccess};
 pub use error::{Error, Kind, Result};
 pub use ext::DeviceExt;
 pub use extent_reader::{ExtentPart, ExtentReader};
 pub use extents::{Extent, Extents, HOLE, ZERO};
-pub use facts::{BASE_ALLOCATION, BlockSizes, Can, Compression, Contexts, Facts, FileId, Hints};
+pub use facts::{BASE_ALLOCATION, BlockSizes, Can, Compression, ContextSet, Facts, FileId, Hints};
 pub use fence::fence;
-pub use flushes::{Durable, FailedFlush, Flushes};
-pub use latency::{LATENCY_BOUNDS, Latency, LatencyCounters};
-pub use pending::{Outcome, Pending};
+pub use flushes::{DurableRequest, FailedFlush, Flushes};
+pub use latency::{LATENCY_BOUNDS, LatencyCounters, LatencySnapshot};
+pub use pending::{Outcome, PendingRequest};
 pub use ranges::{gaps, join_ranges};
-pub use request::{Flags, Op, OpKind, Reply, Request};
+pub use request::{Op, OpKind, Reply, Request, RequestFlags};
 pub use thread_model::ThreadModel;

@@ -4,7 +4,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use blockhaul_io::{Completer, Lost, Task, Ticket};
+use blockhaul_io::{Completer, LostCompletion, Task, Ticket};
 
 use crate::{Error, Kind, OpKind, Reply};
 
@@ -13,26 +13,26 @@ pub type Outcome = Result<Reply, Error>;
 
 /// A request that has started. Awaiting it yields the outcome; dropping it detaches.
 #[must_use = "a request's outcome must be looked at"]
-pub struct Pending {
-    state: State,
+pub struct PendingRequest {
+    state: PendingState,
     /// What the fence knows about the request, for messages and to check the reply.
-    check: Option<Check>,
+    check: Option<ReplyCheck>,
 }
 
-enum State {
+enum PendingState {
     Ready(Option<Outcome>),
     Task(Task<Outcome>),
-    Future(Work),
-    Finishing(Finishing),
+    Future(RequestFuture),
+    Finishing(RequestWork),
     Ticket(Ticket<Outcome>),
 }
 
-type Work = Pin<Box<dyn Future<Output = Outcome>>>;
+type RequestFuture = Pin<Box<dyn Future<Output = Outcome>>>;
 
-/// Work that its `Pending` polls, and that a task finishes if the `Pending` is dropped.
-struct Finishing(Option<Work>);
+/// Work that its `PendingRequest` polls, and that a task finishes if the `PendingRequest` is dropped.
+struct RequestWork(Option<RequestFuture>);
 
-impl Drop for Finishing {
+impl Drop for RequestWork {
     fn drop(&mut self) {
         if let Some(work) = self.0.take() {
             drop(blockhaul_io::spawn(work));
@@ -40,46 +40,46 @@ impl Drop for Finishing {
     }
 }
 
-pub(crate) struct Check {
+pub(crate) struct ReplyCheck {
     pub(crate) device: Arc<str>,
     pub(crate) kind: OpKind,
     pub(crate) at: u64,
     pub(crate) len: u64,
 }
 
-impl Pending {
+impl PendingRequest {
     /// A request that is already complete.
-    pub fn ready(outcome: Outcome) -> Pending {
-        Pending { state: State::Ready(Some(outcome)), check: None }
+    pub fn ready(outcome: Outcome) -> PendingRequest {
+        PendingRequest { state: PendingState::Ready(Some(outcome)), check: None }
     }
 
     /// A request that a task carries out; it runs up to its first wait before this returns.
-    pub fn start(work: impl Future<Output = Outcome> + 'static) -> Pending {
-        Pending { state: State::Task(blockhaul_io::start(work)), check: None }
+    pub fn start(work: impl Future<Output = Outcome> + 'static) -> PendingRequest {
+        PendingRequest { state: PendingState::Task(blockhaul_io::start(work)), check: None }
     }
 
     /// A request that the kernel already carries out, and that needs no work but to return its
     /// outcome (a read): without its own task. `outcome` is polled only by the caller.
-    pub fn under_way(outcome: impl Future<Output = Outcome> + 'static) -> Pending {
-        Pending { state: State::Future(Box::pin(outcome)), check: None }
+    pub fn under_way(outcome: impl Future<Output = Outcome> + 'static) -> PendingRequest {
+        PendingRequest { state: PendingState::Future(Box::pin(outcome)), check: None }
     }
 
     /// A request that the kernel already carries out, but that may leave work to do (the rest of a
     /// partial write). Without its own task, unless it is dropped early: then a task finishes it.
-    pub fn finishing(outcome: impl Future<Output = Outcome> + 'static) -> Pending {
-        let work = Finishing(Some(Box::pin(outcome)));
-        Pending { state: State::Finishing(work), check: None }
+    pub fn finishing(outcome: impl Future<Output = Outcome> + 'static) -> PendingRequest {
+        let work = RequestWork(Some(Box::pin(outcome)));
+        PendingRequest { state: PendingState::Finishing(work), check: None }
     }
 
     /// The same request with a guard that is dropped when it has completed, whether polled or not.
-    /// A completed request needs none. If the caller keeps the `Pending` without polling it, the
+    /// A completed request needs none. If the caller keeps the `PendingRequest` without polling it, the
     /// guard may stay until it does.
-    pub fn guarded<G: 'static>(self, guard: impl FnOnce() -> G) -> Pending {
-        if matches!(self.state, State::Ready(_)) {
+    pub fn guarded<G: 'static>(self, guard: impl FnOnce() -> G) -> PendingRequest {
+        if matches!(self.state, PendingState::Ready(_)) {
             return self;
         }
         let guard = guard();
-        Pending::finishing(async move {
+        PendingRequest::finishing(async move {
             let outcome = self.await;
             drop(guard);
             outcome
@@ -87,18 +87,18 @@ impl Pending {
     }
 
     /// A request that is completed from outside, on any thread.
-    pub fn completer() -> (Completer<Outcome>, Pending) {
+    pub fn completer() -> (Completer<Outcome>, PendingRequest) {
         let (completer, ticket) = blockhaul_io::ticket();
-        (completer, Pending { state: State::Ticket(ticket), check: None })
+        (completer, PendingRequest { state: PendingState::Ticket(ticket), check: None })
     }
 
     /// The outcome if it is ready without waiting, else the request.
     ///
     /// # Errors
     /// `Err` is the request itself, which is still in flight.
-    pub fn now(mut self) -> Result<Outcome, Pending> {
+    pub fn now(mut self) -> Result<Outcome, PendingRequest> {
         match &mut self.state {
-            State::Ready(outcome) => match outcome.take() {
+            PendingState::Ready(outcome) => match outcome.take() {
                 Some(outcome) => Ok(self.checked(outcome)),
                 None => Err(self),
             },
@@ -106,7 +106,7 @@ impl Pending {
         }
     }
 
-    pub(crate) fn with_check(mut self, check: Check) -> Pending {
+    pub(crate) fn with_check(mut self, check: ReplyCheck) -> PendingRequest {
         self.check = Some(check);
         self
     }
@@ -116,10 +116,10 @@ impl Pending {
         self,
         kind: OpKind,
         len: u64,
-        check: impl FnOnce() -> Check,
-    ) -> Pending {
+        check: impl FnOnce() -> ReplyCheck,
+    ) -> PendingRequest {
         match &self.state {
-            State::Ready(Some(outcome @ Ok(_))) if fits(outcome, kind, len) => self,
+            PendingState::Ready(Some(outcome @ Ok(_))) if fits(outcome, kind, len) => self,
             _ => self.with_check(check()),
         }
     }
@@ -133,7 +133,7 @@ impl Pending {
 }
 
 /// The completer was dropped.
-fn got_lost(lost: Lost) -> Error {
+fn got_lost(lost: LostCompletion) -> Error {
     Error::new(Kind::Disconnected, "the request got lost").because(lost)
 }
 
@@ -152,22 +152,22 @@ fn fits(outcome: &Outcome, kind: OpKind, len: u64) -> bool {
     }
 }
 
-impl Future for Pending {
+impl Future for PendingRequest {
     type Output = Outcome;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Outcome> {
         let outcome = match &mut self.state {
-            State::Ready(outcome) => outcome.take().expect("a request completes once"),
-            State::Task(task) => match task.poll_or_lost(cx) {
+            PendingState::Ready(outcome) => outcome.take().expect("a request completes once"),
+            PendingState::Task(task) => match task.poll_or_lost(cx) {
                 Poll::Ready(Ok(outcome)) => outcome,
                 Poll::Ready(Err(lost)) => Err(got_lost(lost)),
                 Poll::Pending => return Poll::Pending,
             },
-            State::Future(future) => match future.as_mut().poll(cx) {
+            PendingState::Future(future) => match future.as_mut().poll(cx) {
                 Poll::Ready(outcome) => outcome,
                 Poll::Pending => return Poll::Pending,
             },
-            State::Finishing(Finishing(work)) => {
+            PendingState::Finishing(RequestWork(work)) => {
                 let left = work.as_mut().expect("a request completes once");
                 match left.as_mut().poll(cx) {
                     Poll::Ready(outcome) => {
@@ -177,7 +177,7 @@ impl Future for Pending {
                     Poll::Pending => return Poll::Pending,
                 }
             }
-            State::Ticket(ticket) => match Pin::new(ticket).poll(cx) {
+            PendingState::Ticket(ticket) => match Pin::new(ticket).poll(cx) {
                 Poll::Ready(Ok(outcome)) => outcome,
                 Poll::Ready(Err(lost)) => Err(got_lost(lost)),
                 Poll::Pending => return Poll::Pending,
@@ -187,15 +187,15 @@ impl Future for Pending {
     }
 }
 
-impl From<Outcome> for Pending {
-    fn from(outcome: Outcome) -> Pending {
-        Pending::ready(outcome)
+impl From<Outcome> for PendingRequest {
+    fn from(outcome: Outcome) -> PendingRequest {
+        PendingRequest::ready(outcome)
     }
 }
 
-impl From<Error> for Pending {
-    fn from(error: Error) -> Pending {
-        Pending::ready(Err(error))
+impl From<Error> for PendingRequest {
+    fn from(error: Error) -> PendingRequest {
+        PendingRequest::ready(Err(error))
     }
 }
 
@@ -210,7 +210,7 @@ mod tests {
 
     #[test]
     fn what_finishes_a_request_runs_once_whether_somebody_waits_or_not() {
-        let runtime = blockhaul_io::Runtime::start(&blockhaul_io::Config {
+        let runtime = blockhaul_io::Runtime::start(&blockhaul_io::RuntimeConfig {
             workers: 1,
             ..Default::default()
         })
@@ -219,7 +219,7 @@ mod tests {
             let ended = Rc::new(Cell::new(0));
             let request = || {
                 let ended = ended.clone();
-                Pending::finishing(async move {
+                PendingRequest::finishing(async move {
                     blockhaul_io::sleep(Duration::from_millis(1)).await;
                     ended.set(ended.get() + 1);
                     Ok(Reply::Done)

@@ -5,7 +5,7 @@ use std::fmt;
 use bitflags::bitflags;
 use blockhaul_io::{Data, Reservation};
 
-use crate::{Contexts, Extents};
+use crate::{ContextSet, Extents};
 
 /// One request: an NBD request header without its cookie.
 #[derive(Debug)]
@@ -17,7 +17,7 @@ pub struct Request {
     /// Length in bytes of the effect; 0 only for a flush.
     pub len: u64,
     /// How to do it.
-    pub flags: Flags,
+    pub flags: RequestFlags,
 }
 
 /// The operation of a request.
@@ -36,13 +36,13 @@ pub enum Op {
     /// The range will be read soon.
     Cache,
     /// Report the state of the range in these contexts.
-    Extents(Contexts),
+    Extents(ContextSet),
 }
 
 bitflags! {
     /// How a request is to be done.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-    pub struct Flags: u16 {
+    pub struct RequestFlags: u16 {
         /// Durable when complete. Write, zero, trim.
         const FUA = 1 << 0;
         /// Keep the range allocated. Zero.
@@ -113,43 +113,43 @@ impl Request {
     /// A read of `room.len()` bytes.
     pub fn read(at: u64, room: Reservation) -> Request {
         let len = room.len() as u64;
-        Request { op: Op::Read(room), at, len, flags: Flags::empty() }
+        Request { op: Op::Read(room), at, len, flags: RequestFlags::empty() }
     }
 
     /// A write of `data`.
     pub fn write(at: u64, data: Data) -> Request {
         let len = data.len() as u64;
-        Request { op: Op::Write(data), at, len, flags: Flags::empty() }
+        Request { op: Op::Write(data), at, len, flags: RequestFlags::empty() }
     }
 
     /// A zero request for `len` bytes.
     pub fn zero(at: u64, len: u64) -> Request {
-        Request { op: Op::Zero, at, len, flags: Flags::empty() }
+        Request { op: Op::Zero, at, len, flags: RequestFlags::empty() }
     }
 
     /// A trim of `len` bytes.
     pub fn trim(at: u64, len: u64) -> Request {
-        Request { op: Op::Trim, at, len, flags: Flags::empty() }
+        Request { op: Op::Trim, at, len, flags: RequestFlags::empty() }
     }
 
     /// A flush.
     pub fn flush() -> Request {
-        Request { op: Op::Flush, at: 0, len: 0, flags: Flags::empty() }
+        Request { op: Op::Flush, at: 0, len: 0, flags: RequestFlags::empty() }
     }
 
     /// A hint that `len` bytes will be read.
     pub fn cache(at: u64, len: u64) -> Request {
-        Request { op: Op::Cache, at, len, flags: Flags::empty() }
+        Request { op: Op::Cache, at, len, flags: RequestFlags::empty() }
     }
 
     /// A request for the extents of `len` bytes.
-    pub fn extents(at: u64, len: u64, contexts: Contexts) -> Request {
-        Request { op: Op::Extents(contexts), at, len, flags: Flags::empty() }
+    pub fn extents(at: u64, len: u64, contexts: ContextSet) -> Request {
+        Request { op: Op::Extents(contexts), at, len, flags: RequestFlags::empty() }
     }
 
     /// The same request with these flags added.
     #[must_use]
-    pub fn with(mut self, flags: Flags) -> Request {
+    pub fn with(mut self, flags: RequestFlags) -> Request {
         self.flags |= flags;
         self
     }

@@ -2,29 +2,29 @@
 
 use std::sync::{Arc, Mutex};
 
-use crate::{AnyKind, AnyLayer, Args, Gate, Layer, Registry, parse_options};
+use crate::{AnyKind, AnyLayer, Gate, Layer, ParamValues, Registry, parse_options};
 use blockhaul_block::{Error, Kind, Result};
 
 /// A layer or a gate in use, with changeable parameters.
-pub struct Adjustable {
+pub struct AdjustableLayer {
     kind: AnyKind,
     made: AnyLayer,
     /// The typed parameters, initial and changed.
     typed: Mutex<Vec<(String, String)>>,
 }
 
-impl Adjustable {
+impl AdjustableLayer {
     /// Makes a layer or a gate from `NAME[?key=value&…]`.
     ///
     /// # Errors
     /// Unknown names and wrong values.
-    pub fn new(registry: &Registry, text: &str) -> Result<Adjustable> {
+    pub fn new(registry: &Registry, text: &str) -> Result<AdjustableLayer> {
         let (name, options) = text.split_once('?').unwrap_or((text, ""));
         let kind = registry.kind(name)?;
         let typed = parse_options(options)?;
-        let args = Args::check(name, kind.params(), &typed)?;
+        let args = ParamValues::check(name, kind.params(), &typed)?;
         let made = kind.configure(&args, &registry.shutdown)?;
-        Ok(Adjustable { kind, made, typed: Mutex::new(typed) })
+        Ok(AdjustableLayer { kind, made, typed: Mutex::new(typed) })
     }
 
     /// Its name.
@@ -89,7 +89,7 @@ impl Adjustable {
             typed.push((name.to_string(), value.to_string()));
             typed
         };
-        let args = Args::check(own, self.kind.params(), &changed)?;
+        let args = ParamValues::check(own, self.kind.params(), &changed)?;
         if let Some(layer) = self.layer() {
             layer.change(&args)?;
         }
@@ -129,7 +129,7 @@ mod tests {
             Ok(inner)
         }
 
-        fn change(&self, args: &Args) -> Result<()> {
+        fn change(&self, args: &ParamValues) -> Result<()> {
             match args.number("speed") {
                 Some(13) => Err(Error::new(Kind::Usage, "not this one")),
                 speed => {
@@ -143,7 +143,7 @@ mod tests {
     #[test]
     fn what_can_be_changed_is_changed_and_nothing_else() {
         let registry = Registry { layers: vec![&SPEED], ..Registry::default() };
-        let layer = Adjustable::new(&registry, "speed?fixed=5").unwrap();
+        let layer = AdjustableLayer::new(&registry, "speed?fixed=5").unwrap();
         layer.set("speed", "7").unwrap();
         let values = |pairs: &[(&str, &str)]| -> Vec<_> {
             pairs.iter().map(|(key, value)| (key.to_string(), value.to_string())).collect()

@@ -5,14 +5,14 @@ use std::fmt;
 use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 
-use crate::claims::{Claim, ClaimRequest, ClaimUse, StorageIds, Whole};
-use crate::opening::{Intent, Opened, Opening, Preparation};
-use crate::{Args, ConnectionSettings, Exports, Param, Registry, Spec};
+use crate::claims::{Claim, ClaimRequest, ClaimUse, CompositeStorage, StorageIds};
+use crate::opening::{Intent, OpenFuture, OpenedDevice, Preparation};
+use crate::{ConnectionSettings, DeviceSpec, Exports, Param, ParamValues, Registry};
 use blockhaul_block::{Error, Kind, Result};
 
 /// A target for a backend to open.
 #[derive(Debug, Clone)]
-pub struct Target {
+pub struct BackendTarget {
     /// The scheme that was typed; empty for bare paths and commands.
     pub scheme: String,
     /// The text after the scheme: percent-decoded, without options, unless the backend has its own
@@ -21,7 +21,7 @@ pub struct Target {
     /// For `[ CMD … ]`: the words.
     pub command: Vec<OsString>,
     /// Checked options.
-    pub args: Args,
+    pub args: ParamValues,
     /// The purpose of opening it.
     pub intent: Intent,
     /// Opens the devices that this one consists of. Storage that can stop the server (plugins) uses
@@ -29,7 +29,7 @@ pub struct Target {
     pub context: OpenContext,
 }
 
-impl Target {
+impl BackendTarget {
     /// The text after the scheme, as a path.
     pub fn path(&self) -> PathBuf {
         PathBuf::from(&self.rest)
@@ -97,7 +97,7 @@ pub trait Backend: Send + Sync {
         false
     }
 
-    /// Whether it also accepts undeclared options ([`Args::others`]).
+    /// Whether it also accepts undeclared options ([`ParamValues::others`]).
     fn takes_others(&self) -> bool {
         false
     }
@@ -117,18 +117,18 @@ pub trait Backend: Send + Sync {
     }
 
     /// Opens a device.
-    fn open(&self, target: Target) -> Opening<Opened>;
+    fn open(&self, target: BackendTarget) -> OpenFuture<OpenedDevice>;
 
     /// Opens the target of a copy without changing its contents. The facts are those of the
     /// prepared target. Kinds of storage that do not change on open need not implement this.
-    fn open_target(&self, target: Target) -> Opening<(Opened, Preparation)> {
+    fn open_target(&self, target: BackendTarget) -> OpenFuture<(OpenedDevice, Preparation)> {
         let opening = self.open(target);
         Box::pin(async move { Ok((opening.await?, Preparation::default())) })
     }
 
     /// For servers: opens storage whose clients get separate devices. `None`: all clients share the
     /// device of [`Backend::open`].
-    fn exports(&self, target: &Target) -> Option<Opening<Arc<dyn Exports>>> {
+    fn exports(&self, target: &BackendTarget) -> Option<OpenFuture<Arc<dyn Exports>>> {
         let _ = target;
         None
     }
@@ -180,7 +180,7 @@ impl OpenContext {
 
     /// The same for one part of a device that consists of several, such as `part 1`.
     #[must_use]
-    pub fn for_part(&self, whole: &Whole, name: impl Into<Arc<str>>) -> OpenContext {
+    pub fn for_part(&self, whole: &CompositeStorage, name: impl Into<Arc<str>>) -> OpenContext {
         let registry = self.registry.owned_by(self.registry.owner.part(whole, name));
         OpenContext { registry, ..self.clone() }
     }
@@ -195,7 +195,7 @@ impl OpenContext {
     /// # Errors
     /// [`Kind::Usage`] if the description is invalid, or devices are nested too deeply; and errors
     /// of opening the device.
-    pub async fn open(&self, description: &str, intent: Intent) -> Result<Opened> {
+    pub async fn open(&self, description: &str, intent: Intent) -> Result<OpenedDevice> {
         let (spec, inside) = self.inside(description)?;
         self.registry.open_within(&spec, intent, inside).await
     }
@@ -209,13 +209,13 @@ impl OpenContext {
         &self,
         description: &str,
         intent: Intent,
-    ) -> Result<(Opened, Preparation)> {
+    ) -> Result<(OpenedDevice, Preparation)> {
         let (spec, inside) = self.inside(description)?;
         self.registry.open_target_within(&spec, intent, inside).await
     }
 
     /// The description of a device of this one, and what that device gets.
-    fn inside(&self, description: &str) -> Result<(Spec, OpenContext)> {
+    fn inside(&self, description: &str) -> Result<(DeviceSpec, OpenContext)> {
         if self.depth == DEPTH_MAX {
             let text = format!("more than {DEPTH_MAX} devices within one another");
             return Err(Error::new(Kind::Usage, text));
@@ -223,7 +223,7 @@ impl OpenContext {
         // The bitmaps of a device within another one are not those of the disk.
         let registry = Registry { bitmaps: Weak::new(), ..self.registry.clone() };
         let inside = OpenContext { depth: self.depth + 1, registry };
-        Ok((Spec::parse(OsStr::new(description))?, inside))
+        Ok((DeviceSpec::parse(OsStr::new(description))?, inside))
     }
 
     /// Opens a device named in `file`, if the registry's policy allows it ([`Registry::names`]).
@@ -236,7 +236,7 @@ impl OpenContext {
         file: &str,
         description: &str,
         intent: Intent,
-    ) -> Result<Opened> {
+    ) -> Result<OpenedDevice> {
         match self.registry.names {
             NamePolicy::Allow => self.open(description, intent).await,
             NamePolicy::Refuse => {

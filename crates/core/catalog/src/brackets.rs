@@ -3,7 +3,7 @@
 
 use std::ffi::{OsStr, OsString};
 
-use crate::Spec;
+use crate::DeviceSpec;
 use blockhaul_block::{Error, Kind, Result};
 
 /// The groups of a command line, in order.
@@ -15,10 +15,10 @@ impl Groups {
     ///
     /// # Errors
     /// [`Kind::Usage`] if the word is empty, or holds a NUL.
-    pub fn spec(&self, word: &OsStr) -> Result<Spec> {
+    pub fn spec(&self, word: &OsStr) -> Result<DeviceSpec> {
         match self.words(word) {
-            None => Spec::parse(word),
-            Some(Some(words)) => Ok(Spec::Command(words.to_vec())),
+            None => DeviceSpec::parse(word),
+            Some(Some(words)) => Ok(DeviceSpec::Command(words.to_vec())),
             Some(None) => Err(Error::new(Kind::Usage, "a device name holds a NUL")),
         }
     }
@@ -154,9 +154,9 @@ mod tests {
         assert_eq!(words.len(), 4);
         assert_eq!(words[2], "--flush");
         let inner = ["a", "-x", "[", "b", "]", "c"].map(OsString::from).to_vec();
-        assert_eq!(groups.spec(&words[1]).unwrap(), Spec::Command(inner));
-        assert_eq!(groups.spec(&words[3]).unwrap(), Spec::Command(vec!["d".into()]));
-        assert_eq!(groups.spec(OsStr::new("[d]")).unwrap(), Spec::Path("[d]".into()));
+        assert_eq!(groups.spec(&words[1]).unwrap(), DeviceSpec::Command(inner));
+        assert_eq!(groups.spec(&words[3]).unwrap(), DeviceSpec::Command(vec!["d".into()]));
+        assert_eq!(groups.spec(OsStr::new("[d]")).unwrap(), DeviceSpec::Path("[d]".into()));
         assert_eq!(readable(&format!("'{MARK}12' is wrong")), "'[ … ]' is wrong");
     }
 
@@ -187,7 +187,7 @@ mod tests {
         };
         let a = device(&words[2]).unwrap();
         assert_eq!(a.words[1..], ["--layer", "x"]);
-        assert_eq!(a.groups.spec(&a.words[0]).unwrap(), Spec::Command(vec!["c".into()]));
+        assert_eq!(a.groups.spec(&a.words[0]).unwrap(), DeviceSpec::Command(vec!["c".into()]));
         assert_eq!(device(&words[4]).unwrap().words, ["--", "d"]);
         assert_eq!(device(&words[6]).unwrap_err(), "no device after the =");
         let unknown = format!("f={MARK}9");

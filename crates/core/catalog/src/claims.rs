@@ -92,7 +92,7 @@ impl ClaimUse {
 pub struct ClaimOwner {
     label: Option<Arc<Label>>,
     /// The part of a device that it is.
-    part: Option<Arc<Part>>,
+    part: Option<Arc<DevicePart>>,
 }
 
 #[derive(Debug)]
@@ -104,16 +104,16 @@ struct Label {
 
 /// A part of a device, which may itself be a part of another one.
 #[derive(Debug)]
-struct Part {
-    whole: Whole,
+struct DevicePart {
+    whole: CompositeStorage,
     name: Arc<str>,
-    outer: Option<Arc<Part>>,
+    outer: Option<Arc<DevicePart>>,
 }
 
 /// A device that consists of several parts, or storage that shows several names. Each one differs
 /// from all others.
 #[derive(Debug, Clone, Default)]
-pub struct Whole(Arc<()>);
+pub struct CompositeStorage(Arc<()>);
 
 impl ClaimOwner {
     /// An owner that messages call `label`, such as `the mounted file "a"`. Each call makes another owner.
@@ -134,8 +134,8 @@ impl ClaimOwner {
     /// The same owner for one part of a device, such as `part 1`. Two parts of one device are two
     /// owners: they must not write one storage, either.
     #[must_use]
-    pub fn part(&self, whole: &Whole, name: impl Into<Arc<str>>) -> ClaimOwner {
-        let part = Part { whole: whole.clone(), name: name.into(), outer: self.part.clone() };
+    pub fn part(&self, whole: &CompositeStorage, name: impl Into<Arc<str>>) -> ClaimOwner {
+        let part = DevicePart { whole: whole.clone(), name: name.into(), outer: self.part.clone() };
         ClaimOwner { label: self.label.clone(), part: Some(Arc::new(part)) }
     }
 
@@ -158,14 +158,14 @@ impl ClaimOwner {
 
     /// Whether both are parts of one device, and not the same part.
     fn is_beside(&self, other: &ClaimOwner) -> bool {
-        let differ = |one: &Part, other: &Part| {
+        let differ = |one: &DevicePart, other: &DevicePart| {
             Arc::ptr_eq(&one.whole.0, &other.whole.0) && one.name != other.name
         };
         self.parts().any(|one| other.parts().any(|other| differ(one, other)))
     }
 
     /// The parts that it is, the innermost first.
-    fn parts(&self) -> impl Iterator<Item = &Part> {
+    fn parts(&self) -> impl Iterator<Item = &DevicePart> {
         std::iter::successors(self.part.as_deref(), |part| part.outer.as_deref())
     }
 
@@ -213,10 +213,10 @@ pub(crate) struct ClaimRequest {
 
 /// The storages that are open.
 #[derive(Default)]
-pub struct Claims(Mutex<Table>);
+pub struct Claims(Mutex<ClaimTable>);
 
 #[derive(Default)]
-struct Table {
+struct ClaimTable {
     /// The number of the next claim.
     next: u64,
     claims: HashMap<u64, (ClaimRequest, StorageIds)>,
@@ -224,7 +224,7 @@ struct Table {
     on: HashMap<StorageId, Vec<(u64, bool)>>,
 }
 
-impl Table {
+impl ClaimTable {
     /// Checks a request against the claims on these storages but `own`. Returns one that calls for a
     /// warning.
     fn check(
@@ -379,7 +379,7 @@ impl Claims {
         table.claims.values().any(|(held, _)| held.usage.is_exclusive() && held.owner.is(owner))
     }
 
-    fn table(&self) -> MutexGuard<'_, Table> {
+    fn table(&self) -> MutexGuard<'_, ClaimTable> {
         // Its state cannot be inconsistent.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -553,7 +553,7 @@ mod tests {
     #[test]
     fn two_parts_of_one_device_are_two_owners() {
         let owner = ClaimOwner::export("export \"a\"");
-        let [whole, other] = [(); 2].map(|()| Whole::default());
+        let [whole, other] = [(); 2].map(|()| CompositeStorage::default());
         let [one, two] = ["part 1", "part 2"].map(|name| owner.part(&whole, name));
         let inside = two.part(&other, "part 1");
         assert_eq!(inside.to_string(), "part 1 of part 2 of export \"a\"");

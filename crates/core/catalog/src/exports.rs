@@ -4,16 +4,16 @@ use std::fmt;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use crate::{Opening, Switch};
+use crate::{OpenFuture, Switch};
 use blockhaul_block::{Can, Device, Flushes, OpKind, Request, Result};
 
 /// A client that opens a device.
 #[derive(Clone, Default)]
-pub struct Client {
+pub struct ExportClient {
     /// The connection; none for commands that open a device for themselves.
     pub stream: Option<Arc<blockhaul_io::Stream>>,
     /// The client's certificate, once TLS is up.
-    pub certificate: Arc<OnceLock<Certificate>>,
+    pub certificate: Arc<OnceLock<ClientCertificate>>,
     /// Whether storage wants the client to leave.
     pub dismissal: Arc<Dismissal>,
 }
@@ -51,18 +51,18 @@ impl Dismissal {
 
 /// Names in a certificate, as RFC 4514 writes them: `CN=alice,O=Example`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Certificate {
+pub struct ClientCertificate {
     /// The subject.
     pub subject: String,
     /// The issuer.
     pub issuer: String,
 }
 
-impl fmt::Debug for Client {
+impl fmt::Debug for ExportClient {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.stream {
-            Some(stream) => write!(f, "Client({})", stream.peer()),
-            None => f.write_str("Client(this program)"),
+            Some(stream) => write!(f, "ExportClient({})", stream.peer()),
+            None => f.write_str("ExportClient(this program)"),
         }
     }
 }
@@ -72,7 +72,7 @@ impl fmt::Debug for Client {
 pub trait Exports: Send + Sync {
     /// Admits a client that has connected; an error rejects it. May wait for other clients to
     /// leave.
-    fn admit(&self, client: Client) -> Opening<Arc<dyn Visit>>;
+    fn admit(&self, client: ExportClient) -> OpenFuture<Arc<dyn Visit>>;
 
     /// The state of the storage for the server's operator, if there is anything to report.
     fn state(&self) -> Option<String> {
@@ -81,14 +81,14 @@ pub trait Exports: Send + Sync {
 
     /// What the storage counts, for metrics. Two exports that share what is counted return the same
     /// figures, which are shown once.
-    fn figures(&self) -> Vec<Figure> {
+    fn figures(&self) -> Vec<StorageFigure> {
         Vec::new()
     }
 }
 
 /// A figure of a storage, for metrics.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Figure {
+pub struct StorageFigure {
     /// Its name after `blockhaul_`; it ends in `_total` if the figure only grows.
     pub name: &'static str,
     /// One sentence for users; the same for all figures of the name.
@@ -102,11 +102,11 @@ pub struct Figure {
 /// A client that was admitted. It leaves when this and every device that it opened are dropped.
 pub trait Visit: Send + Sync {
     /// What it may open. `tls`: the connection is encrypted.
-    fn list(&self, tls: bool) -> Opening<Vec<Listed>>;
+    fn list(&self, tls: bool) -> OpenFuture<Vec<ListedExport>>;
 
     /// Opens an export by name; the empty name selects the default one. `None`: there is no such
     /// export, which is not logged. An error is logged.
-    fn open(&self, name: &str, tls: bool) -> Opening<Option<Export>>;
+    fn open(&self, name: &str, tls: bool) -> OpenFuture<Option<Export>>;
 
     /// The client is gone with requests in progress, whose replies are not needed. They may end
     /// early.
@@ -123,21 +123,21 @@ pub struct Export {
     /// The device, fenced.
     pub device: Arc<dyn Device>,
     /// Which clients share the device.
-    pub sharing: Sharing,
+    pub sharing: DeviceSharing,
 }
 
 impl Export {
     /// A device that was opened for one client, under this name.
     pub fn own(name: &str, device: Arc<dyn Device>) -> Export {
-        Export { name: name.to_string(), description: None, device, sharing: Sharing::Own }
+        Export { name: name.to_string(), description: None, device, sharing: DeviceSharing::Own }
     }
 }
 
 /// Which clients share the device of an export.
 #[derive(Clone)]
-pub enum Sharing {
+pub enum DeviceSharing {
     /// One client, for which it was opened; it is closed when that client leaves. The client's
-    /// socket is shut down only then, for storage that uses it too ([`Client::stream`]).
+    /// socket is shut down only then, for storage that uses it too ([`ExportClient::stream`]).
     ///
     /// The storage may be the same for all clients of the name: they share failed flushes while one
     /// of them is connected, unless the device tracks them ([`flush_failures_stay`]).
@@ -150,7 +150,7 @@ pub enum Sharing {
 
 /// A device that can be opened.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Listed {
+pub struct ListedExport {
     /// Its name.
     pub name: String,
     /// For users; may be empty.
@@ -159,23 +159,32 @@ pub struct Listed {
 
 /// One device that all clients share, as exports. Each client has its own handle, so that the
 /// device can be exchanged while in use.
-pub struct Shared(Arc<OneDevice>);
+pub struct SharedDevice(Arc<OneDevice>);
 
-impl Shared {
+impl SharedDevice {
     /// The device, fenced, under a name; the empty name selects it, too. An empty description means
     /// the device's own.
-    pub fn new(name: &str, description: &str, device: Arc<dyn Device>) -> Arc<Shared> {
-        Shared::with(name, description, device, false)
+    pub fn new(name: &str, description: &str, device: Arc<dyn Device>) -> Arc<SharedDevice> {
+        SharedDevice::with(name, description, device, false)
     }
 
     /// The same for clients that ask for any other name, too.
-    pub fn under_any_name(name: &str, description: &str, device: Arc<dyn Device>) -> Arc<Shared> {
-        Shared::with(name, description, device, true)
+    pub fn under_any_name(
+        name: &str,
+        description: &str,
+        device: Arc<dyn Device>,
+    ) -> Arc<SharedDevice> {
+        SharedDevice::with(name, description, device, true)
     }
 
-    fn with(name: &str, description: &str, device: Arc<dyn Device>, any_name: bool) -> Arc<Shared> {
+    fn with(
+        name: &str,
+        description: &str,
+        device: Arc<dyn Device>,
+        any_name: bool,
+    ) -> Arc<SharedDevice> {
         let description = Some(description).filter(|text| !text.is_empty()).map(str::to_string);
-        Arc::new(Shared(Arc::new(OneDevice {
+        Arc::new(SharedDevice(Arc::new(OneDevice {
             name: name.to_string(),
             description,
             switch: Switch::new(device),
@@ -187,8 +196,13 @@ impl Shared {
 
     /// The same device under another name, in the form that `form` gives to the handle of each
     /// client, if there is one.
-    pub fn beside(&self, name: &str, description: &str, form: Option<Form>) -> Arc<Shared> {
-        Arc::new(Shared(Arc::new(OneDevice {
+    pub fn beside(
+        &self,
+        name: &str,
+        description: &str,
+        form: Option<HandleWrapper>,
+    ) -> Arc<SharedDevice> {
+        Arc::new(SharedDevice(Arc::new(OneDevice {
             name: name.to_string(),
             description: Some(description).filter(|text| !text.is_empty()).map(str::to_string),
             switch: self.0.switch.clone(),
@@ -219,15 +233,15 @@ impl Shared {
     }
 }
 
-impl Exports for Shared {
-    fn admit(&self, _client: Client) -> Opening<Arc<dyn Visit>> {
+impl Exports for SharedDevice {
+    fn admit(&self, _client: ExportClient) -> OpenFuture<Arc<dyn Visit>> {
         // No state per client: many clients must be cheap.
         let visit: Arc<dyn Visit> = self.0.clone();
         Box::pin(std::future::ready(Ok(visit)))
     }
 }
 
-/// The state of [`Shared`]; every client's visit is this.
+/// The state of [`SharedDevice`]; every client's visit is this.
 struct OneDevice {
     name: String,
     description: Option<String>,
@@ -236,20 +250,23 @@ struct OneDevice {
     /// below it.
     flushes: Arc<Flushes>,
     any_name: bool,
-    form: Option<Form>,
+    form: Option<HandleWrapper>,
 }
 
 /// Makes of a handle the device that a client gets.
-pub type Form = Arc<dyn Fn(Arc<dyn Device>) -> Result<Arc<dyn Device>> + Send + Sync>;
+pub type HandleWrapper = Arc<dyn Fn(Arc<dyn Device>) -> Result<Arc<dyn Device>> + Send + Sync>;
 
 impl Visit for OneDevice {
-    fn list(&self, _tls: bool) -> Opening<Vec<Listed>> {
+    fn list(&self, _tls: bool) -> OpenFuture<Vec<ListedExport>> {
         let own = || self.switch.device().facts().description.clone();
         let description = self.description.clone().unwrap_or_else(own);
-        Box::pin(std::future::ready(Ok(vec![Listed { name: self.name.clone(), description }])))
+        Box::pin(std::future::ready(Ok(vec![ListedExport {
+            name: self.name.clone(),
+            description,
+        }])))
     }
 
-    fn open(&self, name: &str, _tls: bool) -> Opening<Option<Export>> {
+    fn open(&self, name: &str, _tls: bool) -> OpenFuture<Option<Export>> {
         let found = self.any_name || name.is_empty() || name == self.name;
         if !found {
             return Box::pin(std::future::ready(Ok(None)));
@@ -262,7 +279,7 @@ impl Visit for OneDevice {
             name: if self.any_name { name } else { &self.name }.to_string(),
             description: self.description.clone(),
             device,
-            sharing: Sharing::All(self.flushes.clone()),
+            sharing: DeviceSharing::All(self.flushes.clone()),
         });
         Box::pin(std::future::ready(export.map(Some)))
     }
@@ -271,7 +288,7 @@ impl Visit for OneDevice {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use blockhaul_block::{Error, Facts, Kind, Pending, Request};
+    use blockhaul_block::{Error, Facts, Kind, PendingRequest, Request};
 
     struct Described(Arc<Facts>);
 
@@ -280,12 +297,12 @@ mod tests {
             self.0.clone()
         }
 
-        fn submit(&self, _request: Request) -> Pending {
+        fn submit(&self, _request: Request) -> PendingRequest {
             Error::new(Kind::Unsupported, "nothing is done here").into()
         }
     }
 
-    fn now<T>(mut opening: Opening<T>) -> T {
+    fn now<T>(mut opening: OpenFuture<T>) -> T {
         let mut context = std::task::Context::from_waker(std::task::Waker::noop());
         match opening.as_mut().poll(&mut context) {
             std::task::Poll::Ready(opened) => opened.unwrap(),
@@ -300,13 +317,14 @@ mod tests {
 
     #[test]
     fn one_device_is_the_same_for_all_clients_with_its_flushes() {
-        let shared = Shared::new("disk", "", device());
-        let open = |name| now(now(shared.admit(Client::default())).open(name, false));
+        let shared = SharedDevice::new("disk", "", device());
+        let open = |name| now(now(shared.admit(ExportClient::default())).open(name, false));
         let one = open("disk").unwrap();
         let other = open("").unwrap();
         assert_eq!((one.name.as_str(), other.name.as_str()), ("disk", "disk"));
         assert_eq!(shared.switch().handles(), 2, "each has its own way to the one device");
-        let (Sharing::All(one), Sharing::All(other)) = (one.sharing, other.sharing) else {
+        let (DeviceSharing::All(one), DeviceSharing::All(other)) = (one.sharing, other.sharing)
+        else {
             panic!("both have the device that stays");
         };
         assert!(Arc::ptr_eq(&one, &other));
@@ -316,7 +334,8 @@ mod tests {
     #[test]
     fn a_description_stands_before_that_of_the_device() {
         for (given, listed, opened) in [("", "its own", None), ("a", "a", Some("a"))] {
-            let visit = now(Shared::new("disk", given, device()).admit(Client::default()));
+            let visit =
+                now(SharedDevice::new("disk", given, device()).admit(ExportClient::default()));
             assert_eq!(now(visit.list(false))[0].description, listed);
             let export = now(visit.open("disk", false)).unwrap();
             assert_eq!(export.description.as_deref(), opened);
@@ -325,7 +344,8 @@ mod tests {
 
     #[test]
     fn under_any_name_clients_get_the_name_that_they_ask_for() {
-        let visit = now(Shared::under_any_name("disk", "", device()).admit(Client::default()));
+        let visit =
+            now(SharedDevice::under_any_name("disk", "", device()).admit(ExportClient::default()));
         for name in ["", "disk", "other"] {
             assert_eq!(now(visit.open(name, false)).unwrap().name, name);
         }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::{Args, Exports, Layer, LayerKind, Param, Shutdown};
+use crate::{Exports, Layer, LayerKind, Param, ParamValues, Shutdown};
 use blockhaul_block::Result;
 
 /// A kind of gate, as declared in a [`Registry`](crate::Registry).
@@ -18,7 +18,7 @@ pub struct GateKind {
     /// Its options.
     pub params: &'static [Param],
     /// Makes a gate with these options. It may stop the server through the handle.
-    pub configure: fn(&Args, &Shutdown) -> Result<Arc<dyn Gate>>,
+    pub configure: fn(&ParamValues, &Shutdown) -> Result<Arc<dyn Gate>>,
 }
 
 /// A gate with its options: decides which clients are admitted, what they may open, and when the
@@ -136,7 +136,7 @@ impl AnyKind {
     /// # Errors
     /// [`Kind::Usage`](blockhaul_block::Kind::Usage) if options do not fit together; and errors of
     /// what it needs (a file, a directory).
-    pub fn configure(&self, args: &Args, shutdown: &Shutdown) -> Result<AnyLayer> {
+    pub fn configure(&self, args: &ParamValues, shutdown: &Shutdown) -> Result<AnyLayer> {
         Ok(match self {
             AnyKind::Layer(kind) => AnyLayer::Layer((kind.configure)(args)?),
             AnyKind::Gate(kind) => AnyLayer::Gate((kind.configure)(args, shutdown)?),

@@ -3,7 +3,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::opening::Opening;
+use crate::opening::OpenFuture;
 
 /// A dirty bitmap that an image stores.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -34,21 +34,21 @@ pub trait BitmapStore: Send + Sync {
     ///
     /// # Errors
     /// If the format or its version cannot, or the name or the granularity (bytes for each bit) is not possible.
-    fn check(&self, name: &str, granularity: u64) -> Opening<()>;
+    fn check(&self, name: &str, granularity: u64) -> OpenFuture<()>;
 
     /// Reads the bitmaps, and marks those that are consistent as in use, durably: they are
     /// inconsistent until [`BitmapStore::store`] has succeeded.
     ///
     /// # Errors
     /// Those of the device that holds the image, and of damaged tables.
-    fn take(&self) -> Opening<ImageBitmaps>;
+    fn take(&self) -> OpenFuture<ImageBitmaps>;
 
     /// Stores these bitmaps in place of those of the image, durably. Of the inconsistent ones, those
     /// that are named stay in the image as they are.
     ///
     /// # Errors
     /// Those of the device that holds the image, and of bitmaps that it cannot store.
-    fn store(&self, bitmaps: ImageBitmaps) -> Opening<()>;
+    fn store(&self, bitmaps: ImageBitmaps) -> OpenFuture<()>;
 }
 
 /// The place where the top device of a stack leaves its [`BitmapStore`], if it is an image with one. A

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use crate::opening::{Another, Intent, Opening};
-use crate::{Args, Param};
+use crate::opening::{HandleOpener, Intent, OpenFuture};
+use crate::{Param, ParamValues};
 use blockhaul_block::{Device, Result};
 
 /// A kind of layer: its declaration for parser, help, manual and commands.
@@ -33,7 +33,7 @@ pub struct LayerKind {
     pub changeable: &'static [&'static str],
     /// Makes a layer with these options. The handles that it wraps share its state (such as a
     /// rate).
-    pub configure: fn(&Args) -> Result<Arc<dyn Layer>>,
+    pub configure: fn(&ParamValues) -> Result<Arc<dyn Layer>>,
 }
 
 /// A layer with its options.
@@ -46,7 +46,7 @@ pub trait Layer: Send + Sync {
 
     /// Puts the layer over a device for a stack; runs on a worker. For layers that must read the
     /// device first, or may open it again.
-    fn open(self: Arc<Self>, below: Below) -> Opening<Arc<dyn Device>> {
+    fn open(self: Arc<Self>, below: LayerBase) -> OpenFuture<Arc<dyn Device>> {
         Box::pin(std::future::ready(self.wrap(below.device)))
     }
 
@@ -67,29 +67,29 @@ pub trait Layer: Send + Sync {
     ///
     /// # Errors
     /// If a value does not fit. Nothing has changed then.
-    fn change(&self, args: &Args) -> Result<()> {
+    fn change(&self, args: &ParamValues) -> Result<()> {
         let _ = args;
         Ok(())
     }
 }
 
 /// What a layer in a stack is put over.
-pub struct Below {
+pub struct LayerBase {
     /// The device.
     pub device: Arc<dyn Device>,
     /// The purpose for which the device was opened; a layer that opens its own device uses the
     /// same.
     pub intent: Intent,
     /// Opens the device again, with its layers; none if it cannot be opened again.
-    pub reopen: Option<Arc<dyn Another>>,
+    pub reopen: Option<Arc<dyn HandleOpener>>,
     /// For a device opened for one client: the name that the client requested. `None`: all handles
     /// that the layer is put over use the same storage.
     pub export: Option<String>,
 }
 
-impl Below {
+impl LayerBase {
     /// A read-write device that cannot be opened again.
-    pub fn alone(device: Arc<dyn Device>) -> Below {
-        Below { device, intent: Intent::WRITE, reopen: None, export: None }
+    pub fn alone(device: Arc<dyn Device>) -> LayerBase {
+        LayerBase { device, intent: Intent::WRITE, reopen: None, export: None }
     }
 }

@@ -1,10 +1,10 @@
 //! What can be opened, and how it is described: backends and layers with their options, the grammar
 //! of device names, the registry that opens them, and the exports of a server.
 //!
-//! - [`Registry`]: all backends and kinds of layers of a program. [`Spec`]: a device as it was
+//! - [`Registry`]: all backends and kinds of layers of a program. [`DeviceSpec`]: a device as it was
 //!   typed.
 //! - [`Backend`], [`LayerKind`], [`GateKind`]: the declaration of a kind of storage, layer or gate.
-//!   [`Param`], [`Args`]: options.
+//!   [`Param`], [`ParamValues`]: options.
 //! - [`OpenContext`]: how a device opens those that it consists of. [`ConnectionSettings`]: how devices connect
 //!   to servers.
 //! - [`Stack`]: an open device with its layers, which opens further handles.
@@ -38,28 +38,31 @@ mod spec;
 mod stack;
 mod switch;
 
-pub use adjust::Adjustable;
-pub use backend::{Backend, NamePolicy, NameRefused, OpenContext, Target};
-pub use claims::{Claim, ClaimOwner, Claims, StorageId, StorageIds, TargetClaims, Warnings, Whole};
+pub use adjust::AdjustableLayer;
+pub use backend::{Backend, BackendTarget, NamePolicy, NameRefused, OpenContext};
+pub use claims::{
+    Claim, ClaimOwner, Claims, CompositeStorage, StorageId, StorageIds, TargetClaims, Warnings,
+};
 pub use connections::ConnectionSettings;
 pub use exports::{
-    Certificate, Client, Dismissal, Export, Exports, Figure, Form, Listed, Shared, Sharing, Visit,
+    ClientCertificate, DeviceSharing, Dismissal, Export, ExportClient, Exports, HandleWrapper,
+    ListedExport, SharedDevice, StorageFigure, Visit,
 };
 pub use gate::{AnyKind, AnyLayer, Gate, GateKind, guarded};
 pub use image_bitmaps::{BitmapSlot, BitmapStore, ImageBitmap, ImageBitmaps};
 pub use image_format::{IMAGE_FORMATS, ImageFormat};
-pub use layer::{Below, Layer, LayerKind};
+pub use layer::{Layer, LayerBase, LayerKind};
 pub use near::nearest;
-pub use opening::{Another, Direct, Intent, Opened, Opening, Preparation};
-pub use param::{Args, Param, ParamKind, parse_options};
+pub use opening::{DirectMode, HandleOpener, Intent, OpenFuture, OpenedDevice, Preparation};
+pub use param::{Param, ParamKind, ParamValues, parse_options};
 pub use qemu_node::{QemuNode, QemuPlace, insert_option, only_options, options_of_json};
 pub use registry::Registry;
-pub use several::{Named, Several};
+pub use several::{NamedStorage, NamedStorages};
 pub use shutdown::Shutdown;
 pub use size::{
     format_size, parse_duration, parse_number, parse_rate, parse_size, parse_switch, size_parts,
     unit_bytes,
 };
-pub use spec::{Spec, percent_decode, percent_encode};
+pub use spec::{DeviceSpec, percent_decode, percent_encode};
 pub use stack::Stack;
 pub use switch::{Barrier, PROVIDED, Switch};

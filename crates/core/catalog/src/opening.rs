@@ -29,7 +29,7 @@ pub struct Intent {
     /// ([`crate::Claims`]).
     pub image: bool,
     /// Whether to bypass the page cache, for devices that have one.
-    pub direct: Direct,
+    pub direct: DirectMode,
     /// It is the target of a copy: refuse storage that another device of this process uses
     /// ([`crate::Claims`]), and a block device that is in use, for example by a mounted file system
     /// (O_EXCL).
@@ -38,7 +38,7 @@ pub struct Intent {
 
 /// Whether to bypass the page cache (O_DIRECT).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Direct {
+pub enum DirectMode {
     /// Use the page cache.
     #[default]
     Off,
@@ -57,7 +57,7 @@ impl Intent {
         grows: false,
         extends: false,
         image: false,
-        direct: Direct::Off,
+        direct: DirectMode::Off,
         exclusive: false,
     };
     /// Read-only, as a disk image or a part of one.
@@ -93,36 +93,36 @@ impl Intent {
 
     /// The same, with this use of the page cache.
     #[must_use]
-    pub fn direct(self, direct: Direct) -> Intent {
+    pub fn direct(self, direct: DirectMode) -> Intent {
         Intent { direct, ..self }
     }
 }
 
 /// The future of opening a device; runs on a worker.
-pub type Opening<T> = Pin<Box<dyn Future<Output = Result<T>>>>;
+pub type OpenFuture<T> = Pin<Box<dyn Future<Output = Result<T>>>>;
 
 /// An open device, which can open more handles to the same storage.
-pub struct Opened {
+pub struct OpenedDevice {
     /// The device.
     pub device: Arc<dyn Device>,
     /// Opens a further handle, for another lane. `None`: all lanes share the device.
-    pub more: Option<Arc<dyn Another>>,
+    pub more: Option<Arc<dyn HandleOpener>>,
 }
 
-impl From<Arc<dyn Device>> for Opened {
-    fn from(device: Arc<dyn Device>) -> Opened {
-        Opened { device, more: None }
+impl From<Arc<dyn Device>> for OpenedDevice {
+    fn from(device: Arc<dyn Device>) -> OpenedDevice {
+        OpenedDevice { device, more: None }
     }
 }
 
 /// What an open target still needs before its first request: to be resized or emptied. Until then
 /// its contents are unchanged; a file created for the target is removed if this is dropped instead.
 #[derive(Default)]
-pub struct Preparation(Option<Box<dyn FnOnce() -> Opening<()> + Send>>);
+pub struct Preparation(Option<Box<dyn FnOnce() -> OpenFuture<()> + Send>>);
 
 impl Preparation {
     /// Runs `step` to prepare the target. Dropping `step` without running it must undo the opening.
-    pub fn new(step: impl FnOnce() -> Opening<()> + Send + 'static) -> Preparation {
+    pub fn new(step: impl FnOnce() -> OpenFuture<()> + Send + 'static) -> Preparation {
         Preparation(Some(Box::new(step)))
     }
 
@@ -139,7 +139,7 @@ impl Preparation {
 }
 
 /// Opens further handles to storage that is already open.
-pub trait Another: Send + Sync {
+pub trait HandleOpener: Send + Sync {
     /// A further handle; call it on the worker that will use it.
-    fn another(&self) -> Opening<Arc<dyn Device>>;
+    fn another(&self) -> OpenFuture<Arc<dyn Device>>;
 }

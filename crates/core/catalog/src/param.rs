@@ -76,18 +76,18 @@ impl ParamKind {
 
 /// Values of declared parameters, each checked against its declaration.
 #[derive(Debug, Clone, Default)]
-pub struct Args {
+pub struct ParamValues {
     values: BTreeMap<&'static str, String>,
     others: Vec<(String, String)>,
 }
 
-impl Args {
+impl ParamValues {
     /// Checks typed options against the declarations of `owner` (for messages).
     ///
     /// # Errors
     /// [`Kind::Usage`] if an option is unknown, with the known ones, or its value has the wrong
     /// type.
-    pub fn check(owner: &str, params: &[Param], typed: &[(String, String)]) -> Result<Args> {
+    pub fn check(owner: &str, params: &[Param], typed: &[(String, String)]) -> Result<ParamValues> {
         let mut values = BTreeMap::new();
         for (key, value) in typed {
             let Some(param) = params.iter().find(|param| param.name == key) else {
@@ -105,19 +105,19 @@ impl Args {
                 values.entry(param.name).or_insert_with(|| default.to_string());
             }
         }
-        Ok(Args { values, others: Vec::new() })
+        Ok(ParamValues { values, others: Vec::new() })
     }
 
-    /// Like [`Args::check`]; undeclared options are kept as typed.
+    /// Like [`ParamValues::check`]; undeclared options are kept as typed.
     pub(crate) fn check_known(
         owner: &str,
         params: &[Param],
         typed: &[(String, String)],
-    ) -> Result<Args> {
+    ) -> Result<ParamValues> {
         let declared = |key: &str| params.iter().any(|param| param.name == key);
         let (known, others): (Vec<_>, Vec<_>) =
             typed.iter().cloned().partition(|(key, _)| declared(key));
-        Ok(Args { others, ..Args::check(owner, params, &known)? })
+        Ok(ParamValues { others, ..ParamValues::check(owner, params, &known)? })
     }
 
     /// Undeclared options, in the order in which they were typed.
@@ -219,8 +219,8 @@ mod tests {
         Param { name: "mode", kind: ParamKind::Choice(&["a", "b"]), default: None, doc: "" },
     ];
 
-    fn args(text: &str) -> Result<Args> {
-        Args::check("thing", PARAMS, &parse_options(text)?)
+    fn args(text: &str) -> Result<ParamValues> {
+        ParamValues::check("thing", PARAMS, &parse_options(text)?)
     }
 
     #[test]
@@ -252,12 +252,12 @@ mod tests {
     #[test]
     fn others_are_kept_where_they_are_taken() {
         let typed = parse_options("a=1&size=1k&b=%26&a=2").unwrap();
-        let args = Args::check_known("thing", PARAMS, &typed).unwrap();
+        let args = ParamValues::check_known("thing", PARAMS, &typed).unwrap();
         let pair = |key: &str, value: &str| (key.to_string(), value.to_string());
         assert_eq!(args.others(), [pair("a", "1"), pair("b", "&"), pair("a", "2")]);
         assert_eq!(args.size("size"), Some(1024));
         let typed = parse_options("a=1&size=x").unwrap();
-        assert!(Args::check_known("thing", PARAMS, &typed).is_err());
+        assert!(ParamValues::check_known("thing", PARAMS, &typed).is_err());
     }
 
     #[test]

@@ -4,17 +4,17 @@ use std::ffi::OsString;
 use std::path::Path;
 use std::sync::{Arc, Weak};
 
-use crate::backend::{Backend, Target};
+use crate::backend::{Backend, BackendTarget};
 use crate::claims::{ClaimOwner, Claims, Warnings};
 use crate::gate::{AnyKind, AnyLayer, GateKind};
 use crate::image_bitmaps::BitmapSlot;
 use crate::layer::{Layer, LayerKind};
 use crate::near::nearest;
-use crate::opening::{Intent, Opened, Preparation};
-use crate::stack::{Layered, Stack};
+use crate::opening::{Intent, OpenedDevice, Preparation};
+use crate::stack::{LayeredExports, Stack};
 use crate::{
-    Args, ConnectionSettings, Exports, NamePolicy, OpenContext, Shutdown, Spec, parse_options,
-    percent_decode,
+    ConnectionSettings, DeviceSpec, Exports, NamePolicy, OpenContext, ParamValues, Shutdown,
+    parse_options, percent_decode,
 };
 use blockhaul_block::{DeviceExt as _, Error, Kind, Result};
 
@@ -170,7 +170,7 @@ impl Registry {
     pub fn layer_or_gate(&self, text: &str) -> Result<AnyLayer> {
         let (name, options) = text.split_once('?').unwrap_or((text, ""));
         let kind = self.kind(name)?;
-        let args = Args::check(name, kind.params(), &parse_options(options)?)?;
+        let args = ParamValues::check(name, kind.params(), &parse_options(options)?)?;
         kind.configure(&args, &self.shutdown)
     }
 
@@ -203,31 +203,40 @@ impl Registry {
     ///
     /// # Errors
     /// [`Kind::Usage`] if its scheme or an option is unknown, or a value is invalid.
-    pub fn target(&self, spec: &Spec, intent: Intent) -> Result<(&Arc<dyn Backend>, Target)> {
+    pub fn target(
+        &self,
+        spec: &DeviceSpec,
+        intent: Intent,
+    ) -> Result<(&Arc<dyn Backend>, BackendTarget)> {
         self.target_in(spec, intent, OpenContext::new(self))
     }
 
     fn target_in(
         &self,
-        spec: &Spec,
+        spec: &DeviceSpec,
         intent: Intent,
         context: OpenContext,
-    ) -> Result<(&Arc<dyn Backend>, Target)> {
+    ) -> Result<(&Arc<dyn Backend>, BackendTarget)> {
         let plain = |scheme: &'static str, rest: OsString, command, context| {
             let backend = self.backend(scheme)?;
-            let args = Args::check(scheme, backend.params(), &[])?;
-            Ok((backend, Target { scheme: String::new(), rest, command, args, intent, context }))
+            let args = ParamValues::check(scheme, backend.params(), &[])?;
+            Ok((
+                backend,
+                BackendTarget { scheme: String::new(), rest, command, args, intent, context },
+            ))
         };
         match spec {
-            Spec::Path(path) => {
+            DeviceSpec::Path(path) => {
                 plain(self.path, path.clone().into_os_string(), Vec::new(), context)
             }
-            Spec::Command(words) => plain(self.command, OsString::new(), words.clone(), context),
-            Spec::Pipe => {
+            DeviceSpec::Command(words) => {
+                plain(self.command, OsString::new(), words.clone(), context)
+            }
+            DeviceSpec::Pipe => {
                 let text = "- is a pipe and cannot be used here; copy reads from and writes to it";
                 Err(Error::new(Kind::Usage, text))
             }
-            Spec::Scheme { scheme, rest } => {
+            DeviceSpec::Scheme { scheme, rest } => {
                 let backend = self.answering(scheme, rest)?;
                 let (rest, options) = if backend.raw() {
                     (rest.clone(), Vec::new())
@@ -236,15 +245,15 @@ impl Registry {
                     (percent_decode(rest)?, parse_options(options)?)
                 };
                 let args = if backend.takes_others() {
-                    Args::check_known(scheme, backend.params(), &options)
+                    ParamValues::check_known(scheme, backend.params(), &options)
                 } else {
-                    Args::check(scheme, backend.params(), &options)
+                    ParamValues::check(scheme, backend.params(), &options)
                 };
                 let args = args.map_err(|error| of_outer(&rest, error))?;
                 let scheme = scheme.clone();
                 let rest = rest.into();
                 let command = Vec::new();
-                Ok((backend, Target { scheme, rest, command, args, intent, context }))
+                Ok((backend, BackendTarget { scheme, rest, command, args, intent, context }))
             }
         }
     }
@@ -256,7 +265,7 @@ impl Registry {
     /// uses the storage; and errors of the storage and the layers.
     pub async fn open(
         &self,
-        spec: &Spec,
+        spec: &DeviceSpec,
         layers: Vec<Arc<dyn Layer>>,
         intent: Intent,
     ) -> Result<Stack> {
@@ -268,10 +277,10 @@ impl Registry {
     /// Opens a device without layers; it may open others through `context`.
     pub(crate) async fn open_within(
         &self,
-        spec: &Spec,
+        spec: &DeviceSpec,
         intent: Intent,
         context: OpenContext,
-    ) -> Result<Opened> {
+    ) -> Result<OpenedDevice> {
         let (backend, target) = self.target_in(spec, intent, context)?;
         backend.open(target).await.map_err(|error| self.with_hint(spec, error))
     }
@@ -279,10 +288,10 @@ impl Registry {
     /// Opens the target of a copy without layers; it may open others through `context`.
     pub(crate) async fn open_target_within(
         &self,
-        spec: &Spec,
+        spec: &DeviceSpec,
         intent: Intent,
         context: OpenContext,
-    ) -> Result<(Opened, Preparation)> {
+    ) -> Result<(OpenedDevice, Preparation)> {
         let (backend, target) = self.target_in(spec, intent, context)?;
         backend.open_target(target).await.map_err(|error| self.with_hint(spec, error))
     }
@@ -294,7 +303,7 @@ impl Registry {
     /// Those of [`Registry::open`], or if the target cannot be written.
     pub async fn open_target(
         &self,
-        spec: &Spec,
+        spec: &DeviceSpec,
         layers: Vec<Arc<dyn Layer>>,
         intent: Intent,
     ) -> Result<(Stack, Preparation)> {
@@ -307,16 +316,16 @@ impl Registry {
     ///
     /// # Errors
     /// If the disk cannot be created.
-    pub async fn create(&self, spec: &Spec, size: u64) -> Result<()> {
+    pub async fn create(&self, spec: &DeviceSpec, size: u64) -> Result<()> {
         let (stack, preparation) = self.open_target(spec, Vec::new(), Intent::target(size)).await?;
         preparation.run().await?;
         stack.device().flush().await
     }
 
     /// The error, with what the user may mean if a path does not exist.
-    fn with_hint(&self, spec: &Spec, error: Error) -> Error {
+    fn with_hint(&self, spec: &DeviceSpec, error: Error) -> Error {
         match (spec, error.kind()) {
-            (Spec::Path(path), Kind::NotFound) => match self.meant_by(path) {
+            (DeviceSpec::Path(path), Kind::NotFound) => match self.meant_by(path) {
                 Some(hint) => Error::new(Kind::Usage, format!("{error}; {hint}")),
                 None => error,
             },
@@ -331,7 +340,7 @@ impl Registry {
     /// Those of [`Registry::open`].
     pub async fn exports(
         &self,
-        spec: &Spec,
+        spec: &DeviceSpec,
         layers: &[Arc<dyn Layer>],
         intent: Intent,
     ) -> Result<Option<Arc<dyn Exports>>> {
@@ -341,7 +350,7 @@ impl Registry {
         let (backend, target) = self.target_in(spec, intent, context)?;
         let Some(opening) = backend.exports(&target) else { return Ok(None) };
         let inner = opening.await?;
-        Ok(Some(Arc::new(Layered { inner, layers: layers.into(), intent })))
+        Ok(Some(Arc::new(LayeredExports { inner, layers: layers.into(), intent })))
     }
 }
 

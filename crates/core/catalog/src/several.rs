@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, RwLock};
 
-use crate::{Client, Export, Exports, Listed, Opening, Visit};
+use crate::{Export, ExportClient, Exports, ListedExport, OpenFuture, Visit};
 use blockhaul_block::{Error, Kind, Result};
 
 /// Named storages. The empty name selects the storage of that name, or else the first one.
@@ -16,10 +16,10 @@ use blockhaul_block::{Error, Kind, Result};
 /// Storages can be added and removed at any time. A client sees those that exist when it connects,
 /// until they are removed: it keeps nothing open that it has not opened.
 #[derive(Default)]
-pub struct Several(RwLock<Arc<[Arc<Storage>]>>);
+pub struct NamedStorages(RwLock<Arc<[Arc<StorageEntry>]>>);
 
 /// A named storage.
-pub struct Named {
+pub struct NamedStorage {
     /// Its name.
     pub name: String,
     /// For users; empty: its own.
@@ -31,7 +31,7 @@ pub struct Named {
 }
 
 /// One of several storages.
-struct Storage {
+struct StorageEntry {
     name: String,
     description: String,
     single: bool,
@@ -39,10 +39,10 @@ struct Storage {
     exports: RwLock<Option<Arc<dyn Exports>>>,
 }
 
-impl Storage {
-    fn new(named: Named) -> Storage {
-        let Named { name, description, exports, single } = named;
-        Storage { name, description, single, exports: RwLock::new(Some(exports)) }
+impl StorageEntry {
+    fn new(named: NamedStorage) -> StorageEntry {
+        let NamedStorage { name, description, exports, single } = named;
+        StorageEntry { name, description, single, exports: RwLock::new(Some(exports)) }
     }
 
     fn exports(&self) -> Option<Arc<dyn Exports>> {
@@ -60,13 +60,13 @@ impl Storage {
     }
 }
 
-impl Several {
+impl NamedStorages {
     /// Combines storages, in the order in which they are listed.
     ///
     /// # Errors
     /// Two storages of one name.
-    pub fn new(storages: Vec<Named>) -> Result<Several> {
-        let several = Several::default();
+    pub fn new(storages: Vec<NamedStorage>) -> Result<NamedStorages> {
+        let several = NamedStorages::default();
         for one in storages {
             several.add(one)?;
         }
@@ -77,13 +77,13 @@ impl Several {
     ///
     /// # Errors
     /// [`Kind::Usage`] if there is one of the same name.
-    pub fn add(&self, storage: Named) -> Result<()> {
+    pub fn add(&self, storage: NamedStorage) -> Result<()> {
         let mut all = self.0.write().expect("no panic under this lock");
         if all.iter().any(|one| one.name == storage.name) {
             let text = format!("two exports have the name {:?}: choose another", storage.name);
             return Err(Error::new(Kind::Usage, text));
         }
-        *all = all.iter().cloned().chain([Arc::new(Storage::new(storage))]).collect();
+        *all = all.iter().cloned().chain([Arc::new(StorageEntry::new(storage))]).collect();
         Ok(())
     }
 
@@ -97,35 +97,36 @@ impl Several {
         found.inspect(|storage| storage.remove()).is_some()
     }
 
-    fn storages(&self) -> Arc<[Arc<Storage>]> {
+    fn storages(&self) -> Arc<[Arc<StorageEntry>]> {
         self.0.read().expect("no panic under this lock").clone()
     }
 }
 
-impl Exports for Several {
-    fn admit(&self, client: Client) -> Opening<Arc<dyn Visit>> {
+impl Exports for NamedStorages {
+    fn admit(&self, client: ExportClient) -> OpenFuture<Arc<dyn Visit>> {
         let storages = self.storages();
         if let [only] = &*storages
             && let Some(exports) = only.exports()
         {
             return exports.admit(client);
         }
-        let visit = SeveralVisit(Arc::new(Inside { storages, client, visits: Mutex::default() }));
+        let visit =
+            NamedStoragesVisit(Arc::new(VisitState { storages, client, visits: Mutex::default() }));
         Box::pin(std::future::ready(Ok(Arc::new(visit) as Arc<dyn Visit>)))
     }
 }
 
-struct SeveralVisit(Arc<Inside>);
+struct NamedStoragesVisit(Arc<VisitState>);
 
-struct Inside {
-    storages: Arc<[Arc<Storage>]>,
-    client: Client,
+struct VisitState {
+    storages: Arc<[Arc<StorageEntry>]>,
+    client: ExportClient,
     /// Visits to the storages that the client uses, by index: to those that it has listed, until it
     /// opens an export; then to the storage of that one.
     visits: Mutex<BTreeMap<usize, Arc<dyn Visit>>>,
 }
 
-impl Inside {
+impl VisitState {
     /// The storage of this name, and the name of the export in it.
     fn find<'name>(&self, name: &'name str) -> Option<(usize, &'name str)> {
         let all = || self.storages.iter().enumerate().filter(|(_, one)| one.is_there());
@@ -186,7 +187,7 @@ impl Inside {
         Ok(Some(export))
     }
 
-    async fn list(&self, tls: bool) -> Result<Vec<Listed>> {
+    async fn list(&self, tls: bool) -> Result<Vec<ListedExport>> {
         let mut all = Vec::new();
         for (index, one) in self.storages.iter().enumerate() {
             let below = match self.visit(index).await {
@@ -206,7 +207,7 @@ impl Inside {
                 let name = joined(&one.name, below);
                 let own = one.single && !one.description.is_empty();
                 let description = if own { one.description.clone() } else { listed.description };
-                all.push(Listed { name, description });
+                all.push(ListedExport { name, description });
             }
         }
         Ok(all)
@@ -222,13 +223,13 @@ fn joined(own: &str, below: &str) -> String {
     }
 }
 
-impl Visit for SeveralVisit {
-    fn list(&self, tls: bool) -> Opening<Vec<Listed>> {
+impl Visit for NamedStoragesVisit {
+    fn list(&self, tls: bool) -> OpenFuture<Vec<ListedExport>> {
         let inside = self.0.clone();
         Box::pin(async move { inside.list(tls).await })
     }
 
-    fn open(&self, name: &str, tls: bool) -> Opening<Option<Export>> {
+    fn open(&self, name: &str, tls: bool) -> OpenFuture<Option<Export>> {
         let inside = self.0.clone();
         let name = name.to_string();
         Box::pin(async move { inside.open(&name, tls).await })
@@ -251,7 +252,7 @@ mod tests {
             Arc::new(blockhaul_block::Facts::new("nothing", 512))
         }
 
-        fn submit(&self, _request: blockhaul_block::Request) -> blockhaul_block::Pending {
+        fn submit(&self, _request: blockhaul_block::Request) -> blockhaul_block::PendingRequest {
             Error::new(Kind::Unsupported, "nothing is done here").into()
         }
     }
@@ -265,17 +266,17 @@ mod tests {
         }
     }
 
-    fn inside(names: &[(&str, bool)]) -> Inside {
+    fn inside(names: &[(&str, bool)]) -> VisitState {
         let storages = names.iter().map(|&(name, single)| {
-            Arc::new(Storage::new(Named {
+            Arc::new(StorageEntry::new(NamedStorage {
                 name: name.to_string(),
                 description: String::new(),
-                exports: Arc::new(Several::new(Vec::new()).unwrap()),
+                exports: Arc::new(NamedStorages::new(Vec::new()).unwrap()),
                 single,
             }))
         });
         let storages = storages.collect();
-        Inside { storages, client: Client::default(), visits: Mutex::default() }
+        VisitState { storages, client: ExportClient::default(), visits: Mutex::default() }
     }
 
     #[test]
@@ -302,14 +303,16 @@ mod tests {
 
     #[test]
     fn an_open_export_has_its_own_name_and_that_of_its_storage() {
-        let named = |name: &str, single: bool| Named {
+        let named = |name: &str, single: bool| NamedStorage {
             name: name.to_string(),
             description: "text".to_string(),
-            exports: crate::Shared::under_any_name("", "", Arc::new(NullDevice)),
+            exports: crate::SharedDevice::under_any_name("", "", Arc::new(NullDevice)),
             single,
         };
-        let storages = [named("a", true), named("d", false)].map(Storage::new).map(Arc::new).into();
-        let all = Inside { storages, client: Client::default(), visits: Mutex::default() };
+        let storages =
+            [named("a", true), named("d", false)].map(StorageEntry::new).map(Arc::new).into();
+        let all =
+            VisitState { storages, client: ExportClient::default(), visits: Mutex::default() };
         let open = |name: &str| at_once(all.open(name, false)).unwrap();
         for (asked, name, description) in [
             ("", "a", Some("text")),
@@ -325,16 +328,16 @@ mod tests {
 
     #[test]
     fn names_are_given_once() {
-        let named = |name: &str| Named {
+        let named = |name: &str| NamedStorage {
             name: name.to_string(),
             description: String::new(),
-            exports: Arc::new(Several::new(Vec::new()).unwrap()),
+            exports: Arc::new(NamedStorages::new(Vec::new()).unwrap()),
             single: true,
         };
-        assert!(Several::new(vec![named("a"), named("")]).is_ok());
-        let error = Several::new(vec![named("a"), named("b"), named("a")]).err().unwrap();
+        assert!(NamedStorages::new(vec![named("a"), named("")]).is_ok());
+        let error = NamedStorages::new(vec![named("a"), named("b"), named("a")]).err().unwrap();
         assert!(error.text().contains("\"a\""), "{error}");
-        let several = Several::new(vec![named("a")]).unwrap();
+        let several = NamedStorages::new(vec![named("a")]).unwrap();
         let before = several.storages();
         several.add(named("b")).unwrap();
         assert!(several.add(named("b")).is_err());
@@ -344,17 +347,17 @@ mod tests {
     #[test]
     fn a_removed_storage_is_released_while_clients_use_others() {
         let devices = [(); 3].map(|()| Arc::new(NullDevice) as Arc<dyn blockhaul_block::Device>);
-        let named = |name: &str, device: &Arc<dyn blockhaul_block::Device>| Named {
+        let named = |name: &str, device: &Arc<dyn blockhaul_block::Device>| NamedStorage {
             name: name.to_string(),
             description: String::new(),
-            exports: crate::Shared::new(name, "", device.clone()),
+            exports: crate::SharedDevice::new(name, "", device.clone()),
             single: true,
         };
         let all =
             ["a", "b", "c"].into_iter().zip(&devices).map(|(name, device)| named(name, device));
-        let several = Several::new(all.collect()).unwrap();
+        let several = NamedStorages::new(all.collect()).unwrap();
         let used = |device: &Arc<dyn blockhaul_block::Device>| Arc::strong_count(device) - 1;
-        let client = at_once(several.admit(Client::default())).unwrap();
+        let client = at_once(several.admit(ExportClient::default())).unwrap();
         assert_eq!(at_once(client.list(false)).unwrap().len(), 3);
         let open = |name: &str| at_once(client.open(name, false)).unwrap();
         let export = open("b").unwrap();

@@ -10,10 +10,10 @@ use blockhaul_io::Ticket;
 ///
 /// Requests to the default handle are only logged.
 #[derive(Clone, Default)]
-pub struct Shutdown(Option<Arc<Act>>);
+pub struct Shutdown(Option<Arc<ShutdownAction>>);
 
 /// The effect of a request.
-type Act = dyn Fn(&str) + Send + Sync;
+type ShutdownAction = dyn Fn(&str) + Send + Sync;
 
 impl Shutdown {
     /// A handle that calls `act` with the reason of each request. `act` may be called on any
@@ -67,9 +67,9 @@ mod tests {
         let other = shutdown.clone();
         std::thread::spawn(move || other.request("one")).join().unwrap();
         shutdown.request("two");
-        let runtime = blockhaul_io::Runtime::start(&blockhaul_io::Config {
+        let runtime = blockhaul_io::Runtime::start(&blockhaul_io::RuntimeConfig {
             workers: 1,
-            ..blockhaul_io::Config::default()
+            ..blockhaul_io::RuntimeConfig::default()
         });
         let reason = runtime.unwrap().block_on(move || requested);
         assert_eq!(reason.as_deref(), Ok("one"));

@@ -11,7 +11,7 @@ use blockhaul_block::{Error, Kind, Result};
 
 /// A device as it was typed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Spec {
+pub enum DeviceSpec {
     /// A bare path: literal, without options.
     Path(PathBuf),
     /// `SCHEME:REST`; the backend interprets REST.
@@ -27,53 +27,53 @@ pub enum Spec {
     Pipe,
 }
 
-impl Spec {
+impl DeviceSpec {
     /// Parses one word of a command line. A text can be parsed, too.
     ///
     /// # Errors
     /// [`Kind::Usage`] if it is empty.
-    pub fn parse(word: &OsStr) -> Result<Spec> {
+    pub fn parse(word: &OsStr) -> Result<DeviceSpec> {
         if word == "-" {
-            return Ok(Spec::Pipe);
+            return Ok(DeviceSpec::Pipe);
         }
         if word.is_empty() {
             return Err(Error::new(Kind::Usage, "a device name is empty"));
         }
         let Some(text) = word.to_str() else {
-            return Ok(Spec::Path(word.into()));
+            return Ok(DeviceSpec::Path(word.into()));
         };
         let Some((scheme, rest)) = text.split_once(':') else {
-            return Ok(Spec::Path(word.into()));
+            return Ok(DeviceSpec::Path(word.into()));
         };
         let mut letters = scheme.chars();
         let named = letters.next().is_some_and(|c| c.is_ascii_alphabetic())
             && letters.all(|c| c.is_ascii_alphanumeric() || "+-.".contains(c));
         if !named {
-            return Ok(Spec::Path(word.into()));
+            return Ok(DeviceSpec::Path(word.into()));
         }
-        Ok(Spec::Scheme { scheme: scheme.to_ascii_lowercase(), rest: rest.to_string() })
+        Ok(DeviceSpec::Scheme { scheme: scheme.to_ascii_lowercase(), rest: rest.to_string() })
     }
 }
 
-impl FromStr for Spec {
+impl FromStr for DeviceSpec {
     type Err = Error;
 
-    fn from_str(word: &str) -> Result<Spec> {
-        Spec::parse(OsStr::new(word))
+    fn from_str(word: &str) -> Result<DeviceSpec> {
+        DeviceSpec::parse(OsStr::new(word))
     }
 }
 
-impl fmt::Display for Spec {
+impl fmt::Display for DeviceSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Spec::Path(path) => write!(f, "{}", path.display()),
-            Spec::Scheme { scheme, rest } => write!(f, "{scheme}:{rest}"),
-            Spec::Command(words) => {
+            DeviceSpec::Path(path) => write!(f, "{}", path.display()),
+            DeviceSpec::Scheme { scheme, rest } => write!(f, "{scheme}:{rest}"),
+            DeviceSpec::Command(words) => {
                 f.write_str("[")?;
                 words.iter().try_for_each(|word| write!(f, " {}", word.display()))?;
                 f.write_str(" ]")
             }
-            Spec::Pipe => f.write_str("-"),
+            DeviceSpec::Pipe => f.write_str("-"),
         }
     }
 }
@@ -136,22 +136,22 @@ fn decode(text: &str, lone_percent: impl Fn(u8) -> Result<u8>) -> Result<String>
 mod tests {
     use super::*;
 
-    fn parse(text: &str) -> Spec {
-        Spec::parse(OsStr::new(text)).unwrap()
+    fn parse(text: &str) -> DeviceSpec {
+        DeviceSpec::parse(OsStr::new(text)).unwrap()
     }
 
     #[test]
     fn words_are_paths_schemes_or_pipes() {
-        assert_eq!(parse("disk.raw"), Spec::Path("disk.raw".into()));
-        assert_eq!(parse("./a:b"), Spec::Path("./a:b".into()));
-        assert_eq!(parse("/x%20y?z=1"), Spec::Path("/x%20y?z=1".into()));
-        assert_eq!(parse("-"), Spec::Pipe);
-        let memory = Spec::Scheme { scheme: "memory".into(), rest: "1G".into() };
+        assert_eq!(parse("disk.raw"), DeviceSpec::Path("disk.raw".into()));
+        assert_eq!(parse("./a:b"), DeviceSpec::Path("./a:b".into()));
+        assert_eq!(parse("/x%20y?z=1"), DeviceSpec::Path("/x%20y?z=1".into()));
+        assert_eq!(parse("-"), DeviceSpec::Pipe);
+        let memory = DeviceSpec::Scheme { scheme: "memory".into(), rest: "1G".into() };
         assert_eq!(parse("memory:1G"), memory);
         assert_eq!(parse("MEMORY:1G"), memory);
-        let uri = Spec::Scheme { scheme: "nbd+unix".into(), rest: "///?socket=/s".into() };
+        let uri = DeviceSpec::Scheme { scheme: "nbd+unix".into(), rest: "///?socket=/s".into() };
         assert_eq!(parse("nbd+unix:///?socket=/s"), uri);
-        assert!(Spec::parse(OsStr::new("")).is_err());
+        assert!(DeviceSpec::parse(OsStr::new("")).is_err());
     }
 
     #[test]

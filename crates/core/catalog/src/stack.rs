@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use crate::layer::{Below, Layer};
-use crate::opening::{Another, Intent, Opened, Opening};
-use crate::{Client, Export, Exports, Figure, Listed, Shared, Visit};
+use crate::layer::{Layer, LayerBase};
+use crate::opening::{HandleOpener, Intent, OpenFuture, OpenedDevice};
+use crate::{Export, ExportClient, Exports, ListedExport, SharedDevice, StorageFigure, Visit};
 use blockhaul_block::emulate::emulate;
 use blockhaul_block::{Device, Result, fence};
 
@@ -14,7 +14,7 @@ pub struct Stack {
     pub(crate) device: Arc<dyn Device>,
     /// The storage, then the device of each layer.
     levels: Vec<Arc<dyn Device>>,
-    pub(crate) more: Option<Arc<dyn Another>>,
+    pub(crate) more: Option<Arc<dyn HandleOpener>>,
     pub(crate) layers: Vec<Arc<dyn Layer>>,
     /// The purpose for which it was opened.
     pub(crate) intent: Intent,
@@ -23,11 +23,11 @@ pub struct Stack {
 impl Stack {
     /// Puts layers over an open device, the first innermost.
     pub(crate) async fn new(
-        opened: Opened,
+        opened: OpenedDevice,
         layers: Vec<Arc<dyn Layer>>,
         intent: Intent,
     ) -> Result<Stack> {
-        let Opened { device, more } = opened;
+        let OpenedDevice { device, more } = opened;
         let stack = Stack { more, intent, ..Stack::over(device) };
         stack.rebuilt(layers, 0).await
     }
@@ -48,8 +48,8 @@ impl Stack {
     }
 
     /// The device as an export that all clients share. The empty name selects it, too.
-    pub fn shared(&self, name: &str) -> Arc<Shared> {
-        Shared::new(name, "", self.device.clone())
+    pub fn shared(&self, name: &str) -> Arc<SharedDevice> {
+        SharedDevice::new(name, "", self.device.clone())
     }
 
     /// The same storage with one more layer, outermost. The levels below are those of this stack.
@@ -121,7 +121,7 @@ impl Stack {
 #[derive(Clone, Copy)]
 struct LayersOver<'a> {
     /// Opens the device again, if further handles are separate connections.
-    more: Option<&'a Arc<dyn Another>>,
+    more: Option<&'a Arc<dyn HandleOpener>>,
     /// The first is the innermost.
     layers: &'a [Arc<dyn Layer>],
     /// The export that the device is, by its name.
@@ -153,10 +153,10 @@ impl LayersOver<'_> {
             let reopen = more.cloned().map(|more| {
                 let intent = intent.again();
                 let layers = layers[..index].to_vec();
-                Arc::new(Again { more, layers, intent }) as Arc<dyn Another>
+                Arc::new(StackOpener { more, layers, intent }) as Arc<dyn HandleOpener>
             });
             let export = export.map(String::from);
-            let below = Below { device: emulate(device), intent, reopen, export };
+            let below = LayerBase { device: emulate(device), intent, reopen, export };
             device = layer.clone().open(below).await?;
             levels.push(device.clone());
         }
@@ -165,14 +165,14 @@ impl LayersOver<'_> {
 }
 
 /// Opens the lower part of a stack again.
-struct Again {
-    more: Arc<dyn Another>,
+struct StackOpener {
+    more: Arc<dyn HandleOpener>,
     layers: Vec<Arc<dyn Layer>>,
     intent: Intent,
 }
 
-impl Another for Again {
-    fn another(&self) -> Opening<Arc<dyn Device>> {
+impl HandleOpener for StackOpener {
+    fn another(&self) -> OpenFuture<Arc<dyn Device>> {
         let more = self.more.clone();
         let layers = self.layers.clone();
         let intent = self.intent;
@@ -185,15 +185,15 @@ impl Another for Again {
 }
 
 /// Exports with layers over each device, the last one outermost; fenced.
-pub(crate) struct Layered {
+pub(crate) struct LayeredExports {
     pub(crate) inner: Arc<dyn Exports>,
     pub(crate) layers: Arc<[Arc<dyn Layer>]>,
     /// The purpose for which the devices are opened.
     pub(crate) intent: Intent,
 }
 
-impl Exports for Layered {
-    fn admit(&self, client: Client) -> Opening<Arc<dyn Visit>> {
+impl Exports for LayeredExports {
+    fn admit(&self, client: ExportClient) -> OpenFuture<Arc<dyn Visit>> {
         let admitted = self.inner.admit(client);
         let layers = self.layers.clone();
         let intent = self.intent;
@@ -207,7 +207,7 @@ impl Exports for Layered {
         self.inner.state()
     }
 
-    fn figures(&self) -> Vec<Figure> {
+    fn figures(&self) -> Vec<StorageFigure> {
         self.inner.figures()
     }
 }
@@ -219,11 +219,11 @@ struct LayeredVisit {
 }
 
 impl Visit for LayeredVisit {
-    fn list(&self, tls: bool) -> Opening<Vec<Listed>> {
+    fn list(&self, tls: bool) -> OpenFuture<Vec<ListedExport>> {
         self.inner.list(tls)
     }
 
-    fn open(&self, name: &str, tls: bool) -> Opening<Option<Export>> {
+    fn open(&self, name: &str, tls: bool) -> OpenFuture<Option<Export>> {
         let opening = self.inner.open(name, tls);
         let layers = self.layers.clone();
         let name = name.to_string();

@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuar
 use std::time::Duration;
 
 use blockhaul_block::{
-    BlockSizes, Can, Contexts, Device, Error, Extents, Facts, Flags, Kind, Op, OpKind, Pending,
-    Reply, Request, Result,
+    BlockSizes, Can, ContextSet, Device, Error, Extents, Facts, Kind, Op, OpKind, PendingRequest,
+    Reply, Request, RequestFlags, Result,
 };
 use blockhaul_io::{Completer, Notify};
 
@@ -20,12 +20,12 @@ use blockhaul_io::{Completer, Notify};
 /// request that these facts allow and the current device does not support fails with
 /// [`Kind::ShuttingDown`].
 pub struct Switch {
-    inner: Mutex<Inner>,
+    inner: Mutex<SwitchState>,
 }
 
-struct Inner {
+struct SwitchState {
     device: Arc<dyn Device>,
-    handles: Vec<Weak<Shared>>,
+    handles: Vec<Weak<HandleState>>,
     /// A barrier is active: new handles hold their requests, too.
     held: bool,
     /// Why the switch is closed.
@@ -46,7 +46,7 @@ pub enum Barrier {
 impl Switch {
     /// A switch to a device, which must be fenced.
     pub fn new(device: Arc<dyn Device>) -> Arc<Switch> {
-        let inner = Inner { device, handles: Vec::new(), held: false, closed: None };
+        let inner = SwitchState { device, handles: Vec::new(), held: false, closed: None };
         Arc::new(Switch { inner: Mutex::new(inner) })
     }
 
@@ -62,14 +62,14 @@ impl Switch {
         let route = match &inner.closed {
             Some(error) => Route::Closed(error.clone()),
             None if inner.held => Route::Held(Vec::new()),
-            None => Route::To(Way { device: device.clone(), lacks: None }),
+            None => Route::To(DeviceRoute { device: device.clone(), lacks: None }),
         };
-        let shared = Shared {
+        let shared = HandleState {
             advertised: device.facts(),
             route: RwLock::new(route),
             in_flight: Arc::default(),
         };
-        let handle = Handle { shared: Arc::new(shared) };
+        let handle = SwitchHandle { shared: Arc::new(shared) };
         if inner.handles.len() == inner.handles.capacity() {
             inner.handles.retain(|handle| handle.strong_count() > 0);
         }
@@ -133,17 +133,17 @@ impl Switch {
     }
 
     /// Holds the requests of all handles until the result is released or dropped.
-    fn hold(&self) -> Result<Held<'_>> {
+    fn hold(&self) -> Result<HeldRequests<'_>> {
         let mut inner = self.changeable()?;
         inner.held = true;
         let handles = inner.handles();
         for handle in &handles {
             handle.set(Route::Held(Vec::new()));
         }
-        Ok(Held { switch: self, handles })
+        Ok(HeldRequests { switch: self, handles })
     }
 
-    fn changeable(&self) -> Result<MutexGuard<'_, Inner>> {
+    fn changeable(&self) -> Result<MutexGuard<'_, SwitchState>> {
         let inner = self.lock();
         if let Some(error) = &inner.closed {
             return Err(error.clone());
@@ -154,39 +154,39 @@ impl Switch {
         Ok(inner)
     }
 
-    fn lock(&self) -> MutexGuard<'_, Inner> {
+    fn lock(&self) -> MutexGuard<'_, SwitchState> {
         self.inner.lock().expect("no panic under this lock")
     }
 }
 
-impl Inner {
-    fn handles(&self) -> Vec<Arc<Shared>> {
+impl SwitchState {
+    fn handles(&self) -> Vec<Arc<HandleState>> {
         self.handles.iter().filter_map(Weak::upgrade).collect()
     }
 
     fn lead(&self, device: &Arc<dyn Device>) {
         let facts = device.facts();
         for handle in self.handles() {
-            let lacks = Lacks::of(&handle.advertised, &facts).map(Box::new);
-            handle.set(Route::To(Way { device: device.clone(), lacks }));
+            let lacks = FactMismatch::of(&handle.advertised, &facts).map(Box::new);
+            handle.set(Route::To(DeviceRoute { device: device.clone(), lacks }));
         }
     }
 }
 
 /// Requests of all handles wait until this is dropped.
-struct Held<'a> {
+struct HeldRequests<'a> {
     switch: &'a Switch,
-    handles: Vec<Arc<Shared>>,
+    handles: Vec<Arc<HandleState>>,
 }
 
-impl Held<'_> {
+impl HeldRequests<'_> {
     /// Releases the requests to another device, and returns the old one.
     fn release(self, new: Arc<dyn Device>) -> Arc<dyn Device> {
         std::mem::replace(&mut self.switch.lock().device, new)
     }
 }
 
-impl Drop for Held<'_> {
+impl Drop for HeldRequests<'_> {
     fn drop(&mut self) {
         let mut inner = self.switch.lock();
         inner.held = false;
@@ -198,11 +198,11 @@ impl Drop for Held<'_> {
 }
 
 /// One caller's handle.
-struct Handle {
-    shared: Arc<Shared>,
+struct SwitchHandle {
+    shared: Arc<HandleState>,
 }
 
-struct Shared {
+struct HandleState {
     /// The facts that the caller knows.
     advertised: Arc<Facts>,
     route: RwLock<Route>,
@@ -211,20 +211,20 @@ struct Shared {
 
 /// How to handle requests.
 enum Route {
-    To(Way),
+    To(DeviceRoute),
     /// They wait, in this order.
     Held(Vec<Completer<()>>),
     Closed(Error),
 }
 
 /// The path to a device.
-struct Way {
+struct DeviceRoute {
     device: Arc<dyn Device>,
     /// What the caller expects and the device does not support; usually none.
-    lacks: Option<Box<Lacks>>,
+    lacks: Option<Box<FactMismatch>>,
 }
 
-impl Shared {
+impl HandleState {
     fn read(&self) -> RwLockReadGuard<'_, Route> {
         self.route.read().expect("no panic under this lock")
     }
@@ -241,14 +241,14 @@ impl Shared {
         }
     }
 
-    fn submit(self: &Arc<Shared>, request: Request) -> Pending {
+    fn submit(self: &Arc<HandleState>, request: Request) -> PendingRequest {
         match &*self.read() {
             Route::To(way) => return self.submit_to(way, request),
-            Route::Closed(error) => return Pending::from(error.clone().before_flush()),
+            Route::Closed(error) => return PendingRequest::from(error.clone().before_flush()),
             Route::Held(_) => {}
         }
         let shared = self.clone();
-        Pending::start(async move {
+        PendingRequest::start(async move {
             // More than once if one barrier follows another.
             while let Some(turn) = shared.wait() {
                 let _ = turn.await;
@@ -269,7 +269,7 @@ impl Shared {
         }
     }
 
-    fn submit_to(&self, way: &Way, request: Request) -> Pending {
+    fn submit_to(&self, way: &DeviceRoute, request: Request) -> PendingRequest {
         let pending = match &way.lacks {
             None => way.device.submit(request),
             Some(lacks) => lacks.submit(&*way.device, request),
@@ -279,12 +279,12 @@ impl Shared {
     }
 }
 
-impl Device for Handle {
+impl Device for SwitchHandle {
     fn facts(&self) -> Arc<Facts> {
         self.shared.advertised.clone()
     }
 
-    fn submit(&self, request: Request) -> Pending {
+    fn submit(&self, request: Request) -> PendingRequest {
         self.shared.submit(request)
     }
 
@@ -299,9 +299,9 @@ struct InFlight {
 }
 
 impl InFlight {
-    fn enter(self: &Arc<InFlight>) -> Entered {
+    fn enter(self: &Arc<InFlight>) -> InFlightGuard {
         self.count.fetch_add(1, Ordering::AcqRel);
-        Entered(self.clone())
+        InFlightGuard(self.clone())
     }
 
     /// Waits until there is none.
@@ -316,9 +316,9 @@ impl InFlight {
     }
 }
 
-struct Entered(Arc<InFlight>);
+struct InFlightGuard(Arc<InFlight>);
 
-impl Drop for Entered {
+impl Drop for InFlightGuard {
     fn drop(&mut self) {
         if self.0.count.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.0.idle.notify();
@@ -331,7 +331,7 @@ impl Drop for Entered {
 pub const PROVIDED: Can = Can::CACHE.union(Can::FAST_ZERO);
 
 /// What the caller was promised and the current device does not support.
-struct Lacks {
+struct FactMismatch {
     size: u64,
     can: Can,
     block: BlockSizes,
@@ -339,13 +339,13 @@ struct Lacks {
     contexts: Option<Vec<Option<usize>>>,
 }
 
-impl Lacks {
+impl FactMismatch {
     /// `None` if the device supports everything that the caller knows.
-    fn of(advertised: &Facts, now: &Facts) -> Option<Lacks> {
+    fn of(advertised: &Facts, now: &Facts) -> Option<FactMismatch> {
         let same = now.contexts.len() >= advertised.contexts.len()
             && now.contexts.iter().zip(&advertised.contexts).all(|(now, then)| now == then);
         let index = |name| now.contexts.iter().position(|context| context == name);
-        let lacks = Lacks {
+        let lacks = FactMismatch {
             size: now.size,
             can: advertised.can.difference(now.can),
             block: now.block,
@@ -360,17 +360,17 @@ impl Lacks {
     }
 
     /// Submits a request that the device supports.
-    fn submit(&self, device: &dyn Device, mut request: Request) -> Pending {
+    fn submit(&self, device: &dyn Device, mut request: Request) -> PendingRequest {
         if let Some(why) = self.refuse(&request) {
             let error = Error::new(Kind::ShuttingDown, format!("the device was exchanged: {why}"));
-            return Pending::from(error.before_flush());
+            return PendingRequest::from(error.before_flush());
         }
         if request.kind() == OpKind::Cache && self.can.contains(Can::CACHE) {
-            return Pending::ready(Ok(Reply::Done));
+            return PendingRequest::ready(Ok(Reply::Done));
         }
-        if request.flags.contains(Flags::FAST) && self.can.contains(Can::FAST_ZERO) {
+        if request.flags.contains(RequestFlags::FAST) && self.can.contains(Can::FAST_ZERO) {
             let text = "the device was exchanged: it has no fast zeroes any more";
-            return Pending::from(Error::new(Kind::Unsupported, text));
+            return PendingRequest::from(Error::new(Kind::Unsupported, text));
         }
         let (Op::Extents(asked), Some(map)) = (&mut request.op, &self.contexts) else {
             return device.submit(request);
@@ -382,16 +382,16 @@ impl Lacks {
                 Some(now) => wanted.push(now),
                 None => {
                     let text = "the device was exchanged: it has no such context any more";
-                    return Pending::from(Error::new(Kind::ShuttingDown, text));
+                    return PendingRequest::from(Error::new(Kind::ShuttingDown, text));
                 }
             }
         }
-        *asked = wanted.iter().fold(Contexts::empty(), |all, &index| all.with(index));
+        *asked = wanted.iter().fold(ContextSet::empty(), |all, &index| all.with(index));
         let order = *asked;
         let pending = device.submit(request);
-        Pending::finishing(
-            async move { pending.await.map(|reply| in_order(reply, order, &wanted)) },
-        )
+        PendingRequest::finishing(async move {
+            pending.await.map(|reply| in_order(reply, order, &wanted))
+        })
     }
 
     fn refuse(&self, request: &Request) -> Option<&'static str> {
@@ -405,7 +405,7 @@ impl Lacks {
             OpKind::Extents => Can::EXTENTS,
         };
         needed.set(Can::WRITE, kind.changes());
-        needed.set(Can::FUA, request.flags.contains(Flags::FUA));
+        needed.set(Can::FUA, request.flags.contains(RequestFlags::FUA));
         if self.can.intersects(needed) {
             return Some("it does not have all abilities any more");
         }
@@ -424,7 +424,7 @@ impl Lacks {
 }
 
 /// Reorders the lists of a reply from ascending order of context to the order of `wanted`.
-fn in_order(reply: Reply, contexts: Contexts, wanted: &[usize]) -> Reply {
+fn in_order(reply: Reply, contexts: ContextSet, wanted: &[usize]) -> Reply {
     let Reply::Extents(lists) = reply else { return reply };
     let mut lists: Vec<(usize, Extents)> = contexts.iter().zip(lists).collect();
     let place = |index: usize| wanted.iter().position(|&wanted| wanted == index);

@@ -16,10 +16,10 @@ use openssl::x509::X509Name;
 use openssl::x509::store::X509Lookup;
 use openssl::x509::verify::X509VerifyFlags;
 
-use crate::error::{Error, TlsErrorKind};
-use crate::handshake::{self, Role, Session, Shaking};
+use crate::error::{TlsError, TlsErrorKind};
+use crate::handshake::{self, Role, TlsHandshake, TlsSession};
 use crate::psk::Users;
-use crate::seen::{Seen, escaped};
+use crate::seen::{HandshakeData, escaped};
 
 /// Default directory name of server certificates (nbdkit's).
 const SERVER_DIRS: &str = "nbdkit";
@@ -40,7 +40,7 @@ const KEY_CIPHERS: &str = "ECDHE-PSK-CHACHA20-POLY1305:DHE-PSK-AES128-GCM-SHA256
 
 /// How a side authenticates.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Credentials {
+pub enum TlsCredentials {
     /// A directory with `ca-cert.pem` and, for a server, `server-cert.pem` and `server-key.pem`; a
     /// client may have `client-cert.pem` and `client-key.pem`. Certificates revoked in `ca-crl.pem`
     /// are refused. The layout of nbdkit, libnbd and QEMU.
@@ -61,7 +61,7 @@ pub fn usual_certificates() -> Option<PathBuf> {
 
 /// Which code makes and opens the records of TLS 1.3. Those of TLS 1.2 are always OpenSSL's.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-pub enum Records {
+pub enum RecordImplementation {
     /// Ours, which encrypts and decrypts payloads where they are.
     #[default]
     Own,
@@ -70,28 +70,28 @@ pub enum Records {
 }
 
 /// The server's side.
-pub struct Acceptor {
+pub struct TlsAcceptor {
     context: SslContext,
-    seen: Index<Ssl, Arc<Mutex<Seen>>>,
+    seen: Index<Ssl, Arc<Mutex<HandshakeData>>>,
     keys: bool,
-    records: Records,
+    records: RecordImplementation,
 }
 
-impl Acceptor {
+impl TlsAcceptor {
     /// A server with these credentials. `verify_peer`: clients must have a certificate signed by
     /// the authority of `ca-cert.pem`.
     ///
     /// # Errors
     /// Missing or invalid files.
-    pub fn new(credentials: &Credentials, verify_peer: bool) -> Result<Acceptor, Error> {
+    pub fn new(credentials: &TlsCredentials, verify_peer: bool) -> Result<TlsAcceptor, TlsError> {
         let seen = new_index()?;
         let mut context = builder(seen)?;
         let keys = match credentials {
-            Credentials::Keys(_) if verify_peer => {
+            TlsCredentials::Keys(_) if verify_peer => {
                 let text = "clients with pre-shared keys have no certificates to verify";
-                return Err(Error::new(TlsErrorKind::Setup, text));
+                return Err(TlsError::new(TlsErrorKind::Setup, text));
             }
-            Credentials::Keys(path) => {
+            TlsCredentials::Keys(path) => {
                 let users = Users::read(path)?;
                 only_keys(&mut context)?;
                 context.set_psk_server_callback(move |ssl, user, into| {
@@ -99,15 +99,15 @@ impl Acceptor {
                 });
                 true
             }
-            Credentials::Authority(_) => {
+            TlsCredentials::Authority(_) => {
                 let text = "a server needs a certificate of its own";
-                return Err(Error::new(TlsErrorKind::Setup, text));
+                return Err(TlsError::new(TlsErrorKind::Setup, text));
             }
-            Credentials::Certificates(dir) => {
+            TlsCredentials::Certificates(dir) => {
                 server_certificates(&mut context, dir, verify_peer)?;
                 false
             }
-            Credentials::Usual => {
+            TlsCredentials::Usual => {
                 let dirs = usual_dirs(SERVER_DIRS);
                 let found = dirs.iter().find(|dir| dir.join("server-cert.pem").exists());
                 let dir = found.ok_or_else(|| none_in(&dirs, "server-cert.pem"))?;
@@ -119,13 +119,13 @@ impl Acceptor {
         context.set_alpn_select_callback(|_, offered| {
             select_next_proto(HTTP, offered).ok_or(AlpnError::NOACK)
         });
-        Ok(Acceptor { context: context.build(), seen, keys, records: Records::Own })
+        Ok(TlsAcceptor { context: context.build(), seen, keys, records: RecordImplementation::Own })
     }
 
     /// The same, with records by this code.
     #[must_use]
-    pub fn with_records(self, records: Records) -> Acceptor {
-        Acceptor { records, ..self }
+    pub fn with_records(self, records: RecordImplementation) -> TlsAcceptor {
+        TlsAcceptor { records, ..self }
     }
 
     /// The server's side of a handshake. Nothing may have been read beyond the bytes before it.
@@ -133,7 +133,7 @@ impl Acceptor {
     ///
     /// # Errors
     /// The client failed to authenticate, does not speak TLS, or has disconnected.
-    pub async fn accept(&self, stream: &Stream) -> Result<Session, Error> {
+    pub async fn accept(&self, stream: &Stream) -> Result<TlsSession, TlsError> {
         handshake::run(self.begin(|_| Ok(()))?, stream).await
     }
 
@@ -141,19 +141,19 @@ impl Acceptor {
     pub(crate) fn begin(
         &self,
         change: impl FnOnce(&mut Ssl) -> Result<(), ErrorStack>,
-    ) -> Result<Shaking, Error> {
-        let wrong = |stack: ErrorStack| Error::setup("TLS", &stack);
+    ) -> Result<TlsHandshake, TlsError> {
+        let wrong = |stack: ErrorStack| TlsError::setup("TLS", &stack);
         let mut ssl = Ssl::new(&self.context).map_err(wrong)?;
         change(&mut ssl).map_err(wrong)?;
-        let shaking = Shaking::new(ssl, self.seen, Role::Server { keys: self.keys })?;
+        let shaking = TlsHandshake::new(ssl, self.seen, Role::Server { keys: self.keys })?;
         Ok(shaking.with_records(self.records))
     }
 }
 
 /// The client's side.
-pub struct Connector {
+pub struct TlsConnector {
     context: SslContext,
-    seen: Index<Ssl, Arc<Mutex<Seen>>>,
+    seen: Index<Ssl, Arc<Mutex<HandshakeData>>>,
     /// Expected name in the server's certificate.
     hostname: Option<String>,
     /// The server must prove that name, if set.
@@ -168,9 +168,9 @@ const HTTP: &[u8] = b"\x08http/1.1";
 
 /// How a client authenticates, and what it requires of the server.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Demands {
+pub struct ConnectorConfig {
     /// How to authenticate, and which authorities to trust.
-    pub credentials: Credentials,
+    pub credentials: TlsCredentials,
     /// The user name for pre-shared keys. Default: the login name if it has a key, or the only user
     /// with one.
     pub user: Option<String>,
@@ -180,36 +180,36 @@ pub struct Demands {
     pub verify: bool,
 }
 
-impl Connector {
+impl TlsConnector {
     /// A client with these credentials.
     ///
     /// # Errors
     /// Missing or invalid files.
-    pub fn new(demands: &Demands) -> Result<Connector, Error> {
+    pub fn new(demands: &ConnectorConfig) -> Result<TlsConnector, TlsError> {
         let seen = new_index()?;
         let mut context = builder(seen)?;
         let keys = match &demands.credentials {
-            Credentials::Keys(path) => {
+            TlsCredentials::Keys(path) => {
                 client_key(&mut context, path, demands.user.as_deref())?;
                 true
             }
-            Credentials::Certificates(dir) => {
+            TlsCredentials::Certificates(dir) => {
                 client_certificates(&mut context, dir)?;
                 false
             }
-            Credentials::Authority(path) => {
+            TlsCredentials::Authority(path) => {
                 let path = can_open(path.clone())?;
                 let loaded = context.set_ca_file(&path);
                 loaded.map_err(|stack| unusable(&path, "a certificate", &stack))?;
                 false
             }
-            Credentials::Usual => {
+            TlsCredentials::Usual => {
                 let dirs = usual_dirs(CLIENT_DIRS);
                 match dirs.iter().find(|dir| dir.join("ca-cert.pem").exists()) {
                     Some(dir) => client_certificates(&mut context, dir)?,
                     None => context
                         .set_default_verify_paths()
-                        .map_err(|stack| Error::setup("the system's authorities", &stack))?,
+                        .map_err(|stack| TlsError::setup("the system's authorities", &stack))?,
                 }
                 false
             }
@@ -221,7 +221,7 @@ impl Connector {
             (false, true) => context.set_verify(SslVerifyMode::PEER),
             (false, false) => context.set_verify(SslVerifyMode::NONE),
         }
-        Ok(Connector {
+        Ok(TlsConnector {
             context: context.build(),
             seen,
             hostname: demands.hostname.clone(),
@@ -233,24 +233,24 @@ impl Connector {
 
     /// The same, with ALPN for HTTP/1.1, for servers that speak several protocols.
     #[must_use]
-    pub fn for_http(self) -> Connector {
-        Connector { http: true, ..self }
+    pub fn for_http(self) -> TlsConnector {
+        TlsConnector { http: true, ..self }
     }
 
-    /// The client's side of a handshake, like [`Acceptor::accept`].
+    /// The client's side of a handshake, like [`TlsAcceptor::accept`].
     ///
     /// # Errors
     /// The server failed to authenticate, rejects our credentials, does not speak TLS, or has
     /// disconnected.
-    pub async fn connect(&self, stream: &Stream) -> Result<Session, Error> {
+    pub async fn connect(&self, stream: &Stream) -> Result<TlsSession, TlsError> {
         handshake::run(self.begin()?, stream).await
     }
 
     /// A handshake without I/O.
-    pub(crate) fn begin(&self) -> Result<Shaking, Error> {
-        let ssl = self.ssl().map_err(|stack| Error::setup("TLS", &stack))?;
+    pub(crate) fn begin(&self) -> Result<TlsHandshake, TlsError> {
+        let ssl = self.ssl().map_err(|stack| TlsError::setup("TLS", &stack))?;
         let hostname = self.hostname.clone();
-        Shaking::new(ssl, self.seen, Role::Client { keys: self.keys, hostname })
+        TlsHandshake::new(ssl, self.seen, Role::Client { keys: self.keys, hostname })
     }
 
     fn ssl(&self) -> Result<Ssl, ErrorStack> {
@@ -275,30 +275,30 @@ impl Connector {
     }
 }
 
-impl fmt::Debug for Acceptor {
+impl fmt::Debug for TlsAcceptor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Acceptor").field("keys", &self.keys).finish_non_exhaustive()
+        f.debug_struct("TlsAcceptor").field("keys", &self.keys).finish_non_exhaustive()
     }
 }
 
-impl fmt::Debug for Connector {
+impl fmt::Debug for TlsConnector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Connector").field("keys", &self.keys).finish_non_exhaustive()
+        f.debug_struct("TlsConnector").field("keys", &self.keys).finish_non_exhaustive()
     }
 }
 
-fn new_index() -> Result<Index<Ssl, Arc<Mutex<Seen>>>, Error> {
-    static INDEX: Mutex<Option<Index<Ssl, Arc<Mutex<Seen>>>>> = Mutex::new(None);
+fn new_index() -> Result<Index<Ssl, Arc<Mutex<HandshakeData>>>, TlsError> {
+    static INDEX: Mutex<Option<Index<Ssl, Arc<Mutex<HandshakeData>>>>> = Mutex::new(None);
     let mut index = INDEX.lock().expect("no panic under this lock");
     if let Some(index) = *index {
         return Ok(index);
     }
-    let new = Ssl::new_ex_index().map_err(|stack| Error::setup("TLS", &stack))?;
+    let new = Ssl::new_ex_index().map_err(|stack| TlsError::setup("TLS", &stack))?;
     Ok(*index.insert(new))
 }
 
 /// The settings that both sides share.
-fn builder(seen: Index<Ssl, Arc<Mutex<Seen>>>) -> Result<SslContextBuilder, Error> {
+fn builder(seen: Index<Ssl, Arc<Mutex<HandshakeData>>>) -> Result<SslContextBuilder, TlsError> {
     let make = || -> Result<SslContextBuilder, ErrorStack> {
         let mut context = SslContext::builder(SslMethod::tls())?;
         // nbd: tls.version
@@ -319,7 +319,7 @@ fn builder(seen: Index<Ssl, Arc<Mutex<Seen>>>) -> Result<SslContextBuilder, Erro
         context.set_keylog_callback(move |ssl, line| note_secret(ssl, seen, line));
         Ok(context)
     };
-    make().map_err(|stack| Error::setup("TLS", &stack))
+    make().map_err(|stack| TlsError::setup("TLS", &stack))
 }
 
 fn aes_in_hardware() -> bool {
@@ -333,7 +333,7 @@ fn aes_in_hardware() -> bool {
 }
 
 /// Saves the secrets of a session for its record layer only.
-fn note_secret(ssl: &SslRef, seen: Index<Ssl, Arc<Mutex<Seen>>>, line: &str) {
+fn note_secret(ssl: &SslRef, seen: Index<Ssl, Arc<Mutex<HandshakeData>>>, line: &str) {
     let Some(seen) = ssl.ex_data(seen) else { return };
     let mut words = line.split(' ');
     let (Some(label), Some(_), Some(secret)) = (words.next(), words.next(), words.next()) else {
@@ -347,14 +347,14 @@ fn note_secret(ssl: &SslRef, seen: Index<Ssl, Arc<Mutex<Seen>>>, line: &str) {
     }
 }
 
-fn only_keys(context: &mut SslContextBuilder) -> Result<(), Error> {
-    context.set_cipher_list(KEY_CIPHERS).map_err(|stack| Error::setup("TLS", &stack))
+fn only_keys(context: &mut SslContextBuilder) -> Result<(), TlsError> {
+    context.set_cipher_list(KEY_CIPHERS).map_err(|stack| TlsError::setup("TLS", &stack))
 }
 
 /// Looks up the key of the user that a client names; 0 bytes: there is none.
 fn offer_key(
     ssl: &SslRef,
-    seen: Index<Ssl, Arc<Mutex<Seen>>>,
+    seen: Index<Ssl, Arc<Mutex<HandshakeData>>>,
     users: &Users,
     user: &[u8],
     into: &mut [u8],
@@ -374,7 +374,7 @@ fn client_key(
     context: &mut SslContextBuilder,
     path: &Path,
     user: Option<&str>,
-) -> Result<(), Error> {
+) -> Result<(), TlsError> {
     let users = Users::read(path)?;
     let shown = path.display();
     let (user, key) = match user {
@@ -382,12 +382,12 @@ fn client_key(
             Some(key) => (user.to_string(), key.to_vec()),
             None => {
                 let text = format!("{shown}: user {user:?} has no key in it; check the name");
-                return Err(Error::new(TlsErrorKind::Setup, text));
+                return Err(TlsError::new(TlsErrorKind::Setup, text));
             }
         },
         None => users
             .choose(login())
-            .map_err(|why| Error::new(TlsErrorKind::Setup, format!("{shown}: {why}")))?,
+            .map_err(|why| TlsError::new(TlsErrorKind::Setup, format!("{shown}: {why}")))?,
     };
     only_keys(context)?;
     context.set_psk_client_callback(move |_, _, name, into| {
@@ -408,7 +408,7 @@ fn login() -> Option<String> {
 }
 
 /// Loads an authority and its revocation list, if there is one.
-fn authority(context: &mut SslContextBuilder, dir: &Path) -> Result<(), Error> {
+fn authority(context: &mut SslContextBuilder, dir: &Path) -> Result<(), TlsError> {
     let path = readable(dir, "ca-cert.pem")?;
     context.set_ca_file(&path).map_err(|stack| unusable(&path, "a certificate", &stack))?;
     if !dir.join("ca-crl.pem").exists() {
@@ -425,7 +425,7 @@ fn authority(context: &mut SslContextBuilder, dir: &Path) -> Result<(), Error> {
 }
 
 /// Loads a certificate with its key.
-fn identity(context: &mut SslContextBuilder, dir: &Path, who: &str) -> Result<(), Error> {
+fn identity(context: &mut SslContextBuilder, dir: &Path, who: &str) -> Result<(), TlsError> {
     let certificate = readable(dir, &format!("{who}-cert.pem"))?;
     let key = readable(dir, &format!("{who}-key.pem"))?;
     crate::exposed::warn(&key, "the private key");
@@ -441,7 +441,7 @@ fn server_certificates(
     context: &mut SslContextBuilder,
     dir: &Path,
     verify_peer: bool,
-) -> Result<(), Error> {
+) -> Result<(), TlsError> {
     identity(context, dir, "server")?;
     if verify_peer {
         authority(context, dir)?;
@@ -456,7 +456,7 @@ fn server_certificates(
     Ok(())
 }
 
-fn client_certificates(context: &mut SslContextBuilder, dir: &Path) -> Result<(), Error> {
+fn client_certificates(context: &mut SslContextBuilder, dir: &Path) -> Result<(), TlsError> {
     authority(context, dir)?;
     let has = |name: &str| dir.join(name).exists();
     if has("client-cert.pem") || has("client-key.pem") {
@@ -467,23 +467,23 @@ fn client_certificates(context: &mut SslContextBuilder, dir: &Path) -> Result<()
 }
 
 /// The error for a file with the wrong contents.
-fn unusable(path: &Path, due: &str, stack: &ErrorStack) -> Error {
+fn unusable(path: &Path, due: &str, stack: &ErrorStack) -> TlsError {
     let why = crate::error::first(stack);
     let text = format!("cannot use {}: {why}; check that it is {due}, in PEM", path.display());
-    Error::new(TlsErrorKind::Setup, text)
+    TlsError::new(TlsErrorKind::Setup, text)
 }
 
 /// Checks that a file can be opened, for a better message than OpenSSL's.
-fn readable(dir: &Path, name: &str) -> Result<PathBuf, Error> {
+fn readable(dir: &Path, name: &str) -> Result<PathBuf, TlsError> {
     can_open(dir.join(name))
 }
 
-fn can_open(path: PathBuf) -> Result<PathBuf, Error> {
+fn can_open(path: PathBuf) -> Result<PathBuf, TlsError> {
     match std::fs::File::open(&path) {
         Ok(_) => Ok(path),
         Err(error) => {
             let why = crate::psk::advice(&error);
-            Err(Error::new(TlsErrorKind::File, format!("cannot read {}: {why}", path.display())))
+            Err(TlsError::new(TlsErrorKind::File, format!("cannot read {}: {why}", path.display())))
         }
     }
 }
@@ -499,12 +499,12 @@ fn usual_dirs(name: &str) -> Vec<PathBuf> {
         .collect()
 }
 
-fn none_in(dirs: &[PathBuf], file: &str) -> Error {
+fn none_in(dirs: &[PathBuf], file: &str) -> TlsError {
     let places: Vec<_> = dirs.iter().map(|dir| dir.display().to_string()).collect();
     let text = format!(
         "no {file} in {}: name a directory with --tls-certificates, or make one with blockhaul tls \
          init",
         if places.is_empty() { "any usual place".to_string() } else { places.join(" or ") }
     );
-    Error::new(TlsErrorKind::File, text)
+    TlsError::new(TlsErrorKind::File, text)
 }

@@ -22,26 +22,26 @@ pub enum TlsErrorKind {
 
 /// One line: what was tried, and why it failed.
 #[derive(Debug, Clone)]
-pub struct Error {
+pub struct TlsError {
     kind: TlsErrorKind,
     text: String,
     remedy: Option<&'static str>,
 }
 
-impl Error {
+impl TlsError {
     /// An error of this kind.
-    pub(crate) fn new(kind: TlsErrorKind, text: impl Into<String>) -> Error {
-        Error { kind, text: text.into(), remedy: None }
+    pub(crate) fn new(kind: TlsErrorKind, text: impl Into<String>) -> TlsError {
+        TlsError { kind, text: text.into(), remedy: None }
     }
 
     /// OpenSSL rejects its input.
-    pub(crate) fn setup(what: impl fmt::Display, stack: &ErrorStack) -> Error {
-        Error::new(TlsErrorKind::Setup, format!("{what}: {}", first(stack)))
+    pub(crate) fn setup(what: impl fmt::Display, stack: &ErrorStack) -> TlsError {
+        TlsError::new(TlsErrorKind::Setup, format!("{what}: {}", first(stack)))
     }
 
     /// The same error with what the user can do about it.
-    pub(crate) fn with_remedy(self, remedy: &'static str) -> Error {
-        Error { remedy: Some(remedy), ..self }
+    pub(crate) fn with_remedy(self, remedy: &'static str) -> TlsError {
+        TlsError { remedy: Some(remedy), ..self }
     }
 
     /// What the caller can do about it.
@@ -60,7 +60,7 @@ impl Error {
     }
 }
 
-impl fmt::Display for Error {
+impl fmt::Display for TlsError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.text)?;
         match self.remedy {
@@ -70,7 +70,7 @@ impl fmt::Display for Error {
     }
 }
 
-impl std::error::Error for Error {}
+impl std::error::Error for TlsError {}
 
 /// The reason in OpenSSL's words, without its codes.
 pub(crate) fn reason(error: &ssl::Error) -> String {

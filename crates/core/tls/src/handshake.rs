@@ -3,17 +3,17 @@
 use std::io::IoSliceMut;
 use std::sync::{Arc, Mutex};
 
-use blockhaul_io::{Opener, Sealer, Stream};
+use blockhaul_io::{Stream, StreamOpener, StreamSealer};
 use openssl::ex_data::Index;
 use openssl::nid::Nid;
 use openssl::ssl::{self, ErrorCode, Ssl, SslRef, SslStream, SslVersion};
 use openssl::x509::{X509Ref, X509VerifyResult};
 
-use crate::context::Records;
-use crate::error::{Error, TlsErrorKind, reason};
-use crate::names::Names;
-use crate::records::{self, Peer, Suite};
-use crate::seen::{Seen, escaped};
+use crate::context::RecordImplementation;
+use crate::error::{TlsError, TlsErrorKind, reason};
+use crate::names::CertificateNames;
+use crate::records::{self, PeerRole, TlsCipherSuite};
+use crate::seen::{HandshakeData, escaped};
 use crate::wrapped::{self, Pipe};
 
 /// Bytes per receive. OpenSSL limits the messages of a handshake itself.
@@ -26,20 +26,20 @@ pub(crate) enum Role {
 }
 
 /// An established session.
-pub struct Session {
+pub struct TlsSession {
     /// Opens received bytes.
-    pub opener: Box<dyn Opener>,
+    pub opener: Box<dyn StreamOpener>,
     /// Seals bytes to send.
-    pub sealer: Box<dyn Sealer>,
+    pub sealer: Box<dyn StreamSealer>,
     /// Bytes received after the handshake: for the opener.
     pub received: Vec<u8>,
     /// What was negotiated.
-    pub about: About,
+    pub about: TlsSessionInfo,
 }
 
 /// What was negotiated, and the peer's identity.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct About {
+pub struct TlsSessionInfo {
     /// The version of TLS, as `TLSv1.3`.
     pub version: String,
     /// The suite, as `TLS_AES_128_GCM_SHA256`.
@@ -47,11 +47,14 @@ pub struct About {
     /// The peer's authenticated identity: a user, or the name in a certificate.
     pub peer: Option<String>,
     /// The names in the peer's certificate, if it sent one.
-    pub names: Option<Names>,
+    pub names: Option<CertificateNames>,
 }
 
 /// Runs a handshake.
-pub(crate) async fn run(mut shaking: Shaking, stream: &Stream) -> Result<Session, Error> {
+pub(crate) async fn run(
+    mut shaking: TlsHandshake,
+    stream: &Stream,
+) -> Result<TlsSession, TlsError> {
     let mut buffer = vec![0; RECEIVE];
     loop {
         let (out, step) = shaking.step();
@@ -67,7 +70,7 @@ pub(crate) async fn run(mut shaking: Shaking, stream: &Stream) -> Result<Session
             0 => {
                 // As GnuTLS servers do if they do not know the key.
                 let text = "TLS: the other side closed the connection during the handshake";
-                return Err(advised(Error::new(TlsErrorKind::Closed, text), &shaking.role));
+                return Err(advised(TlsError::new(TlsErrorKind::Closed, text), &shaking.role));
             }
             count => shaking.receive(&buffer[..count]),
         }
@@ -75,38 +78,38 @@ pub(crate) async fn run(mut shaking: Shaking, stream: &Stream) -> Result<Session
 }
 
 /// A handshake in progress, without I/O.
-pub(crate) struct Shaking {
+pub(crate) struct TlsHandshake {
     session: SslStream<Pipe>,
-    seen: Arc<Mutex<Seen>>,
+    seen: Arc<Mutex<HandshakeData>>,
     role: Role,
-    records: Records,
+    records: RecordImplementation,
 }
 
-impl Shaking {
+impl TlsHandshake {
     /// Starts a handshake.
     pub(crate) fn new(
         mut ssl: Ssl,
-        index: Index<Ssl, Arc<Mutex<Seen>>>,
+        index: Index<Ssl, Arc<Mutex<HandshakeData>>>,
         role: Role,
-    ) -> Result<Shaking, Error> {
-        let seen = Arc::new(Mutex::new(Seen::default()));
+    ) -> Result<TlsHandshake, TlsError> {
+        let seen = Arc::new(Mutex::new(HandshakeData::default()));
         ssl.set_ex_data(index, seen.clone());
         match role {
             Role::Server { .. } => ssl.set_accept_state(),
             Role::Client { .. } => ssl.set_connect_state(),
         }
         let session = SslStream::new(ssl, Pipe::default());
-        let session = session.map_err(|stack| Error::setup("TLS", &stack))?;
-        Ok(Shaking { session, seen, role, records: Records::Own })
+        let session = session.map_err(|stack| TlsError::setup("TLS", &stack))?;
+        Ok(TlsHandshake { session, seen, role, records: RecordImplementation::Own })
     }
 
     /// The same, with records by this code after the handshake.
-    pub(crate) fn with_records(self, records: Records) -> Shaking {
-        Shaking { records, ..self }
+    pub(crate) fn with_records(self, records: RecordImplementation) -> TlsHandshake {
+        TlsHandshake { records, ..self }
     }
 
     /// Proceeds as far as possible: the bytes to send, and whether the handshake is complete.
-    pub(crate) fn step(&mut self) -> (Vec<u8>, Result<bool, Error>) {
+    pub(crate) fn step(&mut self) -> (Vec<u8>, Result<bool, TlsError>) {
         let step = self.session.do_handshake();
         let out = std::mem::take(&mut self.session.get_mut().outgoing);
         let step = match step {
@@ -123,61 +126,66 @@ impl Shaking {
     }
 
     /// The session, when the handshake is complete.
-    pub(crate) fn finish(self) -> Result<Session, Error> {
+    pub(crate) fn finish(self) -> Result<TlsSession, TlsError> {
         self.finish_with(records::KEY_RECORDS)
     }
 
     /// The same, with keys that last for this many records.
-    pub(crate) fn finish_with(self, key_records: u64) -> Result<Session, Error> {
+    pub(crate) fn finish_with(self, key_records: u64) -> Result<TlsSession, TlsError> {
         let about = about(self.session.ssl(), &self.seen);
         let received = self.session.get_ref().rest().to_vec();
         let Some((opener, sealer)) = self.halves(&about, key_records)? else {
             return Ok(self.wrap(about, received));
         };
-        Ok(Session { opener: Box::new(opener), sealer: Box::new(sealer), received, about })
+        Ok(TlsSession { opener: Box::new(opener), sealer: Box::new(sealer), received, about })
     }
 
     /// The halves of our record layer, if it supports what was negotiated.
-    fn halves(&self, about: &About, key_records: u64) -> Result<Option<Halves>, Error> {
+    fn halves(
+        &self,
+        about: &TlsSessionInfo,
+        key_records: u64,
+    ) -> Result<Option<RecordHalves>, TlsError> {
         let secrets = {
             let mut seen = self.seen.lock().expect("no panic under this lock");
             seen.client_secret.take().zip(seen.server_secret.take())
         };
-        let (Some(suite), Some((client, server))) = (Suite::named(&about.suite), secrets) else {
+        let (Some(suite), Some((client, server))) = (TlsCipherSuite::named(&about.suite), secrets)
+        else {
             return Ok(None);
         };
-        let ours = self.records == Records::Own;
+        let ours = self.records == RecordImplementation::Own;
         if !ours || self.session.ssl().version2() != Some(SslVersion::TLS1_3) {
             return Ok(None);
         }
         let (peer, ours, theirs) = match self.role {
-            Role::Server { .. } => (Peer::Client, server, client),
-            Role::Client { .. } => (Peer::Server, client, server),
+            Role::Server { .. } => (PeerRole::Client, server, client),
+            Role::Client { .. } => (PeerRole::Server, client, server),
         };
         let halves = records::halves(suite, peer, ours, theirs, key_records);
-        halves.map(Some).map_err(|stack| Error::setup("TLS", &stack))
+        halves.map(Some).map_err(|stack| TlsError::setup("TLS", &stack))
     }
 
     /// The halves themselves, with keys that last for this many records.
     #[cfg(test)]
-    pub(crate) fn finish_halves(self, key_records: u64) -> Halves {
+    pub(crate) fn finish_halves(self, key_records: u64) -> RecordHalves {
         let about = about(self.session.ssl(), &self.seen);
         let halves = self.halves(&about, key_records).expect("the suite is supported");
         halves.expect("TLS 1.3 was negotiated")
     }
 
     /// The session with OpenSSL's record layer.
-    fn wrap(mut self, about: About, received: Vec<u8>) -> Session {
+    fn wrap(mut self, about: TlsSessionInfo, received: Vec<u8>) -> TlsSession {
         let pipe = self.session.get_mut();
         pipe.incoming.clear();
         pipe.taken = 0;
         let (opener, sealer) = wrapped::halves(self.session);
-        Session { opener: Box::new(opener), sealer: Box::new(sealer), received, about }
+        TlsSession { opener: Box::new(opener), sealer: Box::new(sealer), received, about }
     }
 
     /// The same, whatever was negotiated.
     #[cfg(test)]
-    pub(crate) fn finish_wrapped(self) -> Session {
+    pub(crate) fn finish_wrapped(self) -> TlsSession {
         let about = about(self.session.ssl(), &self.seen);
         let received = self.session.get_ref().rest().to_vec();
         self.wrap(about, received)
@@ -185,15 +193,15 @@ impl Shaking {
 }
 
 /// The receiving and the sending half of our record layer.
-type Halves = (records::RecordOpener, records::RecordSealer);
+type RecordHalves = (records::RecordOpener, records::RecordSealer);
 
-fn about(ssl: &SslRef, seen: &Mutex<Seen>) -> About {
+fn about(ssl: &SslRef, seen: &Mutex<HandshakeData>) -> TlsSessionInfo {
     let user = seen.lock().expect("no panic under this lock").user.take();
     let certificate = ssl.peer_certificate();
-    About {
+    TlsSessionInfo {
         version: ssl.version_str().to_string(),
         suite: suite(ssl),
-        names: certificate.as_deref().map(Names::of),
+        names: certificate.as_deref().map(CertificateNames::of),
         peer: user.or_else(|| certificate.map(|certificate| subject(&certificate))),
     }
 }
@@ -214,9 +222,9 @@ fn subject(certificate: &X509Ref) -> String {
 }
 
 /// Why a handshake failed, in helpful words.
-fn failed(ssl: &SslRef, seen: &Mutex<Seen>, role: &Role, error: &ssl::Error) -> Error {
+fn failed(ssl: &SslRef, seen: &Mutex<HandshakeData>, role: &Role, error: &ssl::Error) -> TlsError {
     let seen = seen.lock().expect("no panic under this lock");
-    let refused = |text: String| Error::new(TlsErrorKind::Refused, text);
+    let refused = |text: String| TlsError::new(TlsErrorKind::Refused, text);
     if let Some(user) = &seen.user {
         return refused(if seen.unknown {
             format!("TLS: user \"{user}\" has no key here")
@@ -262,7 +270,7 @@ fn failed(ssl: &SslRef, seen: &Mutex<Seen>, role: &Role, error: &ssl::Error) -> 
 }
 
 /// What a client can do if a server aborts without a reason.
-fn advised(error: Error, role: &Role) -> Error {
+fn advised(error: TlsError, role: &Role) -> TlsError {
     match role {
         Role::Client { keys: true, .. } => error.with_remedy(
             "check the user name and its key, and that the server has keys and no certificates",
@@ -287,6 +295,6 @@ fn other_certificate(why: X509VerifyResult) -> &'static str {
     }
 }
 
-fn lost(error: &std::io::Error) -> Error {
-    Error::new(TlsErrorKind::Lost, format!("TLS: {error}"))
+fn lost(error: &std::io::Error) -> TlsError {
+    TlsError::new(TlsErrorKind::Lost, format!("TLS: {error}"))
 }

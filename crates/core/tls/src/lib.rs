@@ -1,6 +1,6 @@
 //! TLS over streams, both sides, with certificates or pre-shared keys.
 //!
-//! - [`Acceptor`], [`Connector`]: the configuration of each side, and its handshake, by OpenSSL.
+//! - [`TlsAcceptor`], [`TlsConnector`]: the configuration of each side, and its handshake, by OpenSSL.
 //! - `records`: the record layer of TLS 1.3, which moves payloads between pool buffers and sockets
 //!   without an extra copy; `wrapped`: OpenSSL's own, for TLS 1.2.
 //! - `seen`: what the callbacks of a handshake record. `names`: names of certificates. `alert`: why
@@ -23,10 +23,13 @@ mod records;
 mod seen;
 mod wrapped;
 
-pub use context::{Acceptor, Connector, Credentials, Demands, Records, usual_certificates};
-pub use error::{Error, TlsErrorKind};
-pub use handshake::{About, Session};
-pub use names::Names;
+pub use context::{
+    ConnectorConfig, RecordImplementation, TlsAcceptor, TlsConnector, TlsCredentials,
+    usual_certificates,
+};
+pub use error::{TlsError, TlsErrorKind};
+pub use handshake::{TlsSession, TlsSessionInfo};
+pub use names::CertificateNames;
 #[cfg(fuzzing)]
 pub use records::fuzz;
 

@@ -21,7 +21,7 @@ use openssl::x509::extension::{
 };
 use openssl::x509::{X509, X509Builder, X509Name};
 
-use crate::error::{Error, TlsErrorKind};
+use crate::error::{TlsError, TlsErrorKind};
 
 /// Lifetime of an authority in days: ten years. After that, make everything anew.
 const AUTHORITY_DAYS: u32 = 3653;
@@ -32,7 +32,7 @@ const KEY: usize = 32;
 
 /// Which certificates to make.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Certificates {
+pub struct CertificateConfig {
     /// Names and addresses of the server.
     pub hosts: Vec<String>,
     /// Name of the client.
@@ -47,12 +47,12 @@ pub struct Certificates {
 /// # Errors
 /// One of the files exists; a name that is invalid in a certificate; a directory that is not
 /// writable.
-pub fn certificates(dir: &Path, wanted: &Certificates) -> Result<Vec<PathBuf>, Error> {
+pub fn certificates(dir: &Path, wanted: &CertificateConfig) -> Result<Vec<PathBuf>, TlsError> {
     let names = ["ca-cert", "ca-key", "server-cert", "server-key", "client-cert", "client-key"];
     let paths = names.map(|name| dir.join(format!("{name}.pem")));
     paths.iter().try_for_each(|path| absent(path))?;
     check_names(wanted)?;
-    let made = make(wanted).map_err(|stack| Error::setup("cannot make certificates", &stack))?;
+    let made = make(wanted).map_err(|stack| TlsError::setup("cannot make certificates", &stack))?;
     if !dir.is_dir() {
         let built = fs::DirBuilder::new().recursive(true).mode(0o700).create(dir);
         built.map_err(|error| cannot_write(dir, &error))?;
@@ -75,26 +75,29 @@ pub fn certificates(dir: &Path, wanted: &Certificates) -> Result<Vec<PathBuf>, E
 /// # Errors
 /// The file cannot be read or written, or is no file of keys; a user name that is invalid, listed
 /// twice, or in the file already.
-pub fn keys(path: &Path, users: &[String]) -> Result<(), Error> {
+pub fn keys(path: &Path, users: &[String]) -> Result<(), TlsError> {
     let known = users_of(path)?;
     let mut text = String::new();
     for (index, user) in users.iter().enumerate() {
         if user.is_empty() || user.len() > 128 || user.contains([':', '\n', '\r', '\0', '#']) {
-            return Err(Error::new(
+            return Err(TlsError::new(
                 TlsErrorKind::Setup,
                 format!("{user:?} cannot be a user's name"),
             ));
         }
         if users[..index].contains(user) {
-            return Err(Error::new(TlsErrorKind::Setup, format!("user {user:?} is named twice")));
+            return Err(TlsError::new(
+                TlsErrorKind::Setup,
+                format!("user {user:?} is named twice"),
+            ));
         }
         if known.as_ref().is_some_and(|known| known.contains(user)) {
             let text = format!("{} has a key for user {user:?} already", path.display());
-            return Err(Error::new(TlsErrorKind::File, text));
+            return Err(TlsError::new(TlsErrorKind::File, text));
         }
         let mut key = [0; KEY];
         let made = openssl::rand::rand_bytes(&mut key);
-        made.map_err(|stack| Error::setup("cannot make a key", &stack))?;
+        made.map_err(|stack| TlsError::setup("cannot make a key", &stack))?;
         let hex: String = key.iter().map(|byte| format!("{byte:02x}")).collect();
         text += &format!("{user}:{hex}\n");
     }
@@ -105,13 +108,13 @@ pub fn keys(path: &Path, users: &[String]) -> Result<(), Error> {
 }
 
 /// The users of a file of keys; none if it does not exist.
-fn users_of(path: &Path) -> Result<Option<Vec<String>>, Error> {
+fn users_of(path: &Path) -> Result<Option<Vec<String>>, TlsError> {
     let text = match fs::read_to_string(path) {
         Ok(text) => text,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
         Err(error) => {
             let text = format!("cannot read {}: {error}", path.display());
-            return Err(Error::new(TlsErrorKind::File, text));
+            return Err(TlsError::new(TlsErrorKind::File, text));
         }
     };
     let lines = text.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
@@ -122,14 +125,14 @@ fn users_of(path: &Path) -> Result<Option<Vec<String>>, Error> {
                 "{} exists already, and is no file of keys: choose another place",
                 path.display()
             );
-            Err(Error::new(TlsErrorKind::File, text))
+            Err(TlsError::new(TlsErrorKind::File, text))
         }
     });
     users.collect::<Result<_, _>>().map(Some)
 }
 
 /// Adds lines to a file, on a line of their own.
-fn append(path: &Path, bytes: &[u8]) -> Result<(), Error> {
+fn append(path: &Path, bytes: &[u8]) -> Result<(), TlsError> {
     let written = OpenOptions::new().append(true).open(path).and_then(|mut file| {
         let ends_within_line = fs::read(path)?.last().is_some_and(|byte| *byte != b'\n');
         if ends_within_line {
@@ -141,19 +144,19 @@ fn append(path: &Path, bytes: &[u8]) -> Result<(), Error> {
     written.map_err(|error| cannot_write(path, &error))
 }
 
-fn absent(path: &Path) -> Result<(), Error> {
+fn absent(path: &Path) -> Result<(), TlsError> {
     match fs::symlink_metadata(path) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
         Err(error) => Err(cannot_write(path, &error)),
         Ok(_) => {
             let text = format!("{} exists already: choose another place", path.display());
-            Err(Error::new(TlsErrorKind::File, text))
+            Err(TlsError::new(TlsErrorKind::File, text))
         }
     }
 }
 
 /// Writes a file that does not exist. If that fails, nothing is left of it.
-fn write_new(path: &Path, bytes: &[u8]) -> Result<(), Error> {
+fn write_new(path: &Path, bytes: &[u8]) -> Result<(), TlsError> {
     let opened = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
     let mut file = opened.map_err(|error| cannot_write(path, &error))?;
     file.write_all(bytes).and_then(|()| file.sync_all()).map_err(|error| {
@@ -162,13 +165,13 @@ fn write_new(path: &Path, bytes: &[u8]) -> Result<(), Error> {
     })
 }
 
-fn cannot_write(path: &Path, error: &std::io::Error) -> Error {
-    Error::new(TlsErrorKind::File, format!("cannot write {}: {error}", path.display()))
+fn cannot_write(path: &Path, error: &std::io::Error) -> TlsError {
+    TlsError::new(TlsErrorKind::File, format!("cannot write {}: {error}", path.display()))
 }
 
 /// Names become part of OpenSSL's configuration language, so only plain names are allowed.
-fn check_names(wanted: &Certificates) -> Result<(), Error> {
-    let wrong = |text: String| Err(Error::new(TlsErrorKind::Setup, text));
+fn check_names(wanted: &CertificateConfig) -> Result<(), TlsError> {
+    let wrong = |text: String| Err(TlsError::new(TlsErrorKind::Setup, text));
     for host in &wanted.hosts {
         let plain = |c: char| c.is_ascii_alphanumeric() || "-._".contains(c);
         let name = host.strip_prefix("*.").unwrap_or(host);
@@ -188,7 +191,7 @@ fn check_names(wanted: &Certificates) -> Result<(), Error> {
 }
 
 /// The files' contents, in the order of their names above.
-fn make(wanted: &Certificates) -> Result<[Vec<u8>; 6], ErrorStack> {
+fn make(wanted: &CertificateConfig) -> Result<[Vec<u8>; 6], ErrorStack> {
     let authority_key = new_key()?;
     let days = AUTHORITY_DAYS.max(wanted.days);
     let mut authority = begin("blockhaul CA", &authority_key, days)?;
@@ -290,9 +293,9 @@ mod tests {
     use super::*;
     use std::os::unix::fs::PermissionsExt as _;
 
-    fn wanted(hosts: &[&str], client: &str) -> Certificates {
+    fn wanted(hosts: &[&str], client: &str) -> CertificateConfig {
         let hosts = hosts.iter().map(|host| host.to_string()).collect();
-        Certificates { hosts, client: client.into(), days: 2 }
+        CertificateConfig { hosts, client: client.into(), days: 2 }
     }
 
     #[test]

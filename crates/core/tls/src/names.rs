@@ -5,18 +5,18 @@ use openssl::x509::{X509NameEntryRef, X509NameRef, X509Ref};
 
 /// The names in a certificate: `CN=alice,O=Example`, the most specific part first.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Names {
+pub struct CertificateNames {
     /// The subject.
     pub subject: String,
     /// The issuer.
     pub issuer: String,
 }
 
-impl Names {
-    pub(crate) fn of(certificate: &X509Ref) -> Names {
+impl CertificateNames {
+    pub(crate) fn of(certificate: &X509Ref) -> CertificateNames {
         let [subject, issuer] =
             [certificate.subject_name(), certificate.issuer_name()].map(distinguished);
-        Names { subject, issuer }
+        CertificateNames { subject, issuer }
     }
 }
 

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use crate::error::{Error, TlsErrorKind};
+use crate::error::{TlsError, TlsErrorKind};
 
 /// Maximum key length in bytes: OpenSSL's limit.
 const KEY_MAX: usize = 256;
@@ -31,10 +31,10 @@ pub(crate) struct Users(Vec<(String, Vec<u8>)>);
 
 impl Users {
     /// Reads a file.
-    pub(crate) fn read(path: &Path) -> Result<Users, Error> {
+    pub(crate) fn read(path: &Path) -> Result<Users, TlsError> {
         let shown = path.display();
         let cannot =
-            |why: String| Error::new(TlsErrorKind::File, format!("cannot read {shown}: {why}"));
+            |why: String| TlsError::new(TlsErrorKind::File, format!("cannot read {shown}: {why}"));
         let failed = |error: std::io::Error| cannot(advice(&error));
         let size = std::fs::metadata(path).map_err(failed)?.len();
         if size > FILE_MAX {
@@ -43,7 +43,7 @@ impl Users {
         let text = std::fs::read_to_string(path).map_err(failed)?;
         crate::exposed::warn(path, "the keys");
         Users::parse(&text)
-            .map_err(|why| Error::new(TlsErrorKind::Setup, format!("{shown}: {why}")))
+            .map_err(|why| TlsError::new(TlsErrorKind::Setup, format!("{shown}: {why}")))
     }
 
     fn parse(text: &str) -> Result<Users, String> {

@@ -6,8 +6,8 @@
 //! OpenSSL's.
 //!
 //! # Nonces and limits
-//! - A nonce is the IV XOR the record's sequence number (section 5.3). `Keys::begin` alone makes one, and
-//!   counts; the count begins at 0 only in `Keys::derive`, with a key and an IV of a new secret. Thus
+//! - A nonce is the IV XOR the record's sequence number (section 5.3). `TrafficKeys::begin` alone makes one, and
+//!   counts; the count begins at 0 only in `TrafficKeys::derive`, with a key and an IV of a new secret. Thus
 //!   no key sees a nonce twice. Each direction has its own secret and its own half, which is used
 //!   through `&mut` only.
 //! - A record that cannot be sealed as a whole (no room, an error of OpenSSL) has used its sequence
@@ -27,7 +27,7 @@ use std::io::{self, IoSlice};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
-use blockhaul_io::{Opened, Opener, SEALED_MAX, Sealer};
+use blockhaul_io::{OpenedRecord, SEALED_MAX, StreamOpener, StreamSealer};
 use openssl::cipher::{Cipher, CipherRef};
 use openssl::cipher_ctx::CipherCtx;
 use openssl::error::ErrorStack;
@@ -60,25 +60,27 @@ const KEY_UPDATE: u8 = 24;
 
 /// A cipher suite of TLS 1.3.
 #[derive(Clone, Copy)]
-pub(crate) struct Suite {
+pub(crate) struct TlsCipherSuite {
     cipher: fn() -> &'static CipherRef,
     digest: fn() -> &'static MdRef,
     key_len: usize,
 }
 
-impl Suite {
+impl TlsCipherSuite {
     /// The suite of this name, if it is supported.
-    pub(crate) fn named(name: &str) -> Option<Suite> {
+    pub(crate) fn named(name: &str) -> Option<TlsCipherSuite> {
         Some(match name {
             "TLS_AES_128_GCM_SHA256" => {
-                Suite { cipher: Cipher::aes_128_gcm, digest: Md::sha256, key_len: 16 }
+                TlsCipherSuite { cipher: Cipher::aes_128_gcm, digest: Md::sha256, key_len: 16 }
             }
             "TLS_AES_256_GCM_SHA384" => {
-                Suite { cipher: Cipher::aes_256_gcm, digest: Md::sha384, key_len: 32 }
+                TlsCipherSuite { cipher: Cipher::aes_256_gcm, digest: Md::sha384, key_len: 32 }
             }
-            "TLS_CHACHA20_POLY1305_SHA256" => {
-                Suite { cipher: Cipher::chacha20_poly1305, digest: Md::sha256, key_len: 32 }
-            }
+            "TLS_CHACHA20_POLY1305_SHA256" => TlsCipherSuite {
+                cipher: Cipher::chacha20_poly1305,
+                digest: Md::sha256,
+                key_len: 32,
+            },
             _ => return None,
         })
     }
@@ -86,7 +88,7 @@ impl Suite {
 
 /// Which side the peer is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Peer {
+pub(crate) enum PeerRole {
     Client,
     Server,
 }
@@ -94,27 +96,28 @@ pub(crate) enum Peer {
 /// The halves of a session with `peer`: `ours` is the secret for sending, `theirs` the peer's. Our
 /// keys are renewed after `limit` records.
 pub(crate) fn halves(
-    suite: Suite,
-    peer: Peer,
+    suite: TlsCipherSuite,
+    peer: PeerRole,
     ours: Vec<u8>,
     theirs: Vec<u8>,
     limit: u64,
 ) -> Result<(RecordOpener, RecordSealer), ErrorStack> {
-    let received = Arc::new(Received::default());
+    let received = Arc::new(SealerSignals::default());
     let opener = RecordOpener {
-        keys: Keys::new(suite, theirs, Direction::Open)?,
+        keys: TrafficKeys::new(suite, theirs, Direction::Open)?,
         peer,
         received: received.clone(),
         message: Vec::new(),
         empty: 0,
     };
-    let sealer = RecordSealer { keys: Keys::new(suite, ours, Direction::Seal)?, received, limit };
+    let sealer =
+        RecordSealer { keys: TrafficKeys::new(suite, ours, Direction::Seal)?, received, limit };
     Ok((opener, sealer))
 }
 
 /// What the receiving half asks the sending half to do.
 #[derive(Default)]
-struct Received {
+struct SealerSignals {
     /// The peer wants us to renew our keys.
     asked: AtomicBool,
     /// The alert for a protocol violation by the peer; `CLOSE_NOTIFY` if there was none.
@@ -128,8 +131,8 @@ enum Direction {
 }
 
 /// The keys of one direction.
-struct Keys {
-    suite: Suite,
+struct TrafficKeys {
+    suite: TlsCipherSuite,
     direction: Direction,
     secret: Vec<u8>,
     context: CipherCtx,
@@ -138,10 +141,14 @@ struct Keys {
     sequence: u64,
 }
 
-impl Keys {
-    fn new(suite: Suite, secret: Vec<u8>, direction: Direction) -> Result<Keys, ErrorStack> {
+impl TrafficKeys {
+    fn new(
+        suite: TlsCipherSuite,
+        secret: Vec<u8>,
+        direction: Direction,
+    ) -> Result<TrafficKeys, ErrorStack> {
         let context = CipherCtx::new()?;
-        let mut keys = Keys { suite, direction, secret, context, iv: [0; 12], sequence: 0 };
+        let mut keys = TrafficKeys { suite, direction, secret, context, iv: [0; 12], sequence: 0 };
         keys.derive()?;
         Ok(keys)
     }
@@ -197,7 +204,7 @@ impl Keys {
 
 /// HKDF-Expand-Label with an empty context (section 7.1).
 fn expand_label(
-    suite: Suite,
+    suite: TlsCipherSuite,
     secret: &[u8],
     label: &str,
     into: &mut [u8],
@@ -219,8 +226,8 @@ fn expand_label(
 
 /// The sending half.
 pub(crate) struct RecordSealer {
-    keys: Keys,
-    received: Arc<Received>,
+    keys: TrafficKeys,
+    received: Arc<SealerSignals>,
     /// Records until the keys are renewed.
     limit: u64,
 }
@@ -230,7 +237,7 @@ impl RecordSealer {
     fn record(
         &mut self,
         kind: u8,
-        plain: &mut Parts<'_>,
+        plain: &mut SliceCursor<'_>,
         len: usize,
         sealed: &mut [u8],
     ) -> io::Result<usize> {
@@ -259,11 +266,11 @@ impl RecordSealer {
 
     fn message(&mut self, kind: u8, message: &[u8], sealed: &mut [u8]) -> io::Result<usize> {
         let slices = [IoSlice::new(message)];
-        self.record(kind, &mut Parts::new(&slices), message.len(), sealed)
+        self.record(kind, &mut SliceCursor::new(&slices), message.len(), sealed)
     }
 }
 
-impl Sealer for RecordSealer {
+impl StreamSealer for RecordSealer {
     fn seal(&mut self, plain: &[IoSlice<'_>], sealed: &mut [u8]) -> io::Result<usize> {
         let mut used = 0;
         if self.received.asked.swap(false, Ordering::Relaxed) || self.keys.sequence >= self.limit {
@@ -272,7 +279,7 @@ impl Sealer for RecordSealer {
             self.keys.update()?;
         }
         let mut left: usize = plain.iter().map(|part| part.len()).sum();
-        let mut plain = Parts::new(plain);
+        let mut plain = SliceCursor::new(plain);
         while left > 0 {
             let len = left.min(PLAIN_MAX);
             used += self.record(APPLICATION_DATA, &mut plain, len, &mut sealed[used..])?;
@@ -292,14 +299,14 @@ impl Sealer for RecordSealer {
 }
 
 /// Slices, taken from the front.
-struct Parts<'a> {
+struct SliceCursor<'a> {
     slices: &'a [IoSlice<'a>],
     taken: usize,
 }
 
-impl<'a> Parts<'a> {
-    fn new(slices: &'a [IoSlice<'a>]) -> Parts<'a> {
-        Parts { slices, taken: 0 }
+impl<'a> SliceCursor<'a> {
+    fn new(slices: &'a [IoSlice<'a>]) -> SliceCursor<'a> {
+        SliceCursor { slices, taken: 0 }
     }
 
     /// Up to `most` bytes in one slice; none at the end.
@@ -320,36 +327,40 @@ impl<'a> Parts<'a> {
 
 /// The receiving half.
 pub(crate) struct RecordOpener {
-    keys: Keys,
-    peer: Peer,
-    received: Arc<Received>,
+    keys: TrafficKeys,
+    peer: PeerRole,
+    received: Arc<SealerSignals>,
     /// The start of a protocol message that continues in the next record.
     message: Vec<u8>,
     /// Number of records without data since the last one with data.
     empty: u32,
 }
 
-impl Opener for RecordOpener {
+impl StreamOpener for RecordOpener {
     fn open(
         &mut self,
         sealed: &mut [u8],
         plain: &mut [u8],
         beyond: &mut [u8],
-    ) -> io::Result<Opened> {
-        let Some(header) = sealed.first_chunk::<HEADER>() else { return Ok(Opened::default()) };
+    ) -> io::Result<OpenedRecord> {
+        let Some(header) = sealed.first_chunk::<HEADER>() else {
+            return Ok(OpenedRecord::default());
+        };
         let body = self.body_len(header)?;
-        let Some(record) = sealed.get(HEADER..HEADER + body) else { return Ok(Opened::default()) };
+        let Some(record) = sealed.get(HEADER..HEADER + body) else {
+            return Ok(OpenedRecord::default());
+        };
         let used = HEADER + body;
         let (text, tag) = record.split_at(body - TAG);
         let text_len = text.len() - 1;
         let first = text_len.min(plain.len());
         let last = self.decrypt(header, (text, tag), &mut plain[..first], beyond)?;
         let (kind, len) = self.kind_of(last, text_len, (&plain[..first], beyond))?;
-        let opened = Opened { used, len: 0, end: false };
+        let opened = OpenedRecord { used, len: 0, end: false };
         if kind == APPLICATION_DATA && self.message.is_empty() {
             self.empty = if len > 0 { 0 } else { self.empty + 1 };
             self.check_empty()?;
-            return Ok(Opened { len, ..opened });
+            return Ok(OpenedRecord { len, ..opened });
         }
         self.empty += 1;
         self.check_empty()?;
@@ -359,7 +370,7 @@ impl Opener for RecordOpener {
             HANDSHAKE => self.messages(parts)?,
             ALERT if self.message.is_empty() => {
                 let end = alert::received(&parts.concat())?;
-                return Ok(Opened { end, ..opened });
+                return Ok(OpenedRecord { end, ..opened });
             }
             _ => {
                 let what = "a TLS record that is not expected here";
@@ -470,7 +481,7 @@ impl RecordOpener {
             match (*kind, body) {
                 // Sessions are not resumed: connections are few and long-lived. Only servers send
                 // tickets (section 4.6.1).
-                (NEW_SESSION_TICKET, _) if self.peer == Peer::Server => {}
+                (NEW_SESSION_TICKET, _) if self.peer == PeerRole::Server => {}
                 (KEY_UPDATE, [request @ (0 | 1)]) if behind.is_empty() => {
                     self.keys.update()?;
                     if *request == 1 {

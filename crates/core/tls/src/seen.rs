@@ -2,7 +2,7 @@
 
 /// Side results of a handshake.
 #[derive(Default)]
-pub(crate) struct Seen {
+pub(crate) struct HandshakeData {
     /// The user that a client named.
     pub(crate) user: Option<String>,
     /// There is no key for that user.

@@ -3,7 +3,7 @@
 use std::io::{self, IoSlice, Read, Write};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use blockhaul_io::{Opened, Opener, RECORD_MAX, Sealer};
+use blockhaul_io::{OpenedRecord, RECORD_MAX, StreamOpener, StreamSealer};
 use openssl::ssl::{Error, ErrorCode, SslStream};
 
 /// Length of a record header.
@@ -64,22 +64,22 @@ pub(crate) fn halves(session: SslStream<Pipe>) -> (WrappedOpener, WrappedSealer)
 /// The receiving half.
 pub(crate) struct WrappedOpener(Arc<Mutex<SslStream<Pipe>>>);
 
-impl Opener for WrappedOpener {
+impl StreamOpener for WrappedOpener {
     fn open(
         &mut self,
         sealed: &mut [u8],
         plain: &mut [u8],
         beyond: &mut [u8],
-    ) -> io::Result<Opened> {
+    ) -> io::Result<OpenedRecord> {
         let Some([_, _, _, high, low]) = sealed.first_chunk::<HEADER>() else {
-            return Ok(Opened::default());
+            return Ok(OpenedRecord::default());
         };
         let used = HEADER + usize::from(u16::from_be_bytes([*high, *low]));
         if used > RECORD_MAX {
             let text = "the other side sent a TLS record of an impossible length";
             return Err(io::Error::new(io::ErrorKind::InvalidData, text));
         }
-        let Some(record) = sealed.get(..used) else { return Ok(Opened::default()) };
+        let Some(record) = sealed.get(..used) else { return Ok(OpenedRecord::default()) };
         let mut session = lock(&self.0);
         session.get_mut().incoming.extend_from_slice(record);
         let mut len = 0;
@@ -101,7 +101,7 @@ impl Opener for WrappedOpener {
                 Err(error) => return Err(failed(error)),
             }
         }
-        Ok(Opened { used, len, end })
+        Ok(OpenedRecord { used, len, end })
     }
 }
 
@@ -112,7 +112,7 @@ pub(crate) struct WrappedSealer {
     plain: Vec<u8>,
 }
 
-impl Sealer for WrappedSealer {
+impl StreamSealer for WrappedSealer {
     fn seal(&mut self, plain: &[IoSlice<'_>], sealed: &mut [u8]) -> io::Result<usize> {
         self.plain.clear();
         plain.iter().for_each(|part| self.plain.extend_from_slice(part));

@@ -19,28 +19,29 @@ mod zero;
 use std::sync::Arc;
 
 pub use file::{
-    Dir, File, Shared, disable_locks, identity, identity_of, named as named_file, shared,
+    DirBackend, FileBackend, StorageRelation, disable_locks, identity, identity_of,
+    named as named_file, shared,
 };
-pub use memory::{Memory, memory};
-pub use null::Null;
-pub use pattern::Pattern;
-pub use random::Random;
-pub use sample::Sample;
-pub use split::Split;
-pub use zero::Zero;
+pub use memory::{MemoryBackend, memory};
+pub use null::NullBackend;
+pub use pattern::PatternBackend;
+pub use random::RandomBackend;
+pub use sample::SampleBackend;
+pub use split::SplitBackend;
+pub use zero::ZeroBackend;
 
 /// Every kind of storage of this crate, for a [`blockhaul_catalog::Registry`].
 pub fn all() -> Vec<Arc<dyn blockhaul_catalog::Backend>> {
     vec![
-        Arc::new(File),
-        Arc::new(Dir),
-        Arc::new(Memory),
-        Arc::new(Null),
-        Arc::new(Zero),
-        Arc::new(Pattern),
-        Arc::new(Sample),
-        Arc::new(Random),
-        Arc::new(Split),
+        Arc::new(FileBackend),
+        Arc::new(DirBackend),
+        Arc::new(MemoryBackend),
+        Arc::new(NullBackend),
+        Arc::new(ZeroBackend),
+        Arc::new(PatternBackend),
+        Arc::new(SampleBackend),
+        Arc::new(RandomBackend),
+        Arc::new(SplitBackend),
     ]
 }
 

@@ -8,10 +8,10 @@ use std::collections::TryReserveError;
 use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use blockhaul_block::{
-    BASE_ALLOCATION, Can, Device, Error, Extents, Facts, Flags, HOLE, Kind, Op, Outcome, Pending,
-    Reply, Request, Result, ZERO,
+    BASE_ALLOCATION, Can, Device, Error, Extents, Facts, HOLE, Kind, Op, Outcome, PendingRequest,
+    Reply, Request, RequestFlags, Result, ZERO,
 };
-use blockhaul_catalog::{Backend, Opened, Opening, Target};
+use blockhaul_catalog::{Backend, BackendTarget, OpenFuture, OpenedDevice};
 use blockhaul_io::{Data, Reservation};
 
 use crate::support::{fill, operand};
@@ -28,9 +28,9 @@ const LEAF: u64 = PAGE << FAN_BITS;
 const STEPS_MAX: usize = 32 << 10;
 
 /// The backend `memory:SIZE`.
-pub struct Memory;
+pub struct MemoryBackend;
 
-impl Backend for Memory {
+impl Backend for MemoryBackend {
     fn schemes(&self) -> &'static [&'static str] {
         &["memory"]
     }
@@ -49,12 +49,12 @@ blockhaul serve memory:1G --run 'blockhaul copy --verify sample:64M "$uri"'
 "#
     }
 
-    fn open(&self, target: Target) -> Opening<Opened> {
+    fn open(&self, target: BackendTarget) -> OpenFuture<OpenedDevice> {
         let size = match target.intent.target_size {
             Some(wanted) => operand::optional_size(&target).map(|size| size.unwrap_or(wanted)),
             None => operand::size(&target),
         };
-        let device = size.map(|size| Opened::from(with_name(operand::name(&target), size)));
+        let device = size.map(|size| OpenedDevice::from(with_name(operand::name(&target), size)));
         Box::pin(std::future::ready(device))
     }
 }
@@ -121,46 +121,46 @@ impl Device for MemoryDevice {
         self.facts.clone()
     }
 
-    fn submit(&self, request: Request) -> Pending {
+    fn submit(&self, request: Request) -> PendingRequest {
         let Request { op, at, len, flags } = request;
         match op {
             Op::Read(room) => self.read(at, room),
             Op::Write(data) => self.write(at, data),
             // Memory that must stay allocated has to be filled, which is writing.
-            Op::Zero if flags.contains(Flags::FAST | Flags::NO_HOLE) => {
+            Op::Zero if flags.contains(RequestFlags::FAST | RequestFlags::NO_HOLE) => {
                 let text = "zeroing allocated memory is not faster than writing";
                 Error::new(Kind::Unsupported, text).into()
             }
-            Op::Zero => self.zero(at, len, flags.contains(Flags::NO_HOLE)),
+            Op::Zero => self.zero(at, len, flags.contains(RequestFlags::NO_HOLE)),
             Op::Trim => self.zero(at, len, false),
-            Op::Flush | Op::Cache => Pending::ready(Ok(Reply::Done)),
+            Op::Flush | Op::Cache => PendingRequest::ready(Ok(Reply::Done)),
             Op::Extents(contexts) => {
                 let mut extents = self.pages.extents(at, len);
-                if flags.contains(Flags::ONE_EXTENT) {
+                if flags.contains(RequestFlags::ONE_EXTENT) {
                     extents.first_only();
                 }
                 let lists = contexts.iter().map(|_| extents.clone()).collect();
-                Pending::ready(Ok(Reply::Extents(lists)))
+                PendingRequest::ready(Ok(Reply::Extents(lists)))
             }
         }
     }
 }
 
 impl MemoryDevice {
-    fn read(&self, at: u64, room: Reservation) -> Pending {
+    fn read(&self, at: u64, room: Reservation) -> PendingRequest {
         if self.pages.absent(at, room.len() as u64) {
-            return Pending::ready(Ok(Reply::Hole));
+            return PendingRequest::ready(Ok(Reply::Hole));
         }
         let pages = self.pages.clone();
         fill::read(at, room, move |at, out| pages.read(at, out))
     }
 
-    fn write(&self, at: u64, data: Data) -> Pending {
+    fn write(&self, at: u64, data: Data) -> PendingRequest {
         if data.len() <= fill::SHORT {
-            return Pending::ready(self.pages.write(at, data.bytes()).map(|()| Reply::Done));
+            return PendingRequest::ready(self.pages.write(at, data.bytes()).map(|()| Reply::Done));
         }
         let pages = self.pages.clone();
-        Pending::start(async move {
+        PendingRequest::start(async move {
             let mut next = at;
             for piece in data.bytes().chunks(fill::SHORT) {
                 pages.write(next, piece)?;
@@ -171,17 +171,17 @@ impl MemoryDevice {
         })
     }
 
-    fn zero(&self, at: u64, len: u64, keep: bool) -> Pending {
+    fn zero(&self, at: u64, len: u64, keep: bool) -> PendingRequest {
         // What one step frees or fills; freeing is a hundred times faster than filling.
         let step = if keep { fill::SHORT as u64 } else { LEAF };
         if len <= step {
-            return Pending::ready(self.pages.zero(at, len, keep).map(|()| Reply::Done));
+            return PendingRequest::ready(self.pages.zero(at, len, keep).map(|()| Reply::Done));
         }
         let pages = self.pages.clone();
-        Pending::start(async move {
+        PendingRequest::start(async move {
             let (mut at, end) = (at, at + len);
             while at < end {
-                if !keep && let Place::Absent { until } = pages.find(at) {
+                if !keep && let PageLookup::Absent { until } = pages.find(at) {
                     at = until.min(end);
                     continue;
                 }
@@ -198,23 +198,23 @@ impl MemoryDevice {
 /// A page of [`PAGE`] bytes; none while it reads as zeroes and takes no memory.
 type Page = Option<Box<[u8]>>;
 
-enum Node {
-    Inner(Box<[OnceLock<Node>]>),
+enum PageNode {
+    Inner(Box<[OnceLock<PageNode>]>),
     Leaf(Box<[RwLock<Page>]>),
 }
 
-impl Node {
-    fn inner() -> Node {
-        Node::Inner((0..FAN).map(|_| OnceLock::new()).collect())
+impl PageNode {
+    fn inner() -> PageNode {
+        PageNode::Inner((0..FAN).map(|_| OnceLock::new()).collect())
     }
 
-    fn leaf() -> Node {
-        Node::Leaf((0..FAN).map(|_| RwLock::default()).collect())
+    fn leaf() -> PageNode {
+        PageNode::Leaf((0..FAN).map(|_| RwLock::default()).collect())
     }
 }
 
 /// The result of looking up an offset in the tree.
-enum Place<'a> {
+enum PageLookup<'a> {
     /// The page that contains it.
     Page(&'a RwLock<Page>),
     /// Nothing was ever written from there up to `until`.
@@ -223,7 +223,7 @@ enum Place<'a> {
 
 struct Pages {
     size: u64,
-    root: Node,
+    root: PageNode,
     /// Levels of inner nodes above the leaves, at least 1.
     levels: u32,
 }
@@ -234,7 +234,7 @@ impl Pages {
         while levels < 4 && size > LEAF << (levels * FAN_BITS) {
             levels += 1;
         }
-        Pages { size, root: Node::inner(), levels }
+        Pages { size, root: PageNode::inner(), levels }
     }
 
     /// Bytes below one child of a node `level` levels above the leaves.
@@ -242,18 +242,22 @@ impl Pages {
         LEAF << ((level - 1) * FAN_BITS)
     }
 
-    fn find(&self, at: u64) -> Place<'_> {
+    fn find(&self, at: u64) -> PageLookup<'_> {
         let mut node = &self.root;
         let mut level = self.levels;
         loop {
             match node {
-                Node::Leaf(pages) => return Place::Page(&pages[(at / PAGE) as usize % FAN]),
-                Node::Inner(children) => {
+                PageNode::Leaf(pages) => {
+                    return PageLookup::Page(&pages[(at / PAGE) as usize % FAN]);
+                }
+                PageNode::Inner(children) => {
                     let span = Self::span(level);
                     match children[(at / span) as usize % FAN].get() {
                         Some(child) => (node, level) = (child, level - 1),
                         None => {
-                            return Place::Absent { until: (at / span + 1).saturating_mul(span) };
+                            return PageLookup::Absent {
+                                until: (at / span + 1).saturating_mul(span),
+                            };
                         }
                     }
                 }
@@ -266,11 +270,15 @@ impl Pages {
         let mut level = self.levels;
         loop {
             match node {
-                Node::Leaf(pages) => return &pages[(at / PAGE) as usize % FAN],
-                Node::Inner(children) => {
+                PageNode::Leaf(pages) => return &pages[(at / PAGE) as usize % FAN],
+                PageNode::Inner(children) => {
                     let child = &children[(at / Self::span(level)) as usize % FAN];
                     level -= 1;
-                    node = child.get_or_init(if level == 0 { Node::leaf } else { Node::inner });
+                    node = child.get_or_init(if level == 0 {
+                        PageNode::leaf
+                    } else {
+                        PageNode::inner
+                    });
                 }
             }
         }
@@ -281,9 +289,9 @@ impl Pages {
         let (mut at, end) = (at, at + len);
         while at < end {
             match self.find(at) {
-                Place::Page(page) if read(page).is_some() => return false,
-                Place::Page(_) => at = page_end(at),
-                Place::Absent { until } => at = until,
+                PageLookup::Page(page) if read(page).is_some() => return false,
+                PageLookup::Page(_) => at = page_end(at),
+                PageLookup::Absent { until } => at = until,
             }
         }
         true
@@ -296,11 +304,11 @@ impl Pages {
             let (start, len) = part(at, out.len());
             let (here, rest) = out.split_at_mut(len);
             match self.find(at) {
-                Place::Page(page) => match &*read(page) {
+                PageLookup::Page(page) => match &*read(page) {
                     Some(bytes) => here.copy_from_slice(&bytes[start..start + len]),
                     None => here.fill(0),
                 },
-                Place::Absent { .. } => here.fill(0),
+                PageLookup::Absent { .. } => here.fill(0),
             }
             at += len as u64;
             out = rest;
@@ -331,9 +339,9 @@ impl Pages {
         while at < end {
             let left = usize::try_from(end - at).unwrap_or(usize::MAX);
             let (start, len) = part(at, left);
-            let place = if keep { Place::Page(self.find_or_make(at)) } else { self.find(at) };
+            let place = if keep { PageLookup::Page(self.find_or_make(at)) } else { self.find(at) };
             match place {
-                Place::Page(lock) => {
+                PageLookup::Page(lock) => {
                     // The last page of a device may be whole with fewer bytes.
                     let whole = start == 0 && (len as u64 == PAGE || at + len as u64 == self.size);
                     let mut page = write(lock);
@@ -349,7 +357,7 @@ impl Pages {
                     drop(freed);
                     at += len as u64;
                 }
-                Place::Absent { until } => at = until,
+                PageLookup::Absent { until } => at = until,
             }
         }
         Ok(())
@@ -363,9 +371,9 @@ impl Pages {
                 break;
             }
             let (next, state) = match self.find(at) {
-                Place::Page(page) if read(page).is_some() => (page_end(at), 0),
-                Place::Page(_) => (page_end(at), HOLE | ZERO),
-                Place::Absent { until } => (until, HOLE | ZERO),
+                PageLookup::Page(page) if read(page).is_some() => (page_end(at), 0),
+                PageLookup::Page(_) => (page_end(at), HOLE | ZERO),
+                PageLookup::Absent { until } => (until, HOLE | ZERO),
             };
             let next = next.min(end);
             extents.push(next - at, state);

@@ -3,16 +3,16 @@
 use std::sync::Arc;
 
 use blockhaul_block::{
-    BASE_ALLOCATION, Can, Device, Extents, Facts, HOLE, Op, Pending, Reply, Request, ZERO,
+    BASE_ALLOCATION, Can, Device, Extents, Facts, HOLE, Op, PendingRequest, Reply, Request, ZERO,
 };
-use blockhaul_catalog::{Backend, Opened, Opening, Target};
+use blockhaul_catalog::{Backend, BackendTarget, OpenFuture, OpenedDevice};
 
 use crate::support::operand;
 
 /// The backend `null:[SIZE]`.
-pub struct Null;
+pub struct NullBackend;
 
-impl Backend for Null {
+impl Backend for NullBackend {
     fn schemes(&self) -> &'static [&'static str] {
         &["null"]
     }
@@ -31,7 +31,7 @@ blockhaul copy sample:1G null:
 "#
     }
 
-    fn open(&self, target: Target) -> Opening<Opened> {
+    fn open(&self, target: BackendTarget) -> OpenFuture<OpenedDevice> {
         let device = operand::optional_size(&target).map(|size| {
             let size = size.or(target.intent.target_size).unwrap_or(0);
             let facts = Facts {
@@ -43,14 +43,16 @@ blockhaul copy sample:1G null:
                 contexts: vec![BASE_ALLOCATION.to_string()],
                 ..Facts::new(operand::name(&target), size)
             };
-            Opened::from(Arc::new(Nothing { facts: Arc::new(facts), runs: 0 }) as Arc<dyn Device>)
+            OpenedDevice::from(
+                Arc::new(EmptyDevice { facts: Arc::new(facts), runs: 0 }) as Arc<dyn Device>
+            )
         });
         Box::pin(std::future::ready(device))
     }
 }
 
 /// A device without contents: also used for `zero:`, without the abilities to change.
-pub(crate) struct Nothing {
+pub(crate) struct EmptyDevice {
     pub(crate) facts: Arc<Facts>,
     /// Length of alternating extents; 0: it is one hole.
     pub(crate) runs: u64,
@@ -59,7 +61,7 @@ pub(crate) struct Nothing {
 /// Maximum number of runs in one extents reply.
 const RUNS_MAX: usize = 64 << 10;
 
-impl Nothing {
+impl EmptyDevice {
     fn extents(&self, mut at: u64, mut left: u64) -> Extents {
         if self.runs == 0 {
             return Extents::one(left, HOLE | ZERO);
@@ -77,13 +79,13 @@ impl Nothing {
     }
 }
 
-impl Device for Nothing {
+impl Device for EmptyDevice {
     fn facts(&self) -> Arc<Facts> {
         self.facts.clone()
     }
 
-    fn submit(&self, request: Request) -> Pending {
-        Pending::ready(Ok(match request.op {
+    fn submit(&self, request: Request) -> PendingRequest {
+        PendingRequest::ready(Ok(match request.op {
             Op::Read(_) => Reply::Hole,
             Op::Extents(contexts) => Reply::Extents(
                 contexts.iter().map(|_| self.extents(request.at, request.len)).collect(),

@@ -4,17 +4,17 @@
 use std::sync::Arc;
 
 use blockhaul_block::{
-    BASE_ALLOCATION, Can, Device, Error, Extents, Facts, HOLE, Kind, Op, Pending, Reply, Request,
-    Result, ZERO,
+    BASE_ALLOCATION, Can, Device, Error, Extents, Facts, HOLE, Kind, Op, PendingRequest, Reply,
+    Request, Result, ZERO,
 };
-use blockhaul_catalog::{Backend, Opened, Opening, Param, ParamKind, Target};
+use blockhaul_catalog::{Backend, BackendTarget, OpenFuture, OpenedDevice, Param, ParamKind};
 
 use crate::support::{fill, operand};
 
 /// The backend `pattern:SIZE`.
-pub struct Pattern;
+pub struct PatternBackend;
 
-impl Backend for Pattern {
+impl Backend for PatternBackend {
     fn schemes(&self) -> &'static [&'static str] {
         &["pattern"]
     }
@@ -52,12 +52,12 @@ blockhaul serve 'pattern:1G?data=1M&hole=3M' --run 'blockhaul map --totals "$uri
         }
     }
 
-    fn open(&self, target: Target) -> Opening<Opened> {
+    fn open(&self, target: BackendTarget) -> OpenFuture<OpenedDevice> {
         Box::pin(std::future::ready(open(&target)))
     }
 }
 
-fn open(target: &Target) -> Result<Opened> {
+fn open(target: &BackendTarget) -> Result<OpenedDevice> {
     operand::source_only(target)?;
     let size = operand::size(target)?;
     let [data, hole] = ["data", "hole"].map(|name| target.args.size(name).unwrap_or(0));
@@ -71,20 +71,20 @@ fn open(target: &Target) -> Result<Opened> {
         contexts: vec![BASE_ALLOCATION.to_string()],
         ..Facts::new(operand::name(target), size)
     };
-    Ok(Opened::from(Arc::new(PatternDevice {
+    Ok(OpenedDevice::from(Arc::new(PatternDevice {
         facts: Arc::new(facts),
-        layout: Layout { data, hole },
+        layout: PatternLayout { data, hole },
     }) as Arc<dyn Device>))
 }
 
 struct PatternDevice {
     facts: Arc<Facts>,
-    layout: Layout,
+    layout: PatternLayout,
 }
 
 /// Alternating lengths of data and hole; both 0: all is data.
 #[derive(Clone, Copy)]
-struct Layout {
+struct PatternLayout {
     data: u64,
     hole: u64,
 }
@@ -92,7 +92,7 @@ struct Layout {
 /// Maximum number of runs in one extents reply.
 const RUNS_MAX: usize = 64 << 10;
 
-impl Layout {
+impl PatternLayout {
     /// The length of the run from `at` on, and whether it is a hole.
     fn run(self, at: u64) -> (u64, bool) {
         if self.data == 0 {
@@ -141,17 +141,17 @@ impl Device for PatternDevice {
         self.facts.clone()
     }
 
-    fn submit(&self, request: Request) -> Pending {
+    fn submit(&self, request: Request) -> PendingRequest {
         let layout = self.layout;
         match request.op {
             Op::Read(_) if matches!(layout.run(request.at), (len, true) if len >= request.len) => {
-                Pending::ready(Ok(Reply::Hole))
+                PendingRequest::ready(Ok(Reply::Hole))
             }
             Op::Read(room) => fill::read(request.at, room, move |at, out| layout.fill(at, out)),
-            Op::Extents(contexts) => Pending::ready(Ok(Reply::Extents(
+            Op::Extents(contexts) => PendingRequest::ready(Ok(Reply::Extents(
                 contexts.iter().map(|_| layout.extents(request.at, request.len)).collect(),
             ))),
-            _ => Pending::ready(Ok(Reply::Done)),
+            _ => PendingRequest::ready(Ok(Reply::Done)),
         }
     }
 }
@@ -182,7 +182,7 @@ mod tests {
 
     #[test]
     fn holes_come_in_turn_with_data_and_the_data_stays_where_it_is() {
-        let layout = Layout { data: 1000, hole: 500 };
+        let layout = PatternLayout { data: 1000, hole: 500 };
         let mut whole = vec![0; 10_000];
         pattern(0, &mut whole);
         for (at, byte) in whole.iter_mut().enumerate() {
@@ -199,7 +199,7 @@ mod tests {
             }
         }
         assert_eq!(layout.extents(0, u64::MAX).len(), RUNS_MAX);
-        assert_eq!(Layout { data: 0, hole: 0 }.extents(5, 7), Extents::one(7, 0));
+        assert_eq!(PatternLayout { data: 0, hole: 0 }.extents(5, 7), Extents::one(7, 0));
     }
 
     #[test]

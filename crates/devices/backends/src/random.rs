@@ -1,15 +1,15 @@
 //! `random:SIZE`: pseudo-random bytes, the same on every read.
 
 use blockhaul_block::Result;
-use blockhaul_catalog::{Backend, Opened, Opening, Param, ParamKind, Target};
+use blockhaul_catalog::{Backend, BackendTarget, OpenFuture, OpenedDevice, Param, ParamKind};
 
 use crate::support::computed::computed;
 use crate::support::operand;
 
 /// The backend `random:SIZE`.
-pub struct Random;
+pub struct RandomBackend;
 
-impl Backend for Random {
+impl Backend for RandomBackend {
     fn schemes(&self) -> &'static [&'static str] {
         &["random"]
     }
@@ -39,12 +39,12 @@ blockhaul serve 'random:64M?seed=3' --run 'blockhaul checksum "$uri"'
         }
     }
 
-    fn open(&self, target: Target) -> Opening<Opened> {
+    fn open(&self, target: BackendTarget) -> OpenFuture<OpenedDevice> {
         Box::pin(std::future::ready(open(&target)))
     }
 }
 
-fn open(target: &Target) -> Result<Opened> {
+fn open(target: &BackendTarget) -> Result<OpenedDevice> {
     operand::source_only(target)?;
     let size = operand::size(target)?;
     let seed = target.args.number("seed").unwrap_or(1);

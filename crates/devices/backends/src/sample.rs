@@ -10,10 +10,10 @@
 use std::sync::Arc;
 
 use blockhaul_block::{
-    BASE_ALLOCATION, Can, Device, Error, Extents, Facts, Flags, HOLE, Kind, Op, Pending, Reply,
-    Request, Result, ZERO,
+    BASE_ALLOCATION, Can, Device, Error, Extents, Facts, HOLE, Kind, Op, PendingRequest, Reply,
+    Request, RequestFlags, Result, ZERO,
 };
-use blockhaul_catalog::{Backend, Opened, Opening, Param, ParamKind, Target};
+use blockhaul_catalog::{Backend, BackendTarget, OpenFuture, OpenedDevice, Param, ParamKind};
 
 use crate::support::{fill, operand};
 
@@ -36,9 +36,9 @@ const ALLOCATED: u64 = 64;
 const TEXT: u64 = 128;
 
 /// The backend `sample:SIZE`.
-pub struct Sample;
+pub struct SampleBackend;
 
-impl Backend for Sample {
+impl Backend for SampleBackend {
     fn schemes(&self) -> &'static [&'static str] {
         &["sample"]
     }
@@ -75,12 +75,12 @@ blockhaul copy 'sample:1G?data=10%&seed=7' disk.raw && blockhaul map --totals di
         ]
     }
 
-    fn open(&self, target: Target) -> Opening<Opened> {
+    fn open(&self, target: BackendTarget) -> OpenFuture<OpenedDevice> {
         Box::pin(std::future::ready(open(&target)))
     }
 }
 
-fn open(target: &Target) -> Result<Opened> {
+fn open(target: &BackendTarget) -> Result<OpenedDevice> {
     operand::source_only(target)?;
     let size = operand::size(target)?;
     let (Some(data), Some(seed)) = (target.args.share("data"), target.args.number("seed")) else {
@@ -92,13 +92,15 @@ fn open(target: &Target) -> Result<Opened> {
         contexts: vec![BASE_ALLOCATION.to_string()],
         ..Facts::new(operand::name(target), size)
     };
-    let layout = Layout::new(size, data, seed);
-    Ok(Opened::from(Arc::new(SampleDevice { facts: Arc::new(facts), layout }) as Arc<dyn Device>))
+    let layout = SampleLayout::new(size, data, seed);
+    Ok(OpenedDevice::from(
+        Arc::new(SampleDevice { facts: Arc::new(facts), layout }) as Arc<dyn Device>
+    ))
 }
 
 struct SampleDevice {
     facts: Arc<Facts>,
-    layout: Layout,
+    layout: SampleLayout,
 }
 
 impl Device for SampleDevice {
@@ -106,28 +108,28 @@ impl Device for SampleDevice {
         self.facts.clone()
     }
 
-    fn submit(&self, request: Request) -> Pending {
+    fn submit(&self, request: Request) -> PendingRequest {
         let Request { op, at, len, flags } = request;
         let layout = self.layout;
         match op {
-            Op::Read(_) if layout.empty(at, len) => Pending::ready(Ok(Reply::Hole)),
+            Op::Read(_) if layout.empty(at, len) => PendingRequest::ready(Ok(Reply::Hole)),
             Op::Read(room) => fill::read(at, room, move |at, out| layout.read(at, out)),
             Op::Extents(contexts) => {
                 let mut extents = layout.extents(at, len);
-                if flags.contains(Flags::ONE_EXTENT) {
+                if flags.contains(RequestFlags::ONE_EXTENT) {
                     extents.first_only();
                 }
                 let lists = contexts.iter().map(|_| extents.clone()).collect();
-                Pending::ready(Ok(Reply::Extents(lists)))
+                PendingRequest::ready(Ok(Reply::Extents(lists)))
             }
-            _ => Pending::ready(Ok(Reply::Done)),
+            _ => PendingRequest::ready(Ok(Reply::Done)),
         }
     }
 }
 
 /// The contents of a part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Content {
+enum SampleContent {
     Hole,
     Zeroes,
     Text,
@@ -136,7 +138,7 @@ enum Content {
 
 /// The numbers that determine everything.
 #[derive(Debug, Clone, Copy)]
-struct Layout {
+struct SampleLayout {
     /// Size of a region in bytes, a power of two.
     region: u64,
     /// Share of data, [`ALL`] is 1.
@@ -144,17 +146,17 @@ struct Layout {
     seed: u64,
 }
 
-impl Layout {
-    fn new(size: u64, data: f64, seed: u64) -> Layout {
+impl SampleLayout {
+    fn new(size: u64, data: f64, seed: u64) -> SampleLayout {
         let most = (size / REGIONS_MIN).clamp(BLOCK, REGION_MAX);
         let region = 1 << most.ilog2();
         // `data` is from 0 to 1: the product fits.
         let share = (data * ALL as f64).round() as u64;
-        Layout { region, share: share.min(ALL), seed: mix(seed) }
+        SampleLayout { region, share: share.min(ALL), seed: mix(seed) }
     }
 
     /// The part that contains `at`: its contents, and its end.
-    fn part(&self, at: u64) -> (Content, u64) {
+    fn part(&self, at: u64) -> (SampleContent, u64) {
         let mut start = at - at % self.region;
         let mut size = self.region;
         let mut share = self.share;
@@ -172,11 +174,11 @@ impl Layout {
         }
         let dice = path >> 9 & 0xff;
         let content = if path >> 32 < share {
-            if dice < TEXT { Content::Text } else { Content::Noise }
+            if dice < TEXT { SampleContent::Text } else { SampleContent::Noise }
         } else if dice < ALLOCATED {
-            Content::Zeroes
+            SampleContent::Zeroes
         } else {
-            Content::Hole
+            SampleContent::Hole
         };
         (content, start.saturating_add(size))
     }
@@ -186,7 +188,7 @@ impl Layout {
         let (mut at, end) = (at, at + len);
         while at < end {
             match self.part(at) {
-                (Content::Hole | Content::Zeroes, until) => at = until,
+                (SampleContent::Hole | SampleContent::Zeroes, until) => at = until,
                 _ => return false,
             }
         }
@@ -201,9 +203,9 @@ impl Layout {
             let len = usize::try_from(until - at).unwrap_or(usize::MAX).min(out.len());
             let (here, rest) = out.split_at_mut(len);
             match content {
-                Content::Hole | Content::Zeroes => here.fill(0),
-                Content::Text => words(at, here, |word| text(self.seed, word)),
-                Content::Noise => words(at, here, |word| mix(self.seed ^ word)),
+                SampleContent::Hole | SampleContent::Zeroes => here.fill(0),
+                SampleContent::Text => words(at, here, |word| text(self.seed, word)),
+                SampleContent::Noise => words(at, here, |word| mix(self.seed ^ word)),
             }
             at += len as u64;
             out = rest;
@@ -219,9 +221,9 @@ impl Layout {
             }
             let (content, until) = self.part(at);
             let state = match content {
-                Content::Hole => HOLE | ZERO,
-                Content::Zeroes => ZERO,
-                Content::Text | Content::Noise => 0,
+                SampleContent::Hole => HOLE | ZERO,
+                SampleContent::Zeroes => ZERO,
+                SampleContent::Text | SampleContent::Noise => 0,
             };
             extents.push(until.min(end) - at, state);
             at = until;
@@ -293,7 +295,7 @@ fn mix(number: u64) -> u64 {
 mod tests {
     use super::*;
 
-    fn all_runs(layout: &Layout, size: u64) -> Extents {
+    fn all_runs(layout: &SampleLayout, size: u64) -> Extents {
         let mut all = Extents::new();
         let mut at = 0;
         while at < size {
@@ -313,11 +315,11 @@ mod tests {
     #[test]
     fn the_share_of_data_is_kept_and_lengths_are_mixed() {
         for (size, data) in [(1 << 20, 0.5), (100 << 20, 0.3), (2 << 30, 0.3), (4 << 30, 0.07)] {
-            let runs = all_runs(&Layout::new(size, data, 1), size);
+            let runs = all_runs(&SampleLayout::new(size, data, 1), size);
             let got = share(&runs, 0);
             assert!((got - data).abs() < 0.03, "{got} of {size} bytes, wanted {data}");
         }
-        let runs = all_runs(&Layout::new(2 << 30, 0.3, 1), 2 << 30);
+        let runs = all_runs(&SampleLayout::new(2 << 30, 0.3, 1), 2 << 30);
         assert!(share(&runs, ZERO) > 0.02 && share(&runs, HOLE | ZERO) > 0.3, "all three kinds");
         let count = |low: u64, high: u64| {
             runs.runs().iter().filter(|run| (low..high).contains(&run.len)).count()
@@ -326,14 +328,14 @@ mod tests {
             count(4096, 4097) > 10 && count(1 << 20, 8 << 20) > 10 && count(16 << 20, 1 << 30) > 5
         );
         for (data, state) in [(0.0, 0), (1.0, ZERO), (1.0, ZERO | HOLE)] {
-            assert_eq!(share(&all_runs(&Layout::new(8 << 20, data, 1), 8 << 20), state), 0.0);
+            assert_eq!(share(&all_runs(&SampleLayout::new(8 << 20, data, 1), 8 << 20), state), 0.0);
         }
     }
 
     #[test]
     fn any_offset_gives_the_same_bytes_and_extents_tell_the_truth() {
         let size = 3 << 20;
-        let layout = Layout::new(size, 0.4, 7);
+        let layout = SampleLayout::new(size, 0.4, 7);
         let mut whole = vec![0; size as usize];
         layout.read(0, &mut whole);
         let mut random = 1_u64;
@@ -359,10 +361,10 @@ mod tests {
 
     #[test]
     fn seeds_differ_and_the_last_byte_of_the_largest_disk_is_there() {
-        let one = Layout::new(1 << 30, 0.3, 1);
-        let two = Layout::new(1 << 30, 0.3, 2);
+        let one = SampleLayout::new(1 << 30, 0.3, 1);
+        let two = SampleLayout::new(1 << 30, 0.3, 2);
         assert_ne!(all_runs(&one, 1 << 30), all_runs(&two, 1 << 30));
-        let huge = Layout::new(i64::MAX as u64, 0.3, 1);
+        let huge = SampleLayout::new(i64::MAX as u64, 0.3, 1);
         let mut last = [0; 9];
         huge.read(i64::MAX as u64 - 9, &mut last);
         assert!(huge.extents(i64::MAX as u64 - 9, 9).total() == 9);
@@ -370,7 +372,7 @@ mod tests {
 
     #[test]
     fn half_of_the_data_is_text_that_compresses() {
-        let layout = Layout::new(64 << 20, 1.0, 3);
+        let layout = SampleLayout::new(64 << 20, 1.0, 3);
         let mut printable = 0;
         let mut block = vec![0; 4096];
         for at in (0..64 << 20).step_by(4096) {

@@ -4,10 +4,13 @@ use std::ffi::OsStr;
 use std::sync::Arc;
 
 use blockhaul_block::{
-    BASE_ALLOCATION, Can, Contexts, Device, Error, Extents, Facts, Flags, Kind, Op, Pending, Reply,
-    Request, Result, emulate,
+    BASE_ALLOCATION, Can, ContextSet, Device, Error, Extents, Facts, Kind, Op, PendingRequest,
+    Reply, Request, RequestFlags, Result, emulate,
 };
-use blockhaul_catalog::{Backend, Intent, Opened, Opening, Spec, Target, Whole, percent_decode};
+use blockhaul_catalog::{
+    Backend, BackendTarget, CompositeStorage, DeviceSpec, Intent, OpenFuture, OpenedDevice,
+    percent_decode,
+};
 use blockhaul_io::{Pool, Reservation};
 
 /// Longest piece of a read that crosses the end of a part, and how many are read at a time.
@@ -19,9 +22,9 @@ const RUNS_MAX: usize = 64 << 10;
 const PARTS_MAX: usize = 512;
 
 /// The backend `split:DEVICE,DEVICE…`.
-pub struct Split;
+pub struct SplitBackend;
 
-impl Backend for Split {
+impl Backend for SplitBackend {
     fn schemes(&self) -> &'static [&'static str] {
         &["split"]
     }
@@ -47,19 +50,19 @@ blockhaul copy 'split:1.raw,zero:1M,data:0x55*512?size=1M' longer.raw
         true
     }
 
-    fn open(&self, target: Target) -> Opening<Opened> {
+    fn open(&self, target: BackendTarget) -> OpenFuture<OpenedDevice> {
         Box::pin(async move { open(&target).await })
     }
 }
 
-async fn open(target: &Target) -> Result<Opened> {
+async fn open(target: &BackendTarget) -> Result<OpenedDevice> {
     let text = target.text()?;
     if target.intent.target_size.is_some() {
         let text = "split: cannot be resized for a copy: copy to a file, or serve it";
         return Err(Error::new(Kind::Usage, text));
     }
     let mut parts = Vec::new();
-    let whole = Whole::default();
+    let whole = CompositeStorage::default();
     let mut all_paths = true;
     for name in text.split(',').filter(|name| !name.is_empty()) {
         if parts.len() == PARTS_MAX {
@@ -78,7 +81,7 @@ async fn open(target: &Target) -> Result<Opened> {
 
 /// Whether a description is a bare path.
 pub fn is_path(description: &str) -> bool {
-    matches!(Spec::parse(OsStr::new(description)), Ok(Spec::Path(_)))
+    matches!(DeviceSpec::parse(OsStr::new(description)), Ok(DeviceSpec::Path(_)))
 }
 
 /// Opens a part of `target` by its own description, with all emulations: the part of this number,
@@ -89,9 +92,9 @@ pub fn is_path(description: &str) -> bool {
 /// Those of opening the part, which name its number.
 pub async fn part(
     scheme: &str,
-    (number, whole): (usize, &Whole),
+    (number, whole): (usize, &CompositeStorage),
     description: &str,
-    target: &Target,
+    target: &BackendTarget,
 ) -> Result<Arc<dyn Device>> {
     // Parts have fixed places.
     let intent = Intent { extends: false, ..target.intent };
@@ -111,17 +114,17 @@ pub async fn part(
 ///
 /// # Errors
 /// [`Kind::Usage`] if the sum of the sizes exceeds 2^63 - 1 bytes.
-pub fn join(scheme: &str, name: String, devices: Vec<Arc<dyn Device>>) -> Result<Opened> {
+pub fn join(scheme: &str, name: String, devices: Vec<Arc<dyn Device>>) -> Result<OpenedDevice> {
     let mut parts = Vec::with_capacity(devices.len());
     let mut size = 0_u64;
     for device in devices {
         let facts = device.facts();
-        let base = facts.context(BASE_ALLOCATION).unwrap_or_else(Contexts::first);
+        let base = facts.context(BASE_ALLOCATION).unwrap_or_else(ContextSet::first);
         let end = size.checked_add(facts.size).filter(|&end| i64::try_from(end).is_ok());
         let end = end.ok_or_else(|| {
             Error::new(Kind::Usage, format!("{scheme}: more than 2^63 - 1 bytes"))
         })?;
-        parts.push(Part { device, start: size, end, base });
+        parts.push(SplitPart { device, start: size, end, base });
         size = end;
     }
     let mut facts = Facts::new(name, size);
@@ -142,27 +145,27 @@ pub fn join(scheme: &str, name: String, devices: Vec<Arc<dyn Device>>) -> Result
     facts.withheld &= facts.can;
     // Drop empty parts.
     parts.retain(|part| part.start < part.end);
-    let shared = Shared { parts, pool: Pool::new(Pool::cost(PIECE) * PIECES) };
+    let shared = SplitParts { parts, pool: Pool::new(Pool::cost(PIECE) * PIECES) };
     let device = SplitDevice { facts: Arc::new(facts), shared: Arc::new(shared) };
-    Ok(Opened::from(Arc::new(device) as Arc<dyn Device>))
+    Ok(OpenedDevice::from(Arc::new(device) as Arc<dyn Device>))
 }
 
 struct SplitDevice {
     facts: Arc<Facts>,
-    shared: Arc<Shared>,
+    shared: Arc<SplitParts>,
 }
 
-struct Shared {
+struct SplitParts {
     /// In order, without gaps, none of them empty.
-    parts: Vec<Part>,
+    parts: Vec<SplitPart>,
     pool: Pool,
 }
 
-struct Part {
+struct SplitPart {
     device: Arc<dyn Device>,
     start: u64,
     end: u64,
-    base: Contexts,
+    base: ContextSet,
 }
 
 impl Device for SplitDevice {
@@ -170,11 +173,11 @@ impl Device for SplitDevice {
         self.facts.clone()
     }
 
-    fn submit(&self, request: Request) -> Pending {
+    fn submit(&self, request: Request) -> PendingRequest {
         let shared = self.shared.clone();
         let Request { op, at, len, flags } = request;
         if matches!(op, Op::Flush) {
-            return Pending::start(async move { shared.flush().await });
+            return PendingRequest::start(async move { shared.flush().await });
         }
         let first = shared.parts.partition_point(|part| part.end <= at);
         let Some(part) = shared.parts.get(first) else {
@@ -183,16 +186,18 @@ impl Device for SplitDevice {
         let inside = part.end - at;
         match op {
             // With one extent, it ends with its part.
-            Op::Extents(_) if len <= inside || flags.contains(Flags::ONE_EXTENT) => {
+            Op::Extents(_) if len <= inside || flags.contains(RequestFlags::ONE_EXTENT) => {
                 let asked = Request::extents(at - part.start, len.min(inside), part.base);
                 part.device.submit(asked.with(flags))
             }
-            Op::Extents(_) => Pending::start(async move { shared.extents(at, at + len).await }),
+            Op::Extents(_) => {
+                PendingRequest::start(async move { shared.extents(at, at + len).await })
+            }
             op if len <= inside => {
                 part.device.submit(Request { op, at: at - part.start, len, flags })
             }
-            Op::Read(room) => Pending::start(async move { shared.read(at, room).await }),
-            op => Pending::start(async move {
+            Op::Read(room) => PendingRequest::start(async move { shared.read(at, room).await }),
+            op => PendingRequest::start(async move {
                 let mut flags = flags;
                 for (part, from, to) in shared.within(at, at + len) {
                     let op = match &op {
@@ -206,7 +211,7 @@ impl Device for SplitDevice {
                     let request = Request { op, at: from - part.start, len: to - from, flags };
                     part.device.submit(request).await?;
                     // Once a part has been zeroed fast, the request must not fail any more.
-                    flags -= Flags::FAST;
+                    flags -= RequestFlags::FAST;
                 }
                 Ok(Reply::Done)
             }),
@@ -214,9 +219,9 @@ impl Device for SplitDevice {
     }
 }
 
-impl Shared {
+impl SplitParts {
     /// The parts of a range: the part, and the start and end offsets in the device.
-    fn within(&self, at: u64, end: u64) -> impl Iterator<Item = (&Part, u64, u64)> {
+    fn within(&self, at: u64, end: u64) -> impl Iterator<Item = (&SplitPart, u64, u64)> {
         let first = self.parts.partition_point(|part| part.end <= at);
         let touching = self.parts[first..].iter().take_while(move |part| part.start < end);
         touching.map(move |part| (part, part.start.max(at), part.end.min(end)))

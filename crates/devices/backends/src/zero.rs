@@ -3,15 +3,15 @@
 use std::sync::Arc;
 
 use blockhaul_block::{BASE_ALLOCATION, Can, Device, Facts, Result};
-use blockhaul_catalog::{Backend, Opened, Opening, Param, ParamKind, Target};
+use blockhaul_catalog::{Backend, BackendTarget, OpenFuture, OpenedDevice, Param, ParamKind};
 
-use crate::null::Nothing;
+use crate::null::EmptyDevice;
 use crate::support::operand;
 
 /// The backend `zero:SIZE`.
-pub struct Zero;
+pub struct ZeroBackend;
 
-impl Backend for Zero {
+impl Backend for ZeroBackend {
     fn schemes(&self) -> &'static [&'static str] {
         &["zero"]
     }
@@ -41,12 +41,12 @@ blockhaul map 'zero:1G?runs=256M'
         }
     }
 
-    fn open(&self, target: Target) -> Opening<Opened> {
+    fn open(&self, target: BackendTarget) -> OpenFuture<OpenedDevice> {
         Box::pin(std::future::ready(open(&target)))
     }
 }
 
-fn open(target: &Target) -> Result<Opened> {
+fn open(target: &BackendTarget) -> Result<OpenedDevice> {
     operand::source_only(target)?;
     let size = operand::size(target)?;
     let facts = Facts {
@@ -56,5 +56,9 @@ fn open(target: &Target) -> Result<Opened> {
         ..Facts::new(operand::name(target), size)
     };
     let runs = target.args.size("runs").unwrap_or(0);
-    Ok(Opened::from(Arc::new(Nothing { facts: Arc::new(facts), runs }) as Arc<dyn Device>))
+    Ok(
+        OpenedDevice::from(
+            Arc::new(EmptyDevice { facts: Arc::new(facts), runs }) as Arc<dyn Device>
+        ),
+    )
 }

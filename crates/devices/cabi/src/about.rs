@@ -10,7 +10,7 @@ use crate::load;
 /// The description of a plugin or filter.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct About {
+pub struct PluginDescription {
     /// `plugin` or `filter`.
     pub what: &'static str,
     /// Its path.
@@ -31,9 +31,9 @@ pub struct About {
 ///
 /// # Errors
 /// There is no such plugin, or it cannot be loaded.
-pub fn about(name: &str) -> Result<About> {
+pub fn about(name: &str) -> Result<PluginDescription> {
     let path = load::find(name)?.path;
-    let load::Described { library, plugin, .. } = load::load(&path)?;
+    let load::ObjectDescription { library, plugin, .. } = load::load(&path)?;
     if let Some(load) = plugin.load {
         // SAFETY: the first callback of the plugin; it takes no arguments.
         unsafe { load() };
@@ -42,7 +42,7 @@ pub fn about(name: &str) -> Result<About> {
         // SAFETY: null or a C string: the plugin's description, which stays loaded.
         unsafe { text(pointer) }.map(std::borrow::Cow::into_owned)
     };
-    let about = About {
+    let about = PluginDescription {
         what: "plugin",
         path,
         name: owned(plugin.name).unwrap_or_default(),

@@ -10,8 +10,9 @@ const MAGIC: u64 = 0x4248_504c_5547_494e;
 const VERSION: u32 = 1;
 
 /// `conn` and `reqid` of the interface.
-pub(crate) type Conn = *mut c_void;
-type Transfer<P> = unsafe extern "C-unwind" fn(Conn, u64, bool, RawHandle, P, u32, u64) -> c_int;
+pub(crate) type ConnectionToken = *mut c_void;
+type Transfer<P> =
+    unsafe extern "C-unwind" fn(ConnectionToken, u64, bool, RawHandle, P, u32, u64) -> c_int;
 
 /// The description of an asynchronous plugin.
 #[repr(C)]
@@ -23,16 +24,27 @@ pub(crate) struct AsyncPlugin {
     pub(crate) plugin: *const abi::PluginTable,
     pub(crate) pread: Option<Transfer<*mut c_void>>,
     pub(crate) pwrite: Option<Transfer<*const c_void>>,
-    pub(crate) flush: Option<unsafe extern "C-unwind" fn(Conn, u64, RawHandle) -> c_int>,
-    pub(crate) trim:
-        Option<unsafe extern "C-unwind" fn(Conn, u64, bool, RawHandle, u32, u64) -> c_int>,
-    pub(crate) zero:
-        Option<unsafe extern "C-unwind" fn(Conn, u64, bool, RawHandle, u32, u64, u32) -> c_int>,
-    pub(crate) extents: Option<
-        unsafe extern "C-unwind" fn(Conn, u64, RawHandle, u32, u64, u32, *mut c_void) -> c_int,
+    pub(crate) flush: Option<unsafe extern "C-unwind" fn(ConnectionToken, u64, RawHandle) -> c_int>,
+    pub(crate) trim: Option<
+        unsafe extern "C-unwind" fn(ConnectionToken, u64, bool, RawHandle, u32, u64) -> c_int,
     >,
-    pub(crate) cache: Option<unsafe extern "C-unwind" fn(Conn, u64, RawHandle, u32, u64) -> c_int>,
-    pub(crate) cancel: Option<unsafe extern "C-unwind" fn(Conn, RawHandle)>,
+    pub(crate) zero: Option<
+        unsafe extern "C-unwind" fn(ConnectionToken, u64, bool, RawHandle, u32, u64, u32) -> c_int,
+    >,
+    pub(crate) extents: Option<
+        unsafe extern "C-unwind" fn(
+            ConnectionToken,
+            u64,
+            RawHandle,
+            u32,
+            u64,
+            u32,
+            *mut c_void,
+        ) -> c_int,
+    >,
+    pub(crate) cache:
+        Option<unsafe extern "C-unwind" fn(ConnectionToken, u64, RawHandle, u32, u64) -> c_int>,
+    pub(crate) cancel: Option<unsafe extern "C-unwind" fn(ConnectionToken, RawHandle)>,
     /// Maximum bytes of requests lent to the plugin at a time; 0: the host's default.
     pub(crate) max_bytes: u64,
     /// The plugin's own copy of this; not part of the layout.

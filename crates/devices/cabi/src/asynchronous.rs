@@ -7,39 +7,40 @@ use std::ffi::{CStr, c_void};
 use std::sync::Arc;
 
 use blockhaul_block::{
-    Device, Error, Facts, Flags, Kind, Op, OpKind, Outcome, Pending, Reply, Request, Result,
+    Device, Error, Facts, Kind, Op, OpKind, Outcome, PendingRequest, Reply, Request, RequestFlags,
+    Result,
 };
 use blockhaul_io::{Buf, Completer, Data};
 
 use crate::abi;
-use crate::async_abi::{AsyncPlugin, Conn};
-use crate::context::{self, Stage};
-use crate::handle::{Handle, RANGE_MAX, Token, aligned};
+use crate::async_abi::{AsyncPlugin, ConnectionToken};
+use crate::context::{self, CallStage};
+use crate::handle::{HandleToken, PluginHandle, RANGE_MAX, aligned};
 use crate::lists;
 use crate::plugin::Plugin;
-use crate::watchdog::{self, Watched, What};
+use crate::watchdog::{self, WatchGuard, WatchKind};
 use blockhaul_foreign::Charge;
-use blockhaul_foreign::{Table, Tables};
+use blockhaul_foreign::{RequestTable, RequestTables};
 
 /// All requests of all connections.
-static TABLES: Tables<Lent, Arc<Plugin>> = Tables::new();
+static TABLES: RequestTables<LentRequest, Arc<Plugin>> = RequestTables::new();
 
 /// A request that was lent to the plugin.
-struct Lent {
+struct LentRequest {
     /// The waiter for the reply; none after a timeout.
     waiting: Option<Completer<Outcome>>,
     kind: OpKind,
     len: u64,
-    flags: Flags,
-    memory: Memory,
+    flags: RequestFlags,
+    memory: LentMemory,
     /// Keeps the plugin's handle open.
-    handle: Arc<Handle>,
+    handle: Arc<PluginHandle>,
     _charge: Charge,
-    _watched: Option<Watched>,
+    _watched: Option<WatchGuard>,
 }
 
 /// The memory lent to the plugin until the reply.
-enum Memory {
+enum LentMemory {
     None,
     Read(Buf),
     Write(Data),
@@ -48,9 +49,9 @@ enum Memory {
 
 /// A connection's requests; its token is the plugin's `conn`.
 pub(crate) struct AsyncDevice {
-    handle: Arc<Handle>,
+    handle: Arc<PluginHandle>,
     asynchronous: AsyncPlugin,
-    table: Arc<Table<Lent, Arc<Plugin>>>,
+    table: Arc<RequestTable<LentRequest, Arc<Plugin>>>,
 }
 
 // SAFETY: the raw pointer in the description is not dereferenced after it was read; the callbacks
@@ -61,10 +62,10 @@ unsafe impl Sync for AsyncDevice {}
 
 impl AsyncDevice {
     /// The device of a handle of an asynchronous plugin.
-    pub(crate) fn over(handle: Arc<Handle>, asynchronous: AsyncPlugin) -> Arc<dyn Device> {
+    pub(crate) fn over(handle: Arc<PluginHandle>, asynchronous: AsyncPlugin) -> Arc<dyn Device> {
         let table = TABLES.open(handle.connection.plugin.clone());
         // Removed with the handle, which every request holds.
-        let token = Token { number: table.token(), forget: |token| TABLES.close(token) };
+        let token = HandleToken { number: table.token(), forget: |token| TABLES.close(token) };
         let fresh = handle.token.set(token).is_ok();
         debug_assert!(fresh, "one device for each handle");
         Arc::new(AsyncDevice { handle, asynchronous, table })
@@ -89,29 +90,29 @@ impl AsyncDevice {
     }
 
     /// Submits a request whose range fits the callbacks.
-    fn lend(&self, request: Request, charge: Charge) -> Pending {
+    fn lend(&self, request: Request, charge: Charge) -> PendingRequest {
         let kind = request.kind();
         let Request { op, at, len, flags } = request;
         let count = u32::try_from(len).expect("cut to fit before");
         let memory = match op {
-            Op::Read(room) => Memory::Read(room.into_buf()),
-            Op::Write(data) => Memory::Write(aligned(data)),
+            Op::Read(room) => LentMemory::Read(room.into_buf()),
+            Op::Write(data) => LentMemory::Write(aligned(data)),
             Op::Extents(_) => {
-                Memory::Extents(Box::new(lists::ExtentList::new(at, self.handle.facts.size)))
+                LentMemory::Extents(Box::new(lists::ExtentList::new(at, self.handle.facts.size)))
             }
-            _ => Memory::None,
+            _ => LentMemory::None,
         };
-        let (completer, pending) = Pending::completer();
+        let (completer, pending) = PendingRequest::completer();
         // The block's memory does not move with its owner.
         let mut memory = memory;
         let pointer = match &mut memory {
-            Memory::Read(buf) => buf.as_mut_ptr().cast::<c_void>(),
-            Memory::Write(data) => data.bytes().as_ptr().cast_mut().cast(),
-            Memory::Extents(list) => (&raw mut **list).cast(),
-            Memory::None => std::ptr::null_mut(),
+            LentMemory::Read(buf) => buf.as_mut_ptr().cast::<c_void>(),
+            LentMemory::Write(data) => data.bytes().as_ptr().cast_mut().cast(),
+            LentMemory::Extents(list) => (&raw mut **list).cast(),
+            LentMemory::None => std::ptr::null_mut(),
         };
         let context = &self.handle.context;
-        let lent = Lent {
+        let lent = LentRequest {
             waiting: Some(completer),
             kind,
             len,
@@ -123,7 +124,7 @@ impl AsyncDevice {
                 context.watchdog,
                 &context.plugin,
                 name_of(kind),
-                What::Answer,
+                WatchKind::Answer,
             ),
         };
         let number = self.table.enter(lent);
@@ -139,12 +140,12 @@ impl AsyncDevice {
         pointer: *mut c_void,
         count: u32,
         at: u64,
-        flags: Flags,
+        flags: RequestFlags,
     ) {
         let plugin = &self.asynchronous;
         let conn = self.conn();
         let handle = self.handle.pointer.0;
-        let fua = flags.contains(Flags::FUA) && self.handle.has_native_fua();
+        let fua = flags.contains(RequestFlags::FUA) && self.handle.has_native_fua();
         let (result, left) = context::call(&self.handle.context, name_of(kind), || {
             // SAFETY: callbacks of the header's types, with an open handle; the memory behind
             // `pointer` stays in the table until the reply, or a refusal by this call.
@@ -164,7 +165,7 @@ impl AsyncDevice {
                         .zero
                         .map(|call| call(conn, number, fua, handle, count, at, zero_flags(flags))),
                     OpKind::Extents => plugin.extents.map(|call| {
-                        let one = flags.contains(Flags::ONE_EXTENT);
+                        let one = flags.contains(RequestFlags::ONE_EXTENT);
                         let flags = if one { abi::FLAG_REQ_ONE } else { 0 };
                         call(conn, number, handle, count, at, flags, pointer)
                     }),
@@ -198,29 +199,29 @@ impl AsyncDevice {
         }
     }
 
-    fn conn(&self) -> Conn {
+    fn conn(&self) -> ConnectionToken {
         conn_of(self.table.token())
     }
 
     /// Fails a request without a reply in time; its memory stays lent until the reply.
     fn with_timeout(
         &self,
-        pending: Pending,
+        pending: PendingRequest,
         number: u64,
         kind: OpKind,
         at: u64,
         len: u64,
-    ) -> Pending {
+    ) -> PendingRequest {
         let Some(limit) = self.plugin().host.timeout else { return pending };
         let table = self.table.clone();
         let plugin = self.plugin().clone();
-        Pending::start(async move {
+        PendingRequest::start(async move {
             match blockhaul_io::timeout(limit, pending).await {
                 Ok(outcome) => outcome,
-                Err(blockhaul_io::Elapsed) => {
+                Err(blockhaul_io::TimeoutError) => {
                     // No waiter any more: the reply only returns the lent memory.
                     drop(table.with(number, |lent| lent.waiting.take()));
-                    Err(plugin.no_answer(kind, at, len, Stage::Over, limit))
+                    Err(plugin.no_answer(kind, at, len, CallStage::Over, limit))
                 }
             }
         })
@@ -244,9 +245,9 @@ impl AsyncDevice {
                 Err(error)
                     if kind == OpKind::Zero
                         && error.kind() == Kind::Unsupported
-                        && !flags.contains(Flags::FAST) =>
+                        && !flags.contains(RequestFlags::FAST) =>
                 {
-                    self.write_zeroes(at, len, flags & Flags::FUA).await?;
+                    self.write_zeroes(at, len, flags & RequestFlags::FUA).await?;
                 }
                 outcome => drop(outcome?),
             }
@@ -255,7 +256,7 @@ impl AsyncDevice {
         Ok(Reply::Done)
     }
 
-    async fn write_zeroes(&self, at: u64, len: u64, flags: Flags) -> Result<()> {
+    async fn write_zeroes(&self, at: u64, len: u64, flags: RequestFlags) -> Result<()> {
         let most = (Data::ZEROES_MAX as u64).min(self.handle.facts.block.maximum.into());
         let (mut at, end) = (at, at + len);
         while at < end {
@@ -270,7 +271,7 @@ impl AsyncDevice {
     /// One request that fits the callbacks, followed by a flush if the plugin has no other FUA.
     async fn one(&self, request: Request) -> Outcome {
         let bytes = payload(&request);
-        let flush = request.flags.contains(Flags::FUA) && !self.handle.has_native_fua();
+        let flush = request.flags.contains(RequestFlags::FUA) && !self.handle.has_native_fua();
         let reply = match self.plugin().budget.take(bytes).await {
             Some(charge) => self.lend(request, charge).await?,
             None => return Err(Error::new(Kind::ShuttingDown, "the program ends")),
@@ -301,16 +302,16 @@ impl Device for AsyncDevice {
         self.handle.facts.clone()
     }
 
-    fn submit(&self, request: Request) -> Pending {
+    fn submit(&self, request: Request) -> PendingRequest {
         let kind = request.kind();
         if !self.takes(kind) {
             return self.handle.submit(request);
         }
         let ranges = matches!(kind, OpKind::Zero | OpKind::Trim | OpKind::Cache);
-        let fua = request.flags.contains(Flags::FUA) && !self.handle.has_native_fua();
+        let fua = request.flags.contains(RequestFlags::FUA) && !self.handle.has_native_fua();
         if ranges {
             let shared = self.shared();
-            return Pending::start(shared.pieces(request));
+            return PendingRequest::start(shared.pieces(request));
         }
         let mut request = request;
         if kind == OpKind::Extents {
@@ -321,16 +322,16 @@ impl Device for AsyncDevice {
             return self.lend(request, charge);
         }
         let shared = self.shared();
-        Pending::start(async move { shared.one(request).await })
+        PendingRequest::start(async move { shared.one(request).await })
     }
 }
 
 /// Notifies the plugin that the client of a handle's requests has disconnected, if it has any
 /// requests.
-pub(crate) fn cancel(handle: &Handle) {
+pub(crate) fn cancel(handle: &PluginHandle) {
     let plugin = &handle.connection.plugin;
     let Some(call) = plugin.asynchronous.as_ref().and_then(|plugin| plugin.cancel) else { return };
-    let Some(&Token { number: token, .. }) = handle.token.get() else { return };
+    let Some(&HandleToken { number: token, .. }) = handle.token.get() else { return };
     if TABLES.find(token).is_none_or(|table| table.is_empty()) {
         return;
     }
@@ -343,7 +344,7 @@ pub(crate) fn cancel(handle: &Handle) {
 }
 
 /// A token for the plugin: never a real address.
-fn conn_of(token: u64) -> Conn {
+fn conn_of(token: u64) -> ConnectionToken {
     std::ptr::without_provenance_mut(token as usize)
 }
 
@@ -355,9 +356,9 @@ fn payload(request: &Request) -> u64 {
     }
 }
 
-fn zero_flags(flags: Flags) -> u32 {
-    let may_trim = if flags.contains(Flags::NO_HOLE) { 0 } else { abi::FLAG_MAY_TRIM };
-    let fast = if flags.contains(Flags::FAST) { abi::FLAG_FAST_ZERO } else { 0 };
+fn zero_flags(flags: RequestFlags) -> u32 {
+    let may_trim = if flags.contains(RequestFlags::NO_HOLE) { 0 } else { abi::FLAG_MAY_TRIM };
+    let fast = if flags.contains(RequestFlags::FAST) { abi::FLAG_FAST_ZERO } else { 0 };
     may_trim | fast
 }
 

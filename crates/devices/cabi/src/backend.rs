@@ -4,20 +4,21 @@ use std::sync::Arc;
 
 use blockhaul_block::{Device, Error, Kind, Result, ThreadModel};
 use blockhaul_catalog::{
-    Another, Backend, Exports, Opened, Opening, Target, parse_duration, percent_decode,
+    Backend, BackendTarget, Exports, HandleOpener, OpenFuture, OpenedDevice, parse_duration,
+    percent_decode,
 };
 
 use crate::hint;
-use crate::plugin::{Plugin, Settings};
+use crate::plugin::{Plugin, PluginSettings};
 use crate::visit::{PluginExports, PluginVisit};
 
 /// Maximum number of threads.
 const THREADS_MAX: usize = 1024;
 
 /// The backend `nbdkit:PLUGIN`.
-pub struct Nbdkit;
+pub struct NbdkitBackend;
 
-impl Backend for Nbdkit {
+impl Backend for NbdkitBackend {
     fn schemes(&self) -> &'static [&'static str] {
         &["nbdkit"]
     }
@@ -52,27 +53,27 @@ blockhaul serve 'nbdkit:memory?size=64M' --run 'blockhaul copy --verify sample:6
         hint::instead_of(scheme, rest)
     }
 
-    fn open(&self, target: Target) -> Opening<Opened> {
+    fn open(&self, target: BackendTarget) -> OpenFuture<OpenedDevice> {
         Box::pin(async move {
-            let settings = Settings::parse(target.text()?)?;
+            let settings = PluginSettings::parse(target.text()?)?;
             let readonly = !target.intent.write;
             let plugin =
                 Plugin::start(settings, target.context.registry().shutdown.clone()).await?;
-            let more = Handles { plugin, readonly };
+            let more = PluginHandles { plugin, readonly };
             let device = more.open().await?;
             // If there may be only one connection at a time, a second would wait for ever.
             let several = more.plugin.model != ThreadModel::SerializeConnections;
-            let more = several.then(|| Arc::new(more) as Arc<dyn Another>);
-            Ok(Opened { device, more })
+            let more = several.then(|| Arc::new(more) as Arc<dyn HandleOpener>);
+            Ok(OpenedDevice { device, more })
         })
     }
 
-    fn exports(&self, target: &Target) -> Option<Opening<Arc<dyn Exports>>> {
+    fn exports(&self, target: &BackendTarget) -> Option<OpenFuture<Arc<dyn Exports>>> {
         let target = target.clone();
         Some(Box::pin(async move {
             let readonly = !target.intent.write;
             let plugin = Plugin::start(
-                Settings::parse(target.text()?)?,
+                PluginSettings::parse(target.text()?)?,
                 target.context.registry().shutdown.clone(),
             )
             .await?;
@@ -82,13 +83,13 @@ blockhaul serve 'nbdkit:memory?size=64M' --run 'blockhaul copy --verify sample:6
 }
 
 /// Handles for this program's own use: each is a connection to the plugin.
-struct Handles {
+struct PluginHandles {
     plugin: Arc<Plugin>,
     readonly: bool,
 }
 
-impl Handles {
-    fn open(&self) -> Opening<Arc<dyn Device>> {
+impl PluginHandles {
+    fn open(&self) -> OpenFuture<Arc<dyn Device>> {
         let plugin = self.plugin.clone();
         let readonly = self.readonly;
         Box::pin(async move {
@@ -98,21 +99,22 @@ impl Handles {
     }
 }
 
-impl Another for Handles {
-    fn another(&self) -> Opening<Arc<dyn Device>> {
+impl HandleOpener for PluginHandles {
+    fn another(&self) -> OpenFuture<Arc<dyn Device>> {
         self.open()
     }
 }
 
-impl Settings {
+impl PluginSettings {
     /// Parses the text after the scheme: `NAME?key=value&…`. Parameters keep their order, may be
     /// repeated, and those without a key use the plugin's magic key.
     ///
     /// # Errors
     /// An incomplete `%XX`, or an unknown or invalid parameter of the host.
-    pub fn parse(text: &str) -> Result<Settings> {
+    pub fn parse(text: &str) -> Result<PluginSettings> {
         let (plugin, options) = text.split_once('?').unwrap_or((text, ""));
-        let mut settings = Settings { plugin: percent_decode(plugin)?, ..Settings::default() };
+        let mut settings =
+            PluginSettings { plugin: percent_decode(plugin)?, ..PluginSettings::default() };
         for part in options.split('&').filter(|part| !part.is_empty()) {
             let (key, value) = match part.split_once('=') {
                 // An empty value without a key: without `=` it would not exist.
@@ -129,7 +131,7 @@ impl Settings {
     }
 }
 
-fn host(settings: &mut Settings, key: &str, value: &str) -> Result<()> {
+fn host(settings: &mut PluginSettings, key: &str, value: &str) -> Result<()> {
     let wrong = |why: String| Err(Error::new(Kind::Usage, format!("nbdkit: {key}: {why}")));
     match key {
         "@threads" => match value.parse() {
@@ -174,7 +176,7 @@ mod tests {
 
     #[test]
     fn parameters_keep_their_order_and_may_have_no_key() {
-        let parsed = Settings::parse(
+        let parsed = PluginSettings::parse(
             "eval?a%26b&get_size=echo%201%25&x=1&x=2&@threads=3&@timeout=2s&@watchdog=1m",
         )
         .unwrap();
@@ -188,7 +190,7 @@ mod tests {
         assert_eq!(parsed.host.threads, 3);
         assert_eq!(parsed.host.timeout, Some(Duration::from_secs(2)));
         assert_eq!(parsed.host.watchdog, Some(Duration::from_secs(60)));
-        assert_eq!(Settings::parse("/a/b.so").unwrap().plugin, "/a/b.so");
+        assert_eq!(PluginSettings::parse("/a/b.so").unwrap().plugin, "/a/b.so");
     }
 
     #[test]
@@ -201,7 +203,7 @@ mod tests {
             "x?@other=1",
             "x?a=%zz",
         ] {
-            assert_eq!(Settings::parse(bad).unwrap_err().kind(), Kind::Usage, "{bad}");
+            assert_eq!(PluginSettings::parse(bad).unwrap_err().kind(), Kind::Usage, "{bad}");
         }
     }
 }

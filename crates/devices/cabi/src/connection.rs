@@ -5,40 +5,40 @@ use std::ffi::{CString, c_int};
 use std::sync::{Arc, OnceLock};
 
 use blockhaul_block::{Error, Kind, Result, ThreadModel};
-use blockhaul_catalog::{Client, Listed};
+use blockhaul_catalog::{ExportClient, ListedExport};
 use blockhaul_io::{BlockingPool, FifoGuard};
 
-use crate::context::{self, Context, Left};
+use crate::context::{self, CallContext, CallResults};
 use crate::lists;
-use crate::overdue::Overdue;
+use crate::overdue::CallTimeout;
 use crate::plugin::Plugin;
 
 /// Maximum length of an export's name in bytes (NBD's limit).
 const NAME_MAX: usize = 4096;
 
 /// A connection. Below `PARALLEL` all its callbacks run on one thread.
-pub(crate) struct Connection {
+pub(crate) struct PluginConnection {
     pub(crate) plugin: Arc<Plugin>,
     pub(crate) readonly: bool,
     pub(crate) lane: Arc<BlockingPool>,
-    client: Client,
+    client: ExportClient,
     /// It belongs to a server's client, not to this program itself.
     pub(crate) served: bool,
     /// Queried once.
     default: OnceLock<Result<String>>,
     /// The same for each backend in a chain of filters.
-    defaults: Arc<context::Defaults>,
+    defaults: Arc<context::DefaultExports>,
     _turn: Option<FifoGuard>,
 }
 
-impl Connection {
+impl PluginConnection {
     /// Admits a connection, when it is its turn and the plugin accepts it; without a client, it
     /// belongs to this program itself.
     pub(crate) async fn enter(
         plugin: Arc<Plugin>,
         readonly: bool,
-        client: Option<Client>,
-    ) -> Result<Arc<Connection>> {
+        client: Option<ExportClient>,
+    ) -> Result<Arc<PluginConnection>> {
         let turn = match plugin.model {
             ThreadModel::SerializeConnections => plugin.one_by_one.lock().await,
             _ => None,
@@ -49,7 +49,7 @@ impl Connection {
             _ => Arc::new(BlockingPool::single(plugin.name.clone())),
         };
         let default = OnceLock::new();
-        let connection = Connection {
+        let connection = PluginConnection {
             plugin,
             readonly,
             lane,
@@ -61,7 +61,7 @@ impl Connection {
         };
         let connection = Arc::new(connection);
         if connection.plugin.abi.preconnect.is_some() {
-            connection.clone().run(Connection::preconnect).await?;
+            connection.clone().run(PluginConnection::preconnect).await?;
         }
         Ok(connection)
     }
@@ -75,10 +75,10 @@ impl Connection {
         let (completer, ticket) = blockhaul_io::ticket();
         let plugin = self.plugin.clone();
         let lane = self.lane.clone();
-        let overdue = Overdue::of(&plugin);
+        let overdue = CallTimeout::of(&plugin);
         let timing = overdue.clone();
         lane.run(move || {
-            let result = Overdue::during(timing.as_ref(), || job(&self));
+            let result = CallTimeout::during(timing.as_ref(), || job(&self));
             // The connection may end here, and its thread with it; the queue outlives it.
             drop(self);
             completer.complete(result);
@@ -96,8 +96,8 @@ impl Connection {
     }
 
     /// The context for callbacks.
-    pub(crate) fn context(&self, export: Option<CString>, tls: bool) -> Context {
-        Context {
+    pub(crate) fn context(&self, export: Option<CString>, tls: bool) -> CallContext {
+        CallContext {
             plugin: self.plugin.name.as_str().into(),
             client: Some(self.client.clone()),
             export,
@@ -105,7 +105,7 @@ impl Connection {
             defaults: self.defaults.clone(),
             watchdog: self.plugin.host.watchdog,
             shutdown: Some(self.plugin.shutdown.clone()),
-            ..Context::default()
+            ..CallContext::default()
         }
     }
 
@@ -120,7 +120,7 @@ impl Connection {
     }
 
     /// An error if the result is not 0.
-    fn settled(&self, result: c_int, name: &str, left: &Left) -> Result<()> {
+    fn settled(&self, result: c_int, name: &str, left: &CallResults) -> Result<()> {
         if result == 0 {
             self.plugin.log_rest(left, 0);
             return Ok(());
@@ -129,11 +129,11 @@ impl Connection {
     }
 
     /// Lists its exports. Runs on its thread.
-    pub(crate) fn list(self: &Arc<Self>, tls: bool) -> Result<Vec<Listed>> {
+    pub(crate) fn list(self: &Arc<Self>, tls: bool) -> Result<Vec<ListedExport>> {
         let Some(list_exports) = self.plugin.abi.list_exports else {
             // Without a default export there is nothing to list.
             let default = self.default_export(tls).ok();
-            let listed = |name| Listed { name, description: String::new() };
+            let listed = |name| ListedExport { name, description: String::new() };
             return Ok(default.map(listed).into_iter().collect());
         };
         let mut exports = lists::ExportList::default();
@@ -148,7 +148,7 @@ impl Connection {
         let default =
             if exports.default_at.is_empty() { None } else { self.default_export(tls).ok() };
         exports.resolve(default.as_deref());
-        let listed = exports.into_list().into_iter().map(|export| Listed {
+        let listed = exports.into_list().into_iter().map(|export| ListedExport {
             name: export.name,
             description: export.description.unwrap_or_default(),
         });

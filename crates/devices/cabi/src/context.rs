@@ -6,10 +6,10 @@ use std::ffi::{CStr, CString, c_char, c_int};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use blockhaul_catalog::{Client, Shutdown};
+use blockhaul_catalog::{ExportClient, Shutdown};
 
-use crate::running::{self, Running};
-use crate::watchdog::{self, What};
+use crate::running::{self, ActiveCallback};
+use crate::watchdog::{self, WatchKind};
 
 /// Maximum bytes of error texts stored for one callback.
 const TEXT_MAX: usize = 4096;
@@ -18,21 +18,21 @@ const CUT: &str = " […] ";
 
 /// The caller of a plugin.
 #[derive(Default)]
-pub(crate) struct Context {
+pub(crate) struct CallContext {
     /// The plugin's name, for messages.
     pub(crate) plugin: Arc<str>,
     /// The connection; none in callbacks of the plugin's life.
-    pub(crate) client: Option<Client>,
+    pub(crate) client: Option<ExportClient>,
     /// The export that the client requested.
     pub(crate) export: Option<CString>,
     /// The connection is encrypted.
     pub(crate) tls: bool,
     /// Strings that live as long as the connection.
-    pub(crate) interned: Interned,
+    pub(crate) interned: InternedStrings,
     /// The plugin may use standard input and output.
     pub(crate) stdio_safe: bool,
     /// Names of default exports, for all contexts of a connection.
-    pub(crate) defaults: Arc<Defaults>,
+    pub(crate) defaults: Arc<DefaultExports>,
     /// Time after which a callback that has not returned ends the process.
     pub(crate) watchdog: Option<Duration>,
     /// Stops the plugin's server; none: unknown here.
@@ -42,9 +42,9 @@ pub(crate) struct Context {
 /// The names of the default exports of a chain's backends, by index. The names do not move as long
 /// as this lives.
 #[derive(Default)]
-pub(crate) struct Defaults(Mutex<BTreeMap<usize, CString>>);
+pub(crate) struct DefaultExports(Mutex<BTreeMap<usize, CString>>);
 
-impl Defaults {
+impl DefaultExports {
     /// The stored name; null: none.
     pub(crate) fn get(&self, place: usize) -> *const c_char {
         let names = self.0.lock().expect("no panic under this lock");
@@ -57,7 +57,7 @@ impl Defaults {
     }
 }
 
-impl Context {
+impl CallContext {
     /// Whether the client has disconnected, so that its reply is not needed.
     pub(crate) fn is_abandoned(&self) -> bool {
         use std::os::fd::{AsFd as _, AsRawFd as _};
@@ -74,9 +74,9 @@ impl Context {
 
 /// Strings that are freed together.
 #[derive(Default)]
-pub(crate) struct Interned(Mutex<Vec<CString>>);
+pub(crate) struct InternedStrings(Mutex<Vec<CString>>);
 
-impl Interned {
+impl InternedStrings {
     /// Stores a copy; the pointer is valid as long as this lives.
     pub(crate) fn keep(&self, text: CString) -> *const c_char {
         let pointer = text.as_ptr();
@@ -88,7 +88,7 @@ impl Interned {
 
 /// The results of a callback other than its return value.
 #[derive(Default)]
-pub(crate) struct Left {
+pub(crate) struct CallResults {
     /// `nbdkit_set_error`, 0 if it was not called.
     pub(crate) error: c_int,
     /// `errno` on return.
@@ -97,28 +97,28 @@ pub(crate) struct Left {
     pub(crate) text: String,
 }
 
-struct Current {
-    context: Arc<Context>,
-    left: Left,
+struct CurrentCall {
+    context: Arc<CallContext>,
+    left: CallResults,
 }
 
 thread_local! {
-    static CURRENT: RefCell<Option<Current>> = const { RefCell::new(None) };
+    static CURRENT: RefCell<Option<CurrentCall>> = const { RefCell::new(None) };
     /// Errors reported outside callbacks, by a plugin's own threads: for the reply that follows.
-    static LOOSE: RefCell<Left> = const {
-        RefCell::new(Left { error: 0, errno: 0, text: String::new() })
+    static LOOSE: RefCell<CallResults> = const {
+        RefCell::new(CallResults { error: 0, errno: 0, text: String::new() })
     };
     /// The watch of a caller that waits with a timeout for this thread's job.
-    static WATCH: RefCell<Option<Arc<Watch>>> = const { RefCell::new(None) };
+    static WATCH: RefCell<Option<Arc<CallWatch>>> = const { RefCell::new(None) };
 }
 
 /// The stage of a job that calls a plugin, for a caller that waits with a timeout.
 #[derive(Default)]
-pub(crate) struct Watch(Mutex<(Stage, bool)>);
+pub(crate) struct CallWatch(Mutex<(CallStage, bool)>);
 
 /// The stage of a job.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) enum Stage {
+pub(crate) enum CallStage {
     /// It waits for a thread.
     #[default]
     Queued,
@@ -130,52 +130,52 @@ pub(crate) enum Stage {
     Over,
 }
 
-impl Watch {
+impl CallWatch {
     /// The caller stops waiting for the job; returns its stage.
-    pub(crate) fn give_up(&self) -> Stage {
+    pub(crate) fn give_up(&self) -> CallStage {
         let mut state = self.lock();
         state.1 = true;
         state.0
     }
 
-    fn swap(&self, stage: Stage) -> Stage {
+    fn swap(&self, stage: CallStage) -> CallStage {
         std::mem::replace(&mut self.lock().0, stage)
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, (Stage, bool)> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, (CallStage, bool)> {
         self.0.lock().expect("no panic under this lock")
     }
 }
 
 /// Runs a job on this thread, and updates `watch`. Also returns whether the caller stopped waiting.
-pub(crate) fn watched<R>(watch: &Arc<Watch>, job: impl FnOnce() -> R) -> (R, bool) {
-    watch.swap(Stage::Begun);
+pub(crate) fn watched<R>(watch: &Arc<CallWatch>, job: impl FnOnce() -> R) -> (R, bool) {
+    watch.swap(CallStage::Begun);
     let outer = WATCH.replace(Some(watch.clone()));
     let result = job();
     WATCH.set(outer);
     let mut state = watch.lock();
-    state.0 = Stage::Over;
+    state.0 = CallStage::Over;
     (result, state.1)
 }
 
-fn tell(stage: Stage) -> Stage {
-    WATCH.with_borrow(|watch| watch.as_ref().map_or(Stage::Begun, |watch| watch.swap(stage)))
+fn tell(stage: CallStage) -> CallStage {
+    WATCH.with_borrow(|watch| watch.as_ref().map_or(CallStage::Begun, |watch| watch.swap(stage)))
 }
 
 /// Runs a callback of a plugin, named `name` for messages.
 pub(crate) fn call<R>(
-    context: &Arc<Context>,
+    context: &Arc<CallContext>,
     name: &'static CStr,
     callback: impl FnOnce() -> R,
-) -> (R, Left) {
-    let fresh = Current { context: context.clone(), left: Left::default() };
+) -> (R, CallResults) {
+    let fresh = CurrentCall { context: context.clone(), left: CallResults::default() };
     let outer = CURRENT.replace(Some(fresh));
-    let running = Running { callback: name, plugin: &raw const *context.plugin };
+    let running = ActiveCallback { callback: name, plugin: &raw const *context.plugin };
     let outer_running = running::replace(Some(running));
-    let outer_stage = tell(Stage::In(name));
-    let watched = watchdog::over(context.watchdog, &context.plugin, name, What::Callback);
+    let outer_stage = tell(CallStage::In(name));
+    let watched = watchdog::over(context.watchdog, &context.plugin, name, WatchKind::Callback);
     set_errno(0);
-    let returns = Returns { context, name };
+    let returns = ReturnGuard { context, name };
     let result = callback();
     std::mem::forget(returns);
     let errno = errno();
@@ -189,12 +189,12 @@ pub(crate) fn call<R>(
 
 /// Aborts the process when a callback is left other than by its return. Unwinding would drop
 /// requests that are half done, and answer them.
-struct Returns<'a> {
-    context: &'a Context,
+struct ReturnGuard<'a> {
+    context: &'a CallContext,
     name: &'static CStr,
 }
 
-impl Drop for Returns<'_> {
+impl Drop for ReturnGuard<'_> {
     fn drop(&mut self) {
         log::error!(
             "plugin {}: {} ended by an exception or by the end of its thread, not by its return",
@@ -206,7 +206,7 @@ impl Drop for Returns<'_> {
 }
 
 /// The context of the callback on this thread.
-pub(crate) fn now() -> Option<Arc<Context>> {
+pub(crate) fn now() -> Option<Arc<CallContext>> {
     CURRENT.with_borrow(|current| current.as_ref().map(|current| current.context.clone()))
 }
 
@@ -219,7 +219,7 @@ pub(crate) fn set_error(error: c_int) {
 }
 
 /// This thread's last errors, outside callbacks or in the current one.
-pub(crate) fn take_loose() -> Left {
+pub(crate) fn take_loose() -> CallResults {
     CURRENT.with_borrow_mut(|current| match current {
         Some(current) => std::mem::take(&mut current.left),
         None => LOOSE.take(),
@@ -244,7 +244,7 @@ pub(crate) fn said(text: &str) {
     }
 }
 
-impl Left {
+impl CallResults {
     /// Stores a text. If it is too long, its beginning and its end are kept: interpreters put the
     /// reason at the end.
     fn say(&mut self, text: &str) {
@@ -293,7 +293,7 @@ mod tests {
 
     #[test]
     fn what_a_callback_leaves_is_seen_once_and_nested_calls_do_not_mix() {
-        let context = Arc::new(Context::default());
+        let context = Arc::new(CallContext::default());
         let (inner, left) = call(&context, c"outer", || {
             said("first");
             said("second");
@@ -316,7 +316,7 @@ mod tests {
 
     #[test]
     fn of_a_text_that_is_too_long_beginning_and_end_are_kept() {
-        let mut left = Left::default();
+        let mut left = CallResults::default();
         left.say("before");
         left.say(&format!("Traceback {} RuntimeError: why", "é".repeat(TEXT_MAX)));
         assert!(left.text.len() <= TEXT_MAX, "{}", left.text.len());
@@ -329,20 +329,20 @@ mod tests {
 
     #[test]
     fn who_waits_for_a_job_sees_the_callback_it_is_in() {
-        let context = Arc::new(Context::default());
-        let watch = Arc::new(Watch::default());
-        assert_eq!(watch.give_up(), Stage::Queued);
-        let watch = Arc::new(Watch::default());
+        let context = Arc::new(CallContext::default());
+        let watch = Arc::new(CallWatch::default());
+        assert_eq!(watch.give_up(), CallStage::Queued);
+        let watch = Arc::new(CallWatch::default());
         let ((), given_up) = watched(&watch, || {
-            assert_eq!(watch.lock().0, Stage::Begun);
+            assert_eq!(watch.lock().0, CallStage::Begun);
             call(&context, c"outer", || {
-                call(&context, c"inner", || assert_eq!(watch.lock().0, Stage::In(c"inner")));
-                assert_eq!(watch.give_up(), Stage::In(c"outer"));
+                call(&context, c"inner", || assert_eq!(watch.lock().0, CallStage::In(c"inner")));
+                assert_eq!(watch.give_up(), CallStage::In(c"outer"));
             });
-            assert_eq!(watch.lock().0, Stage::Begun);
+            assert_eq!(watch.lock().0, CallStage::Begun);
         });
         assert!(given_up);
         call(&context, c"another", || ());
-        assert_eq!(watch.lock().0, Stage::Over);
+        assert_eq!(watch.lock().0, CallStage::Over);
     }
 }

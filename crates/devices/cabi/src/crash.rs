@@ -8,7 +8,7 @@ use std::sync::Once;
 use std::sync::atomic::{AtomicI32, AtomicPtr, Ordering};
 
 use crate::context;
-use crate::running::{self, Running};
+use crate::running::{self, ActiveCallback};
 
 /// Signals of a program's own faults.
 const SIGNALS: [c_int; 5] =
@@ -27,17 +27,17 @@ static INSTALLED: Once = Once::new();
 static OWNER: AtomicI32 = AtomicI32::new(0);
 
 /// A plugin's slot among the names; released on drop.
-pub(crate) struct Slot(Option<usize>);
+pub(crate) struct CrashSlot(Option<usize>);
 
-impl Slot {
+impl CrashSlot {
     /// No slot.
-    pub(crate) fn none() -> Slot {
-        Slot(None)
+    pub(crate) fn none() -> CrashSlot {
+        CrashSlot(None)
     }
 
     /// Adds a name, and installs the handlers if it is the first.
-    pub(crate) fn take(name: &str) -> Slot {
-        let Ok(name) = CString::new(name) else { return Slot(None) };
+    pub(crate) fn take(name: &str) -> CrashSlot {
+        let Ok(name) = CString::new(name) else { return CrashSlot(None) };
         INSTALLED.call_once(install);
         // Never freed: a handler may be reading it.
         let name = name.into_raw();
@@ -46,11 +46,11 @@ impl Slot {
             let none = ptr::null_mut();
             slot.compare_exchange(none, name, order, order).is_ok()
         });
-        Slot(free)
+        CrashSlot(free)
     }
 }
 
-impl Drop for Slot {
+impl Drop for CrashSlot {
     fn drop(&mut self) {
         if let Some(index) = self.0 {
             NAMES[index].store(ptr::null_mut(), Ordering::SeqCst);
@@ -121,7 +121,7 @@ extern "C" fn crashed(signal: c_int, _info: *mut libc::siginfo_t, _context: *mut
     context::set_errno(saved);
 }
 
-fn say_callback(running: Running) {
+fn say_callback(running: ActiveCallback) {
     say(b" in callback ");
     say(running.callback.to_bytes());
     say(b" of plugin ");

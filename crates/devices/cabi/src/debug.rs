@@ -3,21 +3,21 @@
 
 use std::ffi::{CString, c_int};
 
-use crate::load::Library;
+use crate::load::SharedObject;
 
 /// The flags to set, and which of them were found.
-pub(crate) struct Flags<'a> {
+pub(crate) struct DebugFlags<'a> {
     flags: &'a [(String, String, i32)],
     used: Vec<bool>,
 }
 
-impl<'a> Flags<'a> {
-    pub(crate) fn new(flags: &'a [(String, String, i32)]) -> Flags<'a> {
-        Flags { flags, used: vec![false; flags.len()] }
+impl<'a> DebugFlags<'a> {
+    pub(crate) fn new(flags: &'a [(String, String, i32)]) -> DebugFlags<'a> {
+        DebugFlags { flags, used: vec![false; flags.len()] }
     }
 
     /// Sets the variables of a plugin or filter.
-    pub(crate) fn set(&mut self, library: &Library, name: &str) {
+    pub(crate) fn set(&mut self, library: &SharedObject, name: &str) {
         for ((of, flag, value), used) in self.flags.iter().zip(&mut self.used) {
             if of != name {
                 continue;

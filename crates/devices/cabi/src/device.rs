@@ -2,19 +2,19 @@
 
 use std::sync::Arc;
 
-use blockhaul_block::{Device, Facts, Pending, Request};
+use blockhaul_block::{Device, Facts, PendingRequest, Request};
 
 use crate::asynchronous::AsyncDevice;
-use crate::handle::Handle;
+use crate::handle::PluginHandle;
 
 /// A device over a handle.
 pub(crate) struct PluginDevice {
-    handle: Arc<Handle>,
+    handle: Arc<PluginHandle>,
 }
 
 impl PluginDevice {
     /// The device of a handle: asynchronous if the plugin is.
-    pub(crate) fn over(handle: Arc<Handle>) -> Arc<dyn Device> {
+    pub(crate) fn over(handle: Arc<PluginHandle>) -> Arc<dyn Device> {
         match handle.connection.plugin.asynchronous {
             Some(asynchronous) => AsyncDevice::over(handle, asynchronous),
             None => Arc::new(PluginDevice { handle }),
@@ -27,7 +27,7 @@ impl Device for PluginDevice {
         self.handle.facts.clone()
     }
 
-    fn submit(&self, request: Request) -> Pending {
+    fn submit(&self, request: Request) -> PendingRequest {
         self.handle.submit(request)
     }
 }

@@ -8,11 +8,11 @@ use blockhaul_block::{Error, Kind, Result, ThreadModel};
 use blockhaul_catalog::Shutdown;
 use blockhaul_io::BlockingPool;
 
-use crate::plugin::{Plugin, Settings, begin, lane};
+use crate::plugin::{Plugin, PluginSettings, begin, lane};
 use crate::{context, load};
 
 /// The description of a plugin, without starting it: lines of `key=value`.
-pub fn dump(settings: &Settings) -> Result<String> {
+pub fn dump(settings: &PluginSettings) -> Result<String> {
     on_control(settings, dump_here)
 }
 
@@ -21,7 +21,7 @@ pub fn dump(settings: &Settings) -> Result<String> {
 ///
 /// # Errors
 /// The plugin cannot be loaded, or rejects its parameters.
-pub fn print_dump(settings: &Settings) -> Result<()> {
+pub fn print_dump(settings: &PluginSettings) -> Result<()> {
     on_control(settings, |settings, control| {
         let (plugin, path) = configured(settings, control)?;
         // Through C's buffer: a re-exec discards it together with what the plugin has printed.
@@ -38,8 +38,8 @@ pub fn print_dump(settings: &Settings) -> Result<()> {
 
 /// Runs a job on a thread used only by this plugin.
 fn on_control<T: Send + 'static>(
-    settings: &Settings,
-    job: fn(&Settings, Arc<BlockingPool>) -> Result<T>,
+    settings: &PluginSettings,
+    job: fn(&PluginSettings, Arc<BlockingPool>) -> Result<T>,
 ) -> Result<T> {
     let (sender, receiver) = std::sync::mpsc::channel();
     let control = Arc::new(lane(settings, "plugin"));
@@ -55,7 +55,7 @@ fn on_control<T: Send + 'static>(
         .map_err(|_| Error::new(Kind::Io, "cannot start a thread for a plugin").complete())?
 }
 
-fn configured(settings: &Settings, control: Arc<BlockingPool>) -> Result<(Plugin, PathBuf)> {
+fn configured(settings: &PluginSettings, control: Arc<BlockingPool>) -> Result<(Plugin, PathBuf)> {
     let path = load::find(&settings.plugin)?.path;
     let mut plugin = begin(settings, control, Shutdown::default())?;
     plugin.configure_only(settings)?;
@@ -63,7 +63,7 @@ fn configured(settings: &Settings, control: Arc<BlockingPool>) -> Result<(Plugin
     Ok((plugin, path))
 }
 
-fn dump_here(settings: &Settings, control: Arc<BlockingPool>) -> Result<String> {
+fn dump_here(settings: &PluginSettings, control: Arc<BlockingPool>) -> Result<String> {
     let (plugin, path) = configured(settings, control)?;
     let described = describe(&plugin, path);
     let printed = match plugin.abi.dump_plugin {

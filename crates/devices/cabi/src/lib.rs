@@ -50,17 +50,17 @@ mod stdio;
 mod visit;
 mod watchdog;
 
-pub use about::{About, about};
+pub use about::{PluginDescription, about};
 pub use api::set_server_name;
-pub use backend::Nbdkit;
+pub use backend::NbdkitBackend;
 pub use blockhaul_block::ThreadModel;
 pub use dump::{dump, print_dump};
 pub use filter::{about as about_filter, hosts as hosts_filter};
 pub use load::{PATH_VARIABLE, filter_folder, plugin_folder};
-pub use plugin::{HostSettings, Settings, wait_for_end};
+pub use plugin::{PluginHostSettings, PluginSettings, wait_for_end};
 pub use stdio::{stdio_is_a_client, when_ready};
 
 /// Every kind of storage of this crate, for a [`blockhaul_catalog::Registry`].
 pub fn all() -> Vec<std::sync::Arc<dyn blockhaul_catalog::Backend>> {
-    vec![std::sync::Arc::new(Nbdkit)]
+    vec![std::sync::Arc::new(NbdkitBackend)]
 }

@@ -11,7 +11,7 @@ const STRING_MAX: usize = 4096;
 
 /// A run of bytes in one state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Extent {
+pub(crate) struct PluginExtent {
     pub(crate) at: u64,
     pub(crate) len: u64,
     /// 1: hole, 2: reads as zeroes.
@@ -24,7 +24,7 @@ pub(crate) struct ExtentList {
     end: u64,
     /// Where the next extent must begin, after the first one.
     next: Option<u64>,
-    list: Vec<Extent>,
+    list: Vec<PluginExtent>,
 }
 
 impl ExtentList {
@@ -60,7 +60,7 @@ impl ExtentList {
         match self.list.last_mut() {
             Some(last) if last.state == state => last.len += to - from,
             _ if !full => {
-                self.list.push(Extent { at: from, len: to - from, state });
+                self.list.push(PluginExtent { at: from, len: to - from, state });
             }
             _ => {
                 // The list ends here; nothing after this gap may be added.
@@ -71,14 +71,14 @@ impl ExtentList {
     }
 
     /// The extents so far.
-    pub(crate) fn list(&self) -> &[Extent] {
+    pub(crate) fn list(&self) -> &[PluginExtent] {
         &self.list
     }
 }
 
 /// An export that a plugin offers.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Export {
+pub(crate) struct PluginExport {
     pub(crate) name: String,
     pub(crate) description: Option<String>,
 }
@@ -93,7 +93,7 @@ pub struct CExport {
 /// The exports that a plugin offers.
 #[derive(Default)]
 pub(crate) struct ExportList {
-    list: Vec<Export>,
+    list: Vec<PluginExport>,
     /// Strings that were passed to a filter.
     shown: Vec<CString>,
     /// Positions at which the plugin added its default export.
@@ -113,7 +113,8 @@ impl ExportList {
         if name.len() > STRING_MAX || description.is_some_and(|text| text.len() > STRING_MAX) {
             return Err("the name or description of an export is too long");
         }
-        self.list.push(Export { name: name.into(), description: description.map(Into::into) });
+        self.list
+            .push(PluginExport { name: name.into(), description: description.map(Into::into) });
         Ok(())
     }
 
@@ -154,13 +155,13 @@ impl ExportList {
     pub(crate) fn resolve(&mut self, default: Option<&str>) {
         for at in std::mem::take(&mut self.default_at).into_iter().rev() {
             if let Some(name) = default {
-                self.list.insert(at, Export { name: name.into(), description: None });
+                self.list.insert(at, PluginExport { name: name.into(), description: None });
             }
         }
     }
 
     /// The exports that have names.
-    pub(crate) fn into_list(self) -> Vec<Export> {
+    pub(crate) fn into_list(self) -> Vec<PluginExport> {
         self.list
     }
 }
@@ -179,7 +180,10 @@ mod tests {
         extents.add(120, 0, 1).unwrap();
         extents.add(120, 500, 0).unwrap();
         extents.add(620, 5, 1).unwrap();
-        let wanted = [Extent { at: 100, len: 20, state: 3 }, Extent { at: 120, len: 80, state: 0 }];
+        let wanted = [
+            PluginExtent { at: 100, len: 20, state: 3 },
+            PluginExtent { at: 120, len: 80, state: 0 },
+        ];
         assert_eq!(extents.list(), wanted);
         assert!(extents.add(700, 1, 0).is_err());
     }

@@ -28,7 +28,7 @@ const SHEBANG_MAX: usize = 4096;
 
 /// The path of a plugin, and the script that is its first parameter.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Found {
+pub(crate) struct PluginPath {
     pub(crate) path: PathBuf,
     /// The script that names the plugin as its interpreter.
     pub(crate) script: Option<PathBuf>,
@@ -36,13 +36,13 @@ pub(crate) struct Found {
 
 /// Finds a plugin by path, or by its short name in the plugin directories. A script whose
 /// interpreter is nbdkit with a plugin stands for that plugin.
-pub(crate) fn find(name: &str) -> Result<Found> {
+pub(crate) fn find(name: &str) -> Result<PluginPath> {
     let mut name = name.to_string();
     let mut script = None;
     for _ in 0..SCRIPTS_MAX {
         let path = locate(&name)?;
         match interpreter(&path)? {
-            None => return Ok(Found { path, script }),
+            None => return Ok(PluginPath { path, script }),
             Some(plugin) => {
                 script.get_or_insert(path);
                 name = plugin;
@@ -152,30 +152,30 @@ fn interpreter(path: &Path) -> Result<Option<String>> {
     }
 }
 
-/// A loaded shared object. Not closed on drop: see [`Library::close`].
-pub(crate) struct Library {
+/// A loaded shared object. Not closed on drop: see [`SharedObject::close`].
+pub(crate) struct SharedObject {
     handle: *mut c_void,
     identity: (u64, u64),
 }
 
 // SAFETY: the loader's functions may be called on any thread; the handle is a token for them.
-unsafe impl Send for Library {}
+unsafe impl Send for SharedObject {}
 // SAFETY: as above; the handle is used only by those functions.
-unsafe impl Sync for Library {}
+unsafe impl Sync for SharedObject {}
 
 /// Loaded shared objects, by device and inode: a second plugin from the same object would share its
 /// variables.
 static LOADED: Mutex<Vec<(u64, u64)>> = Mutex::new(Vec::new());
 
 /// The description in a shared object.
-pub(crate) struct Described {
-    pub(crate) library: Library,
+pub(crate) struct ObjectDescription {
+    pub(crate) library: SharedObject,
     pub(crate) plugin: abi::PluginTable,
     pub(crate) asynchronous: Option<AsyncPlugin>,
 }
 
 /// Loads a plugin, and copies and checks its description.
-pub(crate) fn load(path: &Path) -> Result<Described> {
+pub(crate) fn load(path: &Path) -> Result<ObjectDescription> {
     use std::os::unix::fs::MetadataExt as _;
     let shown = path.display();
     let data = std::fs::metadata(path)
@@ -198,7 +198,7 @@ pub(crate) fn load(path: &Path) -> Result<Described> {
     };
     let library = open(path, identity).map_err(forget)?;
     match describe(&library, &shown.to_string()) {
-        Ok((plugin, asynchronous)) => Ok(Described { library, plugin, asynchronous }),
+        Ok((plugin, asynchronous)) => Ok(ObjectDescription { library, plugin, asynchronous }),
         Err(error) => {
             library.close();
             Err(error)
@@ -206,7 +206,7 @@ pub(crate) fn load(path: &Path) -> Result<Described> {
     }
 }
 
-fn open(path: &Path, identity: (u64, u64)) -> Result<Library> {
+fn open(path: &Path, identity: (u64, u64)) -> Result<SharedObject> {
     let text = format!("plugin {}: the path holds a zero byte", path.display());
     let c_path =
         CString::new(path.as_os_str().as_bytes()).map_err(|_| Error::new(Kind::Usage, text))?;
@@ -217,7 +217,7 @@ fn open(path: &Path, identity: (u64, u64)) -> Result<Library> {
         let text = format!("cannot load plugin {}: {}", path.display(), loader_error());
         return Err(Error::new(Kind::Usage, text));
     }
-    Ok(Library { handle, identity })
+    Ok(SharedObject { handle, identity })
 }
 
 fn loader_error() -> String {
@@ -230,9 +230,9 @@ fn loader_error() -> String {
     unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
 }
 
-impl Library {
+impl SharedObject {
     /// Loads a shared object that is not a plugin and is never closed.
-    pub(crate) fn open_at(path: &Path) -> Result<Library> {
+    pub(crate) fn open_at(path: &Path) -> Result<SharedObject> {
         open(path, (0, 0))
     }
 
@@ -262,7 +262,10 @@ impl Library {
     }
 }
 
-fn describe(library: &Library, shown: &str) -> Result<(abi::PluginTable, Option<AsyncPlugin>)> {
+fn describe(
+    library: &SharedObject,
+    shown: &str,
+) -> Result<(abi::PluginTable, Option<AsyncPlugin>)> {
     let wrong = |why: String| Error::new(Kind::Usage, format!("plugin {shown}: {why}"));
     let asynchronous = library.symbol(c"blockhaul_plugin_init");
     let (pointer, asynchronous) = if asynchronous.is_null() {
@@ -362,7 +365,7 @@ mod tests {
         let text = format!("#!/usr/sbin/nbdkit {}\n", path("so").display());
         std::fs::write(path("script"), text).unwrap();
         let found = find(path("script").to_str().unwrap()).unwrap();
-        assert_eq!(found, Found { path: path("so"), script: Some(path("script")) });
+        assert_eq!(found, PluginPath { path: path("so"), script: Some(path("script")) });
         let text = format!("#!/usr/sbin/nbdkit {}\n", path("script").display());
         std::fs::write(path("script"), text).unwrap();
         assert!(find(path("script").to_str().unwrap()).is_err());

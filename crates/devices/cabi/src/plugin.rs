@@ -11,19 +11,19 @@ use blockhaul_io::{BlockingPool, FifoLock};
 
 use crate::abi;
 use crate::async_abi::AsyncPlugin;
-use crate::context::{self, Context, Left, Stage};
+use crate::context::{self, CallContext, CallResults, CallStage};
 use crate::crash;
 use crate::debug;
 use crate::filter;
-use crate::load::{self, Described, Library};
-use crate::shutdown::Listening;
+use crate::load::{self, ObjectDescription, SharedObject};
+use crate::shutdown::ShutdownRegistration;
 use crate::stdio;
 use crate::watchdog;
 use blockhaul_foreign::Budget;
 
 /// Settings for loading a plugin.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Settings {
+pub struct PluginSettings {
     /// The plugin's name or path.
     pub plugin: String,
     /// Its parameters, in order; no key: the plugin's magic key.
@@ -33,12 +33,12 @@ pub struct Settings {
     /// Global variables of plugin and filters to set: name, flag, value.
     pub debug: Vec<(String, String, i32)>,
     /// The host's own settings.
-    pub host: HostSettings,
+    pub host: PluginHostSettings,
 }
 
 /// Settings of the host for a plugin.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct HostSettings {
+pub struct PluginHostSettings {
     /// Maximum number of threads for parallel callbacks.
     pub threads: usize,
     /// Time limit of requests and other callbacks of a connection, after which they fail; none: no
@@ -51,14 +51,14 @@ pub struct HostSettings {
 /// Threads of a parallel plugin: what nbdkit gives each connection.
 const THREADS: usize = 16;
 
-impl Default for HostSettings {
-    fn default() -> HostSettings {
-        HostSettings { threads: THREADS, timeout: None, watchdog: None }
+impl Default for PluginHostSettings {
+    fn default() -> PluginHostSettings {
+        PluginHostSettings { threads: THREADS, timeout: None, watchdog: None }
     }
 }
 
 /// Number of callbacks of a plugin that were given up and have not returned.
-pub(crate) type Hanging = Arc<AtomicUsize>;
+pub(crate) type HangingCalls = Arc<AtomicUsize>;
 
 /// A plugin that is ready. It ends when this and everything opened from it are dropped.
 pub(crate) struct Plugin {
@@ -66,7 +66,7 @@ pub(crate) struct Plugin {
     pub(crate) asynchronous: Option<AsyncPlugin>,
     pub(crate) name: String,
     pub(crate) model: ThreadModel,
-    pub(crate) host: HostSettings,
+    pub(crate) host: PluginHostSettings,
     /// The thread of the plugin's life, and of all callbacks if only one may run at a time.
     pub(crate) control: Arc<BlockingPool>,
     /// Threads for parallel callbacks.
@@ -76,20 +76,20 @@ pub(crate) struct Plugin {
     /// The lock for plugins with one connection at a time.
     pub(crate) one_by_one: Arc<FifoLock>,
     /// Taken when the plugin ends.
-    library: Option<Library>,
+    library: Option<SharedObject>,
     /// There are filters over it; `abi` has their callbacks.
     pub(crate) filtered: bool,
     /// The plugin's own description.
     pub(crate) described: abi::PluginTable,
     /// Callbacks that were given up.
-    pub(crate) hanging: Hanging,
+    pub(crate) hanging: HangingCalls,
     /// `get_ready` succeeded: cleanup is necessary.
     ready: bool,
-    crash_slot: crash::Slot,
+    crash_slot: crash::CrashSlot,
     /// Stops the server that the plugin was opened for.
     pub(crate) shutdown: Shutdown,
     /// Taken when the plugin ends.
-    listening: Option<Listening>,
+    listening: Option<ShutdownRegistration>,
 }
 
 // SAFETY: the raw pointers are strings of the plugin that never change, and callbacks, which are
@@ -100,7 +100,7 @@ unsafe impl Sync for Plugin {}
 
 impl Plugin {
     /// Loads a plugin, configures it and makes it ready.
-    pub(crate) async fn start(settings: Settings, shutdown: Shutdown) -> Result<Arc<Plugin>> {
+    pub(crate) async fn start(settings: PluginSettings, shutdown: Shutdown) -> Result<Arc<Plugin>> {
         if settings.host.watchdog.is_some() {
             watchdog::start();
         }
@@ -120,7 +120,7 @@ impl Plugin {
     }
 
     /// The error of a callback that returned -1.
-    pub(crate) fn error(&self, callback: &str, left: &Left) -> Error {
+    pub(crate) fn error(&self, callback: &str, left: &CallResults) -> Error {
         let number = match (left.error, self.abi.errno_is_preserved != 0, left.errno) {
             (0, true, errno) if errno != 0 => errno,
             (0, _, _) => libc::EIO,
@@ -143,16 +143,16 @@ impl Plugin {
         kind: OpKind,
         at: u64,
         len: u64,
-        stage: Stage,
+        stage: CallStage,
         limit: Duration,
     ) -> Error {
         let name = &self.name;
         let limit = limit.as_secs_f32();
         let place = match stage {
-            Stage::In(callback) => format!(", {} has not returned", callback.to_string_lossy()),
-            Stage::Queued => ", other callbacks have left it no thread".to_string(),
+            CallStage::In(callback) => format!(", {} has not returned", callback.to_string_lossy()),
+            CallStage::Queued => ", other callbacks have left it no thread".to_string(),
             // An asynchronous callback has returned, but no reply has arrived.
-            Stage::Begun | Stage::Over => String::new(),
+            CallStage::Begun | CallStage::Over => String::new(),
         };
         log::error!(
             "plugin {name}: {kind} of {len} bytes at offset {at} has not completed for {limit} s\
@@ -162,18 +162,18 @@ impl Plugin {
     }
 
     /// The error of another callback of a connection that has not returned in time.
-    pub(crate) fn no_return(&self, stage: Stage, limit: Duration) -> Error {
+    pub(crate) fn no_return(&self, stage: CallStage, limit: Duration) -> Error {
         let name = &self.name;
         let limit = limit.as_secs_f32();
         let text = match stage {
-            Stage::In(callback) => {
+            CallStage::In(callback) => {
                 let callback = callback.to_string_lossy();
                 format!("plugin {name}: {callback} has not returned for {limit} s")
             }
-            Stage::Queued => {
+            CallStage::Queued => {
                 format!("plugin {name}: other callbacks have left it no thread for {limit} s")
             }
-            Stage::Begun | Stage::Over => {
+            CallStage::Begun | CallStage::Over => {
                 format!("plugin {name} has not answered for {limit} s")
             }
         };
@@ -181,7 +181,7 @@ impl Plugin {
         Error::new(Kind::TimedOut, text)
     }
 
-    fn failed(&self, what: &str, left: &Left) -> Error {
+    fn failed(&self, what: &str, left: &CallResults) -> Error {
         let text = if left.text.is_empty() {
             format!("plugin {}: {what} failed without a reason", self.name)
         } else {
@@ -191,12 +191,12 @@ impl Plugin {
     }
 
     /// A context for callbacks of the plugin's life.
-    pub(crate) fn life(&self, stdio_safe: bool) -> Arc<Context> {
-        Arc::new(Context {
+    pub(crate) fn life(&self, stdio_safe: bool) -> Arc<CallContext> {
+        Arc::new(CallContext {
             plugin: self.name.as_str().into(),
             stdio_safe,
             shutdown: Some(self.shutdown.clone()),
-            ..Context::default()
+            ..CallContext::default()
         })
     }
 
@@ -218,18 +218,18 @@ impl Plugin {
     }
 
     /// Logs the `nbdkit_error` texts of a callback that succeeds.
-    pub(crate) fn log_rest(&self, left: &Left, result: c_int) {
+    pub(crate) fn log_rest(&self, left: &CallResults, result: c_int) {
         if result != -1 && !left.text.is_empty() {
             log::warn!("plugin {}: {}", self.name, left.text);
         }
     }
 
-    fn configure(&self, settings: &Settings) -> Result<()> {
+    fn configure(&self, settings: &PluginSettings) -> Result<()> {
         self.configure_only(settings)?;
         self.step(c"config_complete", self.abi.config_complete, true).map(drop)
     }
 
-    pub(crate) fn configure_only(&self, settings: &Settings) -> Result<()> {
+    pub(crate) fn configure_only(&self, settings: &PluginSettings) -> Result<()> {
         for (index, (key, value)) in settings.config.iter().enumerate() {
             let key = match key {
                 Some(key) => key.clone(),
@@ -322,7 +322,7 @@ impl Drop for Plugin {
         let context = self.life(false);
         let name = self.name.clone();
         let hanging = self.hanging.clone();
-        let slot = std::mem::replace(&mut self.crash_slot, crash::Slot::none());
+        let slot = std::mem::replace(&mut self.crash_slot, crash::CrashSlot::none());
         let listening = self.listening.take();
         self.control.run(move || {
             for (name, callback) in [(c"cleanup", cleanup), (c"unload", unload)] {
@@ -347,7 +347,8 @@ impl Drop for Plugin {
 }
 
 /// Loaded plugins: their names, and how many callbacks of each hang.
-static LIVE: (Mutex<Vec<(String, Hanging)>>, Condvar) = (Mutex::new(Vec::new()), Condvar::new());
+static LIVE: (Mutex<Vec<(String, HangingCalls)>>, Condvar) =
+    (Mutex::new(Vec::new()), Condvar::new());
 
 /// Time for a plugin with a hanging callback to end.
 const HANGING_END: Duration = Duration::from_secs(3);
@@ -369,14 +370,14 @@ pub fn wait_for_end(limit: Duration) -> Vec<String> {
     live.iter().map(|(name, _)| name.clone()).collect()
 }
 
-pub(crate) fn lane(settings: &Settings, fallback: &str) -> BlockingPool {
+pub(crate) fn lane(settings: &PluginSettings, fallback: &str) -> BlockingPool {
     let short = settings.plugin.rsplit('/').next().unwrap_or(fallback);
     BlockingPool::single(short.trim_start_matches("nbdkit-").trim_end_matches("-plugin.so"))
 }
 
 /// Loads a plugin, and calls its `load`.
 pub(crate) fn begin(
-    settings: &Settings,
+    settings: &PluginSettings,
     control: Arc<BlockingPool>,
     shutdown: Shutdown,
 ) -> Result<Plugin> {
@@ -385,13 +386,13 @@ pub(crate) fn begin(
         filter::find(filter)?;
     }
     let found = load::find(&settings.plugin)?;
-    let Described { library, plugin: mut abi, asynchronous } = load::load(&found.path)?;
+    let ObjectDescription { library, plugin: mut abi, asynchronous } = load::load(&found.path)?;
     // SAFETY: null or a C string: the plugin's description.
     let name = unsafe { crate::api::text(abi.name) }.unwrap_or_default().into_owned();
     let model = ThreadModel::from_number(abi.thread_model).expect("checked when it was loaded");
-    let mut flags = debug::Flags::new(&settings.debug);
+    let mut flags = debug::DebugFlags::new(&settings.debug);
     flags.set(&library, &name);
-    let mut listening = Listening::by(shutdown.clone());
+    let mut listening = ShutdownRegistration::by(shutdown.clone());
     library.symbol_of_init().into_iter().for_each(|address| listening.from(address));
     let filtered = !settings.filters.is_empty();
     let described = abi;
@@ -400,7 +401,7 @@ pub(crate) fn begin(
             let text = format!("plugin {name}: filters cannot be put over an asynchronous plugin");
             return Err(Error::new(Kind::Usage, text));
         }
-        let mut loaded = |library: &Library, filter: &str| {
+        let mut loaded = |library: &SharedObject, filter: &str| {
             flags.set(library, filter);
             library.symbol_of_init().into_iter().for_each(|address| listening.from(address));
         };
@@ -408,9 +409,9 @@ pub(crate) fn begin(
             filter::face(filter::set_up(abi, &name, &found.path, &settings.filters, &mut loaded)?);
     }
     flags.warn();
-    let hanging = Hanging::default();
+    let hanging = HangingCalls::default();
     LIVE.0.lock().expect("no panic under this lock").push((name.clone(), hanging.clone()));
-    let crash_slot = crash::Slot::take(&name);
+    let crash_slot = crash::CrashSlot::take(&name);
     let pool = Arc::new(BlockingPool::parallel(format!("{name}-pool"), settings.host.threads));
     let plugin = Plugin {
         abi,

@@ -22,15 +22,15 @@ fn servers() -> MutexGuard<'static, BTreeMap<usize, Shutdown>> {
 }
 
 /// While it lives, calls out of shared objects reach a server.
-pub(crate) struct Listening {
+pub(crate) struct ShutdownRegistration {
     shutdown: Shutdown,
     objects: Vec<usize>,
 }
 
-impl Listening {
+impl ShutdownRegistration {
     /// Calls shall reach this server.
-    pub(crate) fn by(shutdown: Shutdown) -> Listening {
-        Listening { shutdown, objects: Vec::new() }
+    pub(crate) fn by(shutdown: Shutdown) -> ShutdownRegistration {
+        ShutdownRegistration { shutdown, objects: Vec::new() }
     }
 
     /// Those out of the shared object that holds this address.
@@ -42,7 +42,7 @@ impl Listening {
     }
 }
 
-impl Drop for Listening {
+impl Drop for ShutdownRegistration {
     fn drop(&mut self) {
         let mut servers = servers();
         for object in &self.objects {

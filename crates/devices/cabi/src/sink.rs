@@ -9,14 +9,14 @@ use std::ptr;
 const PIECE: usize = 1 << 20;
 
 /// A range of addresses that can be written to and stores nothing useful.
-pub(crate) struct Sink {
+pub(crate) struct DiscardMemory {
     base: *mut c_void,
     len: usize,
 }
 
-impl Sink {
+impl DiscardMemory {
     /// A sink of at least `len` bytes.
-    pub(crate) fn new(len: usize) -> io::Result<Sink> {
+    pub(crate) fn new(len: usize) -> io::Result<DiscardMemory> {
         let len = len.next_multiple_of(PIECE);
         let own = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         // SAFETY: a new mapping at an address of the system's choice.
@@ -25,7 +25,7 @@ impl Sink {
             return Err(io::Error::last_os_error());
         }
         // Unmapped as a whole from here on.
-        let sink = Sink { base, len };
+        let sink = DiscardMemory { base, len };
         // SAFETY: a name, and flags.
         let fd = unsafe { libc::memfd_create(c"blockhaul-sink".as_ptr(), libc::MFD_CLOEXEC) };
         if fd < 0 {
@@ -63,7 +63,7 @@ impl Sink {
     }
 }
 
-impl Drop for Sink {
+impl Drop for DiscardMemory {
     fn drop(&mut self) {
         // SAFETY: a mapping of ours, used for the last time.
         unsafe { libc::munmap(self.base, self.len) };
@@ -77,7 +77,7 @@ mod tests {
 
     #[test]
     fn all_of_it_can_be_written_to_and_is_the_same_memory() {
-        let sink = Sink::new((5 << 20) + 1).unwrap();
+        let sink = DiscardMemory::new((5 << 20) + 1).unwrap();
         assert_eq!(sink.len, 6 << 20);
         let bytes = sink.pointer().cast::<u8>();
         // SAFETY: within the mapping, which has no other user; one access at a time.

@@ -3,12 +3,12 @@
 use std::sync::{Arc, Mutex, Weak};
 
 use blockhaul_block::{Device, Result};
-use blockhaul_catalog::{Client, Export, Exports, Listed, Opening, Visit};
+use blockhaul_catalog::{Export, ExportClient, Exports, ListedExport, OpenFuture, Visit};
 
 use crate::asynchronous;
-use crate::connection::Connection;
+use crate::connection::PluginConnection;
 use crate::device::PluginDevice;
-use crate::handle::Handle;
+use crate::handle::PluginHandle;
 use crate::plugin::Plugin;
 
 /// A plugin's exports: each client has its own connection.
@@ -18,7 +18,7 @@ pub(crate) struct PluginExports {
 }
 
 impl Exports for PluginExports {
-    fn admit(&self, client: Client) -> Opening<Arc<dyn Visit>> {
+    fn admit(&self, client: ExportClient) -> OpenFuture<Arc<dyn Visit>> {
         let plugin = self.plugin.clone();
         let readonly = self.readonly;
         Box::pin(async move {
@@ -31,9 +31,9 @@ impl Exports for PluginExports {
 /// A client's connection.
 #[derive(Clone)]
 pub(crate) struct PluginVisit {
-    connection: Arc<Connection>,
+    connection: Arc<PluginConnection>,
     /// Open handles, to notify when the client disconnects.
-    handles: Arc<Mutex<Vec<Weak<Handle>>>>,
+    handles: Arc<Mutex<Vec<Weak<PluginHandle>>>>,
 }
 
 impl PluginVisit {
@@ -42,9 +42,9 @@ impl PluginVisit {
     pub(crate) async fn enter(
         plugin: Arc<Plugin>,
         readonly: bool,
-        client: Option<Client>,
+        client: Option<ExportClient>,
     ) -> Result<PluginVisit> {
-        let connection = Connection::enter(plugin, readonly, client).await?;
+        let connection = PluginConnection::enter(plugin, readonly, client).await?;
         Ok(PluginVisit { connection, handles: Arc::default() })
     }
 
@@ -52,9 +52,9 @@ impl PluginVisit {
     pub(crate) async fn open_handle(&self, name: &str, tls: bool) -> Result<Arc<dyn Device>> {
         let name = name.to_string();
         let handles = self.handles.clone();
-        let open = move |connection: &Arc<Connection>| {
+        let open = move |connection: &Arc<PluginConnection>| {
             let name = connection.export(&name, tls)?;
-            let handle = Handle::open(connection.clone(), name, tls)?;
+            let handle = PluginHandle::open(connection.clone(), name, tls)?;
             let mut handles = handles.lock().expect("no panic under this lock");
             handles.retain(|handle| handle.strong_count() > 0);
             handles.push(Arc::downgrade(&handle));
@@ -66,12 +66,12 @@ impl PluginVisit {
 }
 
 impl Visit for PluginVisit {
-    fn list(&self, tls: bool) -> Opening<Vec<Listed>> {
+    fn list(&self, tls: bool) -> OpenFuture<Vec<ListedExport>> {
         let connection = self.connection.clone();
         Box::pin(async move { connection.run(move |connection| connection.list(tls)).await })
     }
 
-    fn open(&self, name: &str, tls: bool) -> Opening<Option<Export>> {
+    fn open(&self, name: &str, tls: bool) -> OpenFuture<Option<Export>> {
         let visit = self.clone();
         let name = name.to_string();
         Box::pin(async move {

@@ -10,30 +10,30 @@ use std::time::{Duration, Instant};
 use crate::running;
 
 /// The jobs that are watched.
-static GOING_ON: Mutex<GoingOn> =
-    Mutex::new(GoingOn { next: 0, jobs: BTreeMap::new(), looks_at: None });
+static GOING_ON: Mutex<WatchTable> =
+    Mutex::new(WatchTable { next: 0, jobs: BTreeMap::new(), looks_at: None });
 /// A job was added whose limit is before the next check.
 static BEGUN: Condvar = Condvar::new();
 
-struct GoingOn {
+struct WatchTable {
     next: u64,
-    jobs: BTreeMap<u64, Job>,
+    jobs: BTreeMap<u64, WatchedCall>,
     /// Time of the next check; none: it waits for the first job.
     looks_at: Option<Instant>,
 }
 
 #[derive(Clone)]
-struct Job {
+struct WatchedCall {
     until: Instant,
     limit: Duration,
     plugin: Arc<str>,
     callback: &'static CStr,
-    what: What,
+    what: WatchKind,
 }
 
 /// The kind of a job.
 #[derive(Clone, Copy)]
-pub(crate) enum What {
+pub(crate) enum WatchKind {
     /// A callback that must return.
     Callback,
     /// A request that must be answered.
@@ -41,7 +41,7 @@ pub(crate) enum What {
 }
 
 /// A job that is watched until this is dropped.
-pub(crate) struct Watched(u64);
+pub(crate) struct WatchGuard(u64);
 
 /// Starts the thread, once.
 pub(crate) fn start() {
@@ -59,27 +59,29 @@ pub(crate) fn over(
     limit: Option<Duration>,
     plugin: &Arc<str>,
     callback: &'static CStr,
-    what: What,
-) -> Option<Watched> {
+    what: WatchKind,
+) -> Option<WatchGuard> {
     let limit = limit?;
     let until = blockhaul_io::now() + limit;
     let mut going_on = lock();
     going_on.next += 1;
     let number = going_on.next;
-    going_on.jobs.insert(number, Job { until, limit, plugin: plugin.clone(), callback, what });
+    going_on
+        .jobs
+        .insert(number, WatchedCall { until, limit, plugin: plugin.clone(), callback, what });
     if going_on.looks_at.is_none_or(|at| until < at) {
         BEGUN.notify_all();
     }
-    Some(Watched(number))
+    Some(WatchGuard(number))
 }
 
-impl Drop for Watched {
+impl Drop for WatchGuard {
     fn drop(&mut self) {
         lock().jobs.remove(&self.0);
     }
 }
 
-fn lock() -> MutexGuard<'static, GoingOn> {
+fn lock() -> MutexGuard<'static, WatchTable> {
     GOING_ON.lock().expect("no panic under this lock")
 }
 
@@ -102,14 +104,14 @@ fn watch() {
     }
 }
 
-impl Job {
+impl WatchedCall {
     fn end_the_process(&self) -> ! {
         let plugin = &self.plugin;
         let limit = self.limit.as_secs_f32();
         let callback = self.callback.to_string_lossy();
         let what = match self.what {
-            What::Callback => "has not returned",
-            What::Answer => "has not been answered",
+            WatchKind::Callback => "has not returned",
+            WatchKind::Answer => "has not been answered",
         };
         log::error!(
             "plugin {plugin}: {callback} {what} for {limit} s; the watchdog ends the process"

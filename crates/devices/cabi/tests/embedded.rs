@@ -7,12 +7,12 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use blockhaul_catalog::{AnyLayer, Intent, Registry, Shared, Shutdown, Spec, guarded};
-use blockhaul_io::{Config, Listener, Pool, Runtime, Task, Ticket};
-use blockhaul_server::{Limits, Offers, Server, Tls};
+use blockhaul_catalog::{AnyLayer, DeviceSpec, Intent, Registry, SharedDevice, Shutdown, guarded};
+use blockhaul_io::{Listener, Pool, Runtime, RuntimeConfig, Task, Ticket};
+use blockhaul_server::{Limits, Offers, Server, TlsPolicy};
 use blockhaul_testkit::peer::Conversation;
-use blockhaul_testkit::tools::Scratch;
-use blockhaul_wire::Replies;
+use blockhaul_testkit::tools::ScratchDir;
+use blockhaul_wire::ReplyForm;
 
 /// Time limit for what happens at once.
 const SOON: Duration = Duration::from_secs(60);
@@ -33,12 +33,12 @@ async fn serve(device: &str, gate: Option<&str>, socket: &Path) -> Embedded {
     backends.extend(blockhaul_script::all());
     let gates = blockhaul_nbdkit_devices::gates::all();
     let registry = Registry { backends, gates, shutdown, ..Registry::default() };
-    let spec = Spec::parse(device.as_ref()).unwrap();
+    let spec = DeviceSpec::parse(device.as_ref()).unwrap();
     let exports = match registry.exports(&spec, &[], Intent::READ).await.unwrap() {
         Some(own) => own,
         None => {
             let stack = registry.open(&spec, Vec::new(), Intent::READ).await.unwrap();
-            Shared::new("", "", stack.device().clone())
+            SharedDevice::new("", "", stack.device().clone())
         }
     };
     let gates: Vec<_> = gate
@@ -49,12 +49,12 @@ async fn serve(device: &str, gate: Option<&str>, socket: &Path) -> Embedded {
         })
         .collect();
     let limits = Limits::default();
-    let server = Server::new(blockhaul_server::Config {
+    let server = Server::new(blockhaul_server::ServerConfig {
         exports: guarded(exports, &gates).unwrap(),
         pool: Pool::new(limits.all_bytes),
         limits,
         offers: Offers::default(),
-        tls: Tls::Off,
+        tls: TlsPolicy::Off,
     });
     let listening =
         blockhaul_io::spawn(server.clone().listen(Listener::bind_unix(socket).unwrap()));
@@ -69,7 +69,7 @@ async fn client<T: Send + 'static>(
     let socket = socket.to_path_buf();
     let done = blockhaul_io::offload(move || {
         let mut client = Conversation::connect(&socket).unwrap();
-        client.open("", Replies::Structured).unwrap();
+        client.open("", ReplyForm::Structured).unwrap();
         work(&mut client)
     });
     done.await.unwrap()
@@ -83,7 +83,7 @@ async fn is_asked(server: &mut Embedded) -> bool {
 
 /// Reads a range that makes the storage stop its server, with another server running: only that one
 /// stops.
-async fn ends_one(device: &str, at: u64, scratch: &Scratch, reason: &str) {
+async fn ends_one(device: &str, at: u64, scratch: &ScratchDir, reason: &str) {
     let one = scratch.socket("one");
     let other = scratch.socket("other");
     let ending = serve(device, None, &one).await;
@@ -107,13 +107,14 @@ async fn ends_one(device: &str, at: u64, scratch: &Scratch, reason: &str) {
     }
 }
 
-fn run<F: Future<Output = ()> + 'static>(work: impl FnOnce(Scratch) -> F + Send + 'static) {
-    let runtime = Runtime::start(&Config { workers: 2, ..Config::default() }).unwrap();
-    runtime.block_on(move || work(Scratch::new().unwrap()));
+fn run<F: Future<Output = ()> + 'static>(work: impl FnOnce(ScratchDir) -> F + Send + 'static) {
+    let runtime =
+        Runtime::start(&RuntimeConfig { workers: 2, ..RuntimeConfig::default() }).unwrap();
+    runtime.block_on(move || work(ScratchDir::new().unwrap()));
 }
 
 /// The plugin under this name: a process holds each shared object only once.
-fn plugin(name: &str, scratch: &Scratch) -> Option<String> {
+fn plugin(name: &str, scratch: &ScratchDir) -> Option<String> {
     let source = Path::new("crates/devices/cabi/tests/embedded.c");
     let folder = scratch.file(&format!("plugin-{name}"));
     std::fs::create_dir(&folder).unwrap();

@@ -7,16 +7,16 @@ use std::time::Duration;
 
 use blockhaul_block::{Device, Error, Kind, Result};
 use blockhaul_catalog::{
-    Another, Backend, Claim, ConnectionSettings, ImageFormat, Opened, Opening, StorageId,
-    StorageIds, Target,
+    Backend, BackendTarget, Claim, ConnectionSettings, HandleOpener, ImageFormat, OpenFuture,
+    OpenedDevice, StorageId, StorageIds,
 };
 use blockhaul_wire::uri::{HttpUri, TlsParameters, TlsType, Transport, Uri, is_http};
 
-use crate::connect::{Address, Options, connect_keeping};
+use crate::connect::{ConnectOptions, ServerAddress, connect_keeping};
 use crate::link::insecure;
 use crate::ssh::SshAddress;
 use crate::upgrade::HttpAddress;
-use crate::{Companions, Connected, ServerProcess};
+use crate::{Companions, DeviceConnection, ServerProcess};
 
 /// Interval and number of checks whether a server has ended: its sockets close some time before its
 /// status is known.
@@ -28,13 +28,13 @@ const CLAIM_TRIES: u32 = 40;
 const CLAIM_AGAIN: Duration = Duration::from_millis(25);
 
 /// The backends of this crate, connecting with these options.
-pub fn all(options: Options) -> Vec<Arc<dyn Backend>> {
+pub fn all(options: ConnectOptions) -> Vec<Arc<dyn Backend>> {
     let options = Arc::new(options);
     vec![Arc::new(NbdUri { options: options.clone() }), Arc::new(NbdCommand { options })]
 }
 
 struct NbdUri {
-    options: Arc<Options>,
+    options: Arc<ConnectOptions>,
 }
 
 impl Backend for NbdUri {
@@ -83,13 +83,14 @@ blockhaul copy --verify 'nbd+unix:///?socket=disk.sock' disk.raw
         Some(Arc::new(NbdUri { options: Arc::new(self.options.connecting(settings)) }))
     }
 
-    fn open(&self, target: Target) -> Opening<Opened> {
+    fn open(&self, target: BackendTarget) -> OpenFuture<OpenedDevice> {
         let options = self.options.clone();
         Box::pin(async move {
             let uri = format!("{}:{}", target.scheme, target.text()?);
-            let Parsed { address, export, tls } = parse(&uri)?;
+            let UriParts { address, export, tls } = parse(&uri)?;
             let claim = claim_on(&target, &address, &export, &uri).await?;
-            let place = Place { name: uri, address, export, options, tls, process: None, claim };
+            let place =
+                ExportSource { name: uri, address, export, options, tls, process: None, claim };
             place.open().await
         })
     }
@@ -99,7 +100,7 @@ blockhaul copy --verify 'nbd+unix:///?socket=disk.sock' disk.raw
 const QEMU_FORMATS: &[&str] = &["cloop", "dmg", "parallels", "qcow", "qed", "vpc"];
 
 struct NbdCommand {
-    options: Arc<Options>,
+    options: Arc<ConnectOptions>,
 }
 
 impl Backend for NbdCommand {
@@ -130,13 +131,13 @@ impl Backend for NbdCommand {
         Some(Arc::new(NbdCommand { options: Arc::new(self.options.connecting(settings)) }))
     }
 
-    fn open(&self, target: Target) -> Opening<Opened> {
+    fn open(&self, target: BackendTarget) -> OpenFuture<OpenedDevice> {
         let options = self.options.clone();
         Box::pin(async move {
             let process = ServerProcess::start(&target.command)?;
-            let place = Place {
+            let place = ExportSource {
                 name: process.name().to_string(),
-                address: Address::Unix(process.socket().to_path_buf()),
+                address: ServerAddress::Unix(process.socket().to_path_buf()),
                 export: String::new(),
                 options,
                 tls: None,
@@ -160,8 +161,8 @@ pub async fn is_own_export(uri: &str) -> Result<bool> {
 /// Claims an export of a server in this process. Raw bytes may be written by any number of devices:
 /// the server keeps them in order, and other programs write as well.
 async fn claim_on(
-    target: &Target,
-    address: &Address,
+    target: &BackendTarget,
+    address: &ServerAddress,
     export: &str,
     uri: &str,
 ) -> Result<Option<Arc<Claim>>> {
@@ -172,12 +173,12 @@ async fn claim_on(
     }
     let id = match address {
         // A path that cannot be completed is that of no other device, either.
-        Address::Unix(path) => {
+        ServerAddress::Unix(path) => {
             let path = std::path::absolute(path).unwrap_or_else(|_| path.clone());
             StorageId::Export(format!("{} {export}", path.display()))
         }
-        Address::Open(_) => return Ok(None),
-        Address::Http(http) => StorageId::Export(format!("{} {export}", http.server_name())),
+        ServerAddress::Open(_) => return Ok(None),
+        ServerAddress::Http(http) => StorageId::Export(format!("{} {export}", http.server_name())),
         address => StorageId::Export(format!("{address:?} {export}")),
     };
     let ids = StorageIds { same: vec![id], below: Vec::new() };
@@ -193,16 +194,16 @@ async fn claim_on(
 }
 
 /// The result of parsing a URI.
-pub(crate) struct Parsed {
-    pub(crate) address: Address,
+pub(crate) struct UriParts {
+    pub(crate) address: ServerAddress,
     pub(crate) export: String,
-    pub(crate) tls: Option<Arc<blockhaul_tls::Connector>>,
+    pub(crate) tls: Option<Arc<blockhaul_tls::TlsConnector>>,
 }
 
 /// Parses a URI, and reads the files that TLS needs. Refuses what this version does not support.
-pub(crate) fn parse(uri: &str) -> Result<Parsed> {
+pub(crate) fn parse(uri: &str) -> Result<UriParts> {
     let wrong =
-        |error: blockhaul_wire::uri::Error| Error::new(Kind::Usage, format!("{uri}: {error}"));
+        |error: blockhaul_wire::uri::UriError| Error::new(Kind::Usage, format!("{uri}: {error}"));
     let (transport, http, given, export) = if is_http(uri) {
         let HttpUri { transport, host, request, export, tls } =
             HttpUri::parse(uri).map_err(wrong)?;
@@ -212,19 +213,19 @@ pub(crate) fn parse(uri: &str) -> Result<Parsed> {
         (transport, None, tls, export)
     };
     let (mut address, mut host) = match transport {
-        Transport::Tcp { host, port } => (Address::Tcp(host.clone(), port), Some(host)),
+        Transport::Tcp { host, port } => (ServerAddress::Tcp(host.clone(), port), Some(host)),
         Transport::Unix { socket } => {
-            (Address::Unix(PathBuf::from(std::ffi::OsString::from_vec(socket))), None)
+            (ServerAddress::Unix(PathBuf::from(std::ffi::OsString::from_vec(socket))), None)
         }
-        Transport::Vsock { cid, port } => (Address::Vsock(cid, port), None),
+        Transport::Vsock { cid, port } => (ServerAddress::Vsock(cid, port), None),
         Transport::Ssh { user, host, port, socket, nbd_port, compress } => {
             let ssh = SshAddress { user, host: host.clone(), port, socket, nbd_port, compress };
-            (Address::Ssh(Box::new(ssh)), Some(host))
+            (ServerAddress::Ssh(Box::new(ssh)), Some(host))
         }
     };
     let is_http = http.is_some();
     if let Some((request, named)) = http {
-        address = Address::Http(Box::new(HttpAddress::new(address, request)));
+        address = ServerAddress::Http(Box::new(HttpAddress::new(address, request)));
         host = named;
     }
     let tls = match given {
@@ -242,12 +243,12 @@ pub(crate) fn parse(uri: &str) -> Result<Parsed> {
         }
         Some(parameters) => {
             let demands = demands(uri, parameters, host)?;
-            let connector = blockhaul_tls::Connector::new(&demands).map_err(insecure);
+            let connector = blockhaul_tls::TlsConnector::new(&demands).map_err(insecure);
             let connector = connector.map_err(|error| error.on(&uri.into()))?;
             Some(Arc::new(if is_http { connector.for_http() } else { connector }))
         }
     };
-    Ok(Parsed { address, export, tls })
+    Ok(UriParts { address, export, tls })
 }
 
 /// Whether a URI has parameters that only matter to TLS.
@@ -262,18 +263,20 @@ fn demands(
     uri: &str,
     given: TlsParameters,
     host: Option<String>,
-) -> Result<blockhaul_tls::Demands> {
+) -> Result<blockhaul_tls::ConnectorConfig> {
     let credentials = match (given.kind, given.psk_file, given.certificates) {
         (Some(TlsType::Psk), None, _) => {
             let text =
                 format!("{uri}: tls-type=psk requires a file of keys: add tls-psk-file=FILE");
             return Err(Error::new(Kind::Usage, text));
         }
-        (None | Some(TlsType::Psk), Some(file), _) => blockhaul_tls::Credentials::Keys(file.into()),
-        (_, _, Some(dir)) => blockhaul_tls::Credentials::Certificates(dir.into()),
-        (_, _, None) => blockhaul_tls::Credentials::Usual,
+        (None | Some(TlsType::Psk), Some(file), _) => {
+            blockhaul_tls::TlsCredentials::Keys(file.into())
+        }
+        (_, _, Some(dir)) => blockhaul_tls::TlsCredentials::Certificates(dir.into()),
+        (_, _, None) => blockhaul_tls::TlsCredentials::Usual,
     };
-    Ok(blockhaul_tls::Demands {
+    Ok(blockhaul_tls::ConnectorConfig {
         credentials,
         user: given.username,
         hostname: given.hostname.or(host),
@@ -283,31 +286,31 @@ fn demands(
 
 /// An export that accepts any number of connections.
 #[derive(Clone)]
-struct Place {
+struct ExportSource {
     name: String,
-    address: Address,
+    address: ServerAddress,
     export: String,
-    options: Arc<Options>,
-    tls: Option<Arc<blockhaul_tls::Connector>>,
+    options: Arc<ConnectOptions>,
+    tls: Option<Arc<blockhaul_tls::TlsConnector>>,
     /// The server, if it was started for this export.
     process: Option<Arc<ServerProcess>>,
     claim: Option<Arc<Claim>>,
 }
 
-impl Place {
-    async fn open(self) -> Result<Opened> {
+impl ExportSource {
+    async fn open(self) -> Result<OpenedDevice> {
         let device = self.connect().await?;
-        Ok(Opened { device, more: Some(Arc::new(self)) })
+        Ok(OpenedDevice { device, more: Some(Arc::new(self)) })
     }
 
     async fn connect(&self) -> Result<Arc<dyn Device>> {
         let companions = Companions { process: self.process.clone(), claim: self.claim.clone() };
         let name = &self.name;
-        let options = Options { tls: self.tls.clone(), ..(*self.options).clone() };
+        let options = ConnectOptions { tls: self.tls.clone(), ..(*self.options).clone() };
         let connected =
             connect_keeping(companions, name, &self.address, &self.export, &options).await;
         let error = match connected {
-            Ok(Connected { device, .. }) => return Ok(device),
+            Ok(DeviceConnection { device, .. }) => return Ok(device),
             Err(error) => error,
         };
         match self.how_it_ended().await {
@@ -330,8 +333,8 @@ impl Place {
     }
 }
 
-impl Another for Place {
-    fn another(&self) -> Opening<Arc<dyn Device>> {
+impl HandleOpener for ExportSource {
+    fn another(&self) -> OpenFuture<Arc<dyn Device>> {
         let place = self.clone();
         Box::pin(async move { place.connect().await })
     }

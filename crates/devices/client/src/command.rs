@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use blockhaul_block::{Error, Kind, Result};
 
-use crate::guard::{Guard, REGISTER};
+use crate::guard::{ProcessGuard, REGISTER};
 
 /// Moves the listening socket from standard input to descriptor 3 and passes it to the server. The
 /// shell's process ID becomes the server's, which LISTEN_PID must contain.
@@ -28,7 +28,7 @@ pub struct ServerProcess {
     socket: PathBuf,
     name: String,
     /// Dropped last: until then it ends the server if this program is killed.
-    _guard: Guard,
+    _guard: ProcessGuard,
 }
 
 impl ServerProcess {
@@ -67,7 +67,7 @@ impl ServerProcess {
         let Some(program) = words.first() else {
             return Err(Error::new(Kind::Usage, "no command between [ and ]"));
         };
-        let guard = Guard::start()?;
+        let guard = ProcessGuard::start()?;
         let program = match program.to_str() {
             Some("blockhaul") => guard.this_program()?.into_os_string(),
             _ => program.clone(),

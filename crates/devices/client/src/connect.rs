@@ -11,14 +11,16 @@ use std::time::Duration;
 use blockhaul_block::{Device, Error, Kind, Result};
 use blockhaul_catalog::ConnectionSettings;
 use blockhaul_io::Stream;
-use blockhaul_wire::Infos;
-use blockhaul_wire::handshake::client::{Handshake, Negotiated};
-use blockhaul_wire::handshake::negotiation::{End, Negotiation, Step, Wants};
+use blockhaul_wire::InfoSet;
+use blockhaul_wire::handshake::client::{ClientHandshake, ClientHandshakeResult};
+use blockhaul_wire::handshake::negotiation::{
+    Negotiation, NegotiationGoal, NegotiationOptions, NegotiationStep,
+};
 
-use crate::blocking::Blocking;
+use crate::blocking::BlockingConnection;
 use crate::device;
-use crate::device::{Companions, Export};
-use crate::link::{Link, refused, unheard};
+use crate::device::{Companions, ExportProperties};
+use crate::link::{HandshakeLink, refused, unheard};
 use crate::ssh::SshAddress;
 use crate::traffic::Traffic;
 use crate::upgrade::{HttpAddress, dial_http};
@@ -29,7 +31,7 @@ const ADDRESS_MAX: Duration = Duration::from_millis(2500);
 
 /// Where a server listens.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Address {
+pub enum ServerAddress {
     /// A Unix socket.
     Unix(PathBuf),
     /// A host name or address, and a port.
@@ -74,49 +76,51 @@ impl PartialEq for OpenSocket {
 
 impl Eq for OpenSocket {}
 
-impl Address {
+impl ServerAddress {
     /// Whether this process listens there. The addresses of SSH servers are not looked at.
     pub(crate) async fn is_own(&self) -> bool {
         if blockhaul_io::is_simulated() {
             return false;
         }
         let is_own = match self.clone() {
-            Address::Unix(path) => {
+            ServerAddress::Unix(path) => {
                 blockhaul_io::offload(move || blockhaul_io::listens_on_unix(&path)).await
             }
-            Address::Tcp(host, port) => {
+            ServerAddress::Tcp(host, port) => {
                 let look = move || {
                     let found = (host.as_str(), port).to_socket_addrs();
                     found.is_ok_and(|mut found| found.any(blockhaul_io::listens_on_tcp))
                 };
                 blockhaul_io::offload(look).await
             }
-            Address::Http(http) => return Box::pin(http.address.is_own()).await,
-            Address::Vsock(..) | Address::Ssh(_) | Address::Open(_) => return false,
+            ServerAddress::Http(http) => return Box::pin(http.address.is_own()).await,
+            ServerAddress::Vsock(..) | ServerAddress::Ssh(_) | ServerAddress::Open(_) => {
+                return false;
+            }
         };
         is_own.unwrap_or(false)
     }
 
     /// Whether each connection passes a program between client and server, which may start a server for it.
     fn is_relayed(&self) -> bool {
-        matches!(self, Address::Http(_) | Address::Ssh(_))
+        matches!(self, ServerAddress::Http(_) | ServerAddress::Ssh(_))
     }
 
     /// Whether NBD begins after an HTTP request: TLS is then around both.
     fn is_http(&self) -> bool {
-        matches!(self, Address::Http(_))
+        matches!(self, ServerAddress::Http(_))
     }
 }
 
-impl fmt::Display for Address {
+impl fmt::Display for ServerAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Address::Unix(path) => write!(f, "Unix socket {}", path.display()),
-            Address::Tcp(host, port) => write!(f, "{host} port {port}"),
-            Address::Vsock(cid, port) => write!(f, "vsock {cid} port {port}"),
-            Address::Ssh(ssh) => ssh.fmt(f),
-            Address::Http(http) => http.address.fmt(f),
-            Address::Open(_) => f.write_str("a connected socket"),
+            ServerAddress::Unix(path) => write!(f, "Unix socket {}", path.display()),
+            ServerAddress::Tcp(host, port) => write!(f, "{host} port {port}"),
+            ServerAddress::Vsock(cid, port) => write!(f, "vsock {cid} port {port}"),
+            ServerAddress::Ssh(ssh) => ssh.fmt(f),
+            ServerAddress::Http(http) => http.address.fmt(f),
+            ServerAddress::Open(_) => f.write_str("a connected socket"),
         }
     }
 }
@@ -128,7 +132,7 @@ pub fn is_this_machine(host: &str) -> bool {
 
 /// Options of a connection.
 #[derive(Debug, Clone)]
-pub struct Options {
+pub struct ConnectOptions {
     /// Time for dialling and the handshake together; zero: none.
     pub connect_timeout: Duration,
     /// Drop the connection when requests are in flight and no byte has moved either way for this
@@ -147,12 +151,12 @@ pub struct Options {
     /// Request name and description, too.
     pub full_info: bool,
     /// Require TLS, with these settings: nothing is sent without it.
-    pub tls: Option<Arc<blockhaul_tls::Connector>>,
+    pub tls: Option<Arc<blockhaul_tls::TlsConnector>>,
 }
 
-impl Default for Options {
-    fn default() -> Options {
-        Options {
+impl Default for ConnectOptions {
+    fn default() -> ConnectOptions {
+        ConnectOptions {
             connect_timeout: Duration::from_secs(30),
             timeout: Duration::from_secs(60),
             min_rate: 0,
@@ -165,12 +169,12 @@ impl Default for Options {
     }
 }
 
-impl Options {
+impl ConnectOptions {
     /// The same options with these settings. Contexts are added to those of these options.
     #[must_use]
-    pub fn connecting(&self, settings: &ConnectionSettings) -> Options {
+    pub fn connecting(&self, settings: &ConnectionSettings) -> ConnectOptions {
         let ConnectionSettings { timeout, min_rate, contexts } = settings;
-        let mut options = Options { timeout: *timeout, min_rate: *min_rate, ..self.clone() };
+        let mut options = ConnectOptions { timeout: *timeout, min_rate: *min_rate, ..self.clone() };
         if !timeout.is_zero() {
             options.connect_timeout = options.connect_timeout.min(*timeout);
         }
@@ -181,23 +185,23 @@ impl Options {
 }
 
 /// An open connection.
-pub struct Connected {
+pub struct DeviceConnection {
     /// The export, as a device.
     pub device: Arc<dyn Device>,
     /// The result of the negotiation.
-    pub negotiated: Negotiated,
+    pub negotiated: ClientHandshakeResult,
 }
 
 /// An open connection that nobody uses yet.
-pub struct Opened {
+pub struct NewConnection {
     name: String,
-    link: Link,
+    link: HandshakeLink,
     /// The result of the negotiation.
-    pub negotiated: Negotiated,
+    pub negotiated: ClientHandshakeResult,
     patience: (Duration, u64),
 }
 
-impl Opened {
+impl NewConnection {
     /// What the connection has sent and received, and what it will.
     pub fn traffic(&self) -> Arc<Traffic> {
         self.link.traffic.clone()
@@ -216,29 +220,29 @@ impl Opened {
     ///
     /// # Errors
     /// If the export is longer than any device, or the socket cannot be used.
-    pub fn blocking(self) -> Result<std::result::Result<Blocking, Opened>> {
+    pub fn blocking(self) -> Result<std::result::Result<BlockingConnection, NewConnection>> {
         let (timeout, min_rate) = self.patience;
         if self.negotiated.tls || min_rate > 0 {
             return Ok(Err(self));
         }
-        let export = Arc::new(Export::over(&self.link, &self.name, &self.negotiated));
-        Blocking::new(&self.link, export, timeout).map(Ok)
+        let export = Arc::new(ExportProperties::over(&self.link, &self.name, &self.negotiated));
+        BlockingConnection::new(&self.link, export, timeout).map(Ok)
     }
 }
 
 /// Connects to an export, for a caller that decides afterwards who carries out its requests.
 pub async fn open(
     name: &str,
-    address: &Address,
+    address: &ServerAddress,
     export: &str,
-    options: &Options,
-) -> Result<Opened> {
+    options: &ConnectOptions,
+) -> Result<NewConnection> {
     let opened = transmission(address, export, options).await.and_then(|(link, ended)| {
-        let Ended::Transmission(negotiated) = ended else {
+        let HandshakeEnd::Transmission(negotiated) = ended else {
             return Err(Error::new(Kind::Io, "the handshake stopped too early"));
         };
         let patience = (options.timeout, options.min_rate);
-        Ok(Opened { name: name.to_string(), link, negotiated: *negotiated, patience })
+        Ok(NewConnection { name: name.to_string(), link, negotiated: *negotiated, patience })
     });
     opened.map_err(|error| at(name, address, error))
 }
@@ -246,10 +250,10 @@ pub async fn open(
 /// Connects to an export. `name` is for messages: what the user typed.
 pub async fn connect(
     name: &str,
-    address: &Address,
+    address: &ServerAddress,
     export: &str,
-    options: &Options,
-) -> Result<Connected> {
+    options: &ConnectOptions,
+) -> Result<DeviceConnection> {
     connect_keeping(Companions::default(), name, address, export, options).await
 }
 
@@ -257,68 +261,77 @@ pub async fn connect(
 pub async fn connect_keeping(
     companions: Companions,
     name: &str,
-    address: &Address,
+    address: &ServerAddress,
     export: &str,
-    options: &Options,
-) -> Result<Connected> {
-    let Opened { link, negotiated, patience, .. } = open(name, address, export, options).await?;
+    options: &ConnectOptions,
+) -> Result<DeviceConnection> {
+    let NewConnection { link, negotiated, patience, .. } =
+        open(name, address, export, options).await?;
     let device = device::open(name, link, &negotiated, patience, companions);
     let device = device.map_err(|error| at(name, address, error))?;
-    Ok(Connected { device, negotiated })
+    Ok(DeviceConnection { device, negotiated })
 }
 
 /// Connects and negotiates everything, up to the transmission phase.
 pub(crate) async fn transmission(
-    address: &Address,
+    address: &ServerAddress,
     export: &str,
-    options: &Options,
-) -> Result<(Link, Ended)> {
-    let wants = Wants {
+    options: &ConnectOptions,
+) -> Result<(HandshakeLink, HandshakeEnd)> {
+    let wants = NegotiationOptions {
         contexts: options.contexts.clone(),
         tls: options.tls.is_some() && !address.is_http(),
         extended: options.extended,
         structured: options.structured,
-        infos: Infos { name: options.full_info, description: options.full_info, block_size: true },
-        ..Wants::new(export)
+        infos: InfoSet {
+            name: options.full_info,
+            description: options.full_info,
+            block_size: true,
+        },
+        ..NegotiationOptions::new(export)
     };
     met(address, wants, options).await
 }
 
 /// How a negotiation ended.
-pub(crate) enum Ended {
-    Transmission(Box<Negotiated>),
-    Options(Box<Handshake>),
+pub(crate) enum HandshakeEnd {
+    Transmission(Box<ClientHandshakeResult>),
+    Options(Box<ClientHandshake>),
 }
 
 /// Connects and negotiates headers and replies, but stays in the handshake.
 pub(crate) async fn connect_for_options(
-    address: &Address,
-    options: &Options,
-) -> Result<(Link, Ended)> {
-    let wants = Wants {
+    address: &ServerAddress,
+    options: &ConnectOptions,
+) -> Result<(HandshakeLink, HandshakeEnd)> {
+    let wants = NegotiationOptions {
         tls: options.tls.is_some() && !address.is_http(),
         extended: options.extended,
         structured: options.structured,
-        end: End::Options,
-        ..Wants::new("")
+        end: NegotiationGoal::Options,
+        ..NegotiationOptions::new("")
     };
     met(address, wants, options).await
 }
 
 // nbd: tls.no-memory
 /// Connects and negotiates, within the timeout.
-async fn met(address: &Address, wants: Wants, options: &Options) -> Result<(Link, Ended)> {
-    let awaited = Awaited::new("connection");
+async fn met(
+    address: &ServerAddress,
+    wants: NegotiationOptions,
+    options: &ConnectOptions,
+) -> Result<(HandshakeLink, HandshakeEnd)> {
+    let awaited = WaitReason::new("connection");
     let work = async {
         let negotiation = Negotiation::new(wants).map_err(|error| refused(&error))?;
         let mut link = match address {
-            Address::Http(http) => dial_http(http, options, &awaited).await?,
-            address => Link::new(dial(address).await?),
+            ServerAddress::Http(http) => dial_http(http, options, &awaited).await?,
+            address => HandshakeLink::new(dial(address).await?),
         };
         let ended = negotiate(&mut link, negotiation, options, &awaited).await;
         let mut ended = ended.map_err(|error| link.doubted(error))?;
         link.is_relayed = address.is_relayed();
-        if let Ended::Transmission(negotiated) = &mut ended {
+        if let HandshakeEnd::Transmission(negotiated) = &mut ended {
             // Also if the negotiation has not seen it.
             negotiated.tls = options.tls.is_some();
         }
@@ -328,11 +341,11 @@ async fn met(address: &Address, wants: Wants, options: &Options) -> Result<(Link
 }
 
 /// What is currently awaited, for the message on a timeout.
-pub(crate) struct Awaited(Cell<&'static str>);
+pub(crate) struct WaitReason(Cell<&'static str>);
 
-impl Awaited {
-    pub(crate) fn new(what: &'static str) -> Awaited {
-        Awaited(Cell::new(what))
+impl WaitReason {
+    pub(crate) fn new(what: &'static str) -> WaitReason {
+        WaitReason(Cell::new(what))
     }
 
     /// Something else is awaited from here on.
@@ -349,7 +362,7 @@ impl Awaited {
         if time.is_zero() {
             return work.await;
         }
-        blockhaul_io::timeout(time, work).await.unwrap_or_else(|blockhaul_io::Elapsed| {
+        blockhaul_io::timeout(time, work).await.unwrap_or_else(|blockhaul_io::TimeoutError| {
             let what = self.0.get();
             let text = format!("no {what} within {} s", time.as_secs_f32());
             Err(match what {
@@ -366,7 +379,7 @@ impl Awaited {
 const GREETING: &str = "greeting";
 
 /// Adds the name and address to an error, and what helps against errors of this kind at a server.
-pub(crate) fn at(name: &str, address: &Address, error: Error) -> Error {
+pub(crate) fn at(name: &str, address: &ServerAddress, error: Error) -> Error {
     let error = match error.kind() {
         Kind::NotFound => error.or_remedy("check that the server runs, and where it listens"),
         Kind::Refused => error.or_remedy("check what the server requires"),
@@ -382,19 +395,19 @@ pub(crate) fn at(name: &str, address: &Address, error: Error) -> Error {
     error.reworded(format!("{what} {address}: {text}")).on(&name.into())
 }
 
-pub(crate) async fn dial(address: &Address) -> Result<Stream> {
+pub(crate) async fn dial(address: &ServerAddress) -> Result<Stream> {
     match address {
-        Address::Http(_) => Err(Error::new(Kind::Usage, "an HTTP server behind another one")),
-        Address::Open(socket) => socket.take(),
-        Address::Vsock(cid, port) => {
+        ServerAddress::Http(_) => Err(Error::new(Kind::Usage, "an HTTP server behind another one")),
+        ServerAddress::Open(socket) => socket.take(),
+        ServerAddress::Vsock(cid, port) => {
             let connected = Stream::connect_vsock(*cid, *port).await;
             connected.map_err(|error| Error::system("connect", error))
         }
-        Address::Ssh(ssh) => ssh.dial().await,
-        Address::Unix(path) => {
+        ServerAddress::Ssh(ssh) => ssh.dial().await,
+        ServerAddress::Unix(path) => {
             Stream::connect_unix(path).await.map_err(|error| Error::system("connect", error))
         }
-        Address::Tcp(host, port) => {
+        ServerAddress::Tcp(host, port) => {
             let target = (host.clone(), *port);
             let found =
                 blockhaul_io::offload(move || target.to_socket_addrs().map(Vec::from_iter)).await;
@@ -412,7 +425,7 @@ pub(crate) async fn dial(address: &Address) -> Result<Stream> {
                 let connected = match addresses.peek() {
                     None => connecting.await,
                     Some(_) => blockhaul_io::timeout(ADDRESS_MAX, connecting).await.unwrap_or_else(
-                        |blockhaul_io::Elapsed| Err(std::io::ErrorKind::TimedOut.into()),
+                        |blockhaul_io::TimeoutError| Err(std::io::ErrorKind::TimedOut.into()),
                     ),
                 };
                 match connected {
@@ -426,11 +439,11 @@ pub(crate) async fn dial(address: &Address) -> Result<Stream> {
 }
 
 async fn negotiate(
-    link: &mut Link,
+    link: &mut HandshakeLink,
     mut negotiation: Negotiation,
-    options: &Options,
-    awaited: &Awaited,
-) -> Result<Ended> {
+    options: &ConnectOptions,
+    awaited: &WaitReason,
+) -> Result<HandshakeEnd> {
     let mut out = Vec::new();
     awaited.0.set(GREETING);
     loop {
@@ -446,7 +459,7 @@ async fn negotiate(
         link.consume(used);
         link.unanswered &= used == 0;
         match step {
-            Step::NeedMore { bytes } => {
+            NegotiationStep::NeedMore { bytes } => {
                 if bytes > link.window.capacity() {
                     link.window.grow(bytes);
                 }
@@ -459,7 +472,7 @@ async fn negotiate(
                 }
             }
             // nbd: tls.client-upgrades
-            Step::StartTls => {
+            NegotiationStep::StartTls => {
                 let Some(connector) = &options.tls else {
                     return Err(Error::new(Kind::Io, "the server started TLS without a request"));
                 };
@@ -468,18 +481,22 @@ async fn negotiate(
                 link.secure(connector).await?;
                 negotiation.tls_started().map_err(|error| refused(&error))?;
             }
-            Step::Transmission(negotiated) => return Ok(Ended::Transmission(negotiated)),
-            Step::Options => return Ok(Ended::Options(Box::new(negotiation.into_handshake()))),
+            NegotiationStep::Transmission(negotiated) => {
+                return Ok(HandshakeEnd::Transmission(negotiated));
+            }
+            NegotiationStep::Options => {
+                return Ok(HandshakeEnd::Options(Box::new(negotiation.into_handshake())));
+            }
         }
     }
 }
 
 /// Marks the end of the stream during the handshake.
-trait DuringHandshake {
+trait HandshakeContext {
     fn during_handshake(self) -> Error;
 }
 
-impl DuringHandshake for Error {
+impl HandshakeContext for Error {
     fn during_handshake(self) -> Error {
         match self.kind() {
             Kind::Io => Error::new(Kind::Disconnected, self.text()),

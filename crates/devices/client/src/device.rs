@@ -5,33 +5,33 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blockhaul_block::{
-    BlockSizes, Can, Contexts, Device, Error, Facts, Flags, Kind, Op, OpKind, Pending, Reply,
-    Request, Result,
+    BlockSizes, Can, ContextSet, Device, Error, Facts, Kind, Op, OpKind, PendingRequest, Reply,
+    Request, RequestFlags, Result,
 };
 use blockhaul_catalog::Claim;
 use blockhaul_io::Data;
-use blockhaul_wire::handshake::client::Negotiated;
-use blockhaul_wire::request::{Filter, Header};
-use blockhaul_wire::{Command, CommandFlags, Context, ExportFlags, Headers, Replies};
+use blockhaul_wire::handshake::client::ClientHandshakeResult;
+use blockhaul_wire::request::{RequestHeader, StatusFilter};
+use blockhaul_wire::{CommandCode, CommandFlags, ExportFlags, MetaContext, ReplyForm, RequestForm};
 
 use crate::ServerProcess;
-use crate::link::Link;
-use crate::reply::{Reading, RequestFacts};
-use crate::session::{self, Patience, Session};
+use crate::link::HandshakeLink;
+use crate::reply::{ReadMemory, RequestFacts};
+use crate::session::{self, ClientSession, ServerTimeouts};
 
 /// Pieces of a long zero or trim request in flight at a time, for 32-bit lengths.
 const PIECES_IN_FLIGHT: usize = 16;
 
 struct NbdDevice {
-    connection: Arc<Connection>,
-    export: Arc<Export>,
+    connection: Arc<SharedConnection>,
+    export: Arc<ExportProperties>,
 }
 
 /// What a handshake has found out about an export: the facts of its device, and what its requests depend on.
-pub(crate) struct Export {
+pub(crate) struct ExportProperties {
     pub(crate) facts: Arc<Facts>,
-    pub(crate) headers: Headers,
-    pub(crate) replies: Replies,
+    pub(crate) headers: RequestForm,
+    pub(crate) replies: ReplyForm,
     /// IDs of the contexts, by their index in the facts.
     ids: Vec<u32>,
     /// The ID of `base:allocation`, if it was selected.
@@ -43,53 +43,59 @@ pub(crate) struct Export {
 }
 
 /// A request, and what its reply is for.
-pub(crate) struct Message {
+pub(crate) struct RequestMessage {
     /// The header; its cookie is 0.
-    pub(crate) header: Header,
+    pub(crate) header: RequestHeader,
     /// The IDs of the contexts whose block status is asked for.
     pub(crate) contexts: Vec<u32>,
-    pub(crate) payload: Payload,
+    pub(crate) payload: RequestPayload,
     pub(crate) facts: RequestFacts,
     /// Memory for the reply to a read of a device.
-    pub(crate) reading: Option<Box<Reading>>,
+    pub(crate) reading: Option<Box<ReadMemory>>,
 }
 
 /// The bytes after a request's header.
-pub(crate) enum Payload {
+pub(crate) enum RequestPayload {
     None,
     Data(Data),
     Bytes(Vec<u8>),
 }
 
-impl Payload {
+impl RequestPayload {
     /// Length in bytes.
     pub(crate) fn len(&self) -> usize {
         match self {
-            Payload::None => 0,
-            Payload::Data(data) => data.len(),
-            Payload::Bytes(bytes) => bytes.len(),
+            RequestPayload::None => 0,
+            RequestPayload::Data(data) => data.len(),
+            RequestPayload::Bytes(bytes) => bytes.len(),
         }
     }
 }
 
-impl Message {
+impl RequestMessage {
     /// A request without payload or contexts.
-    pub(crate) fn new(kind: OpKind, at: u64, len: u64, flags: Flags) -> Message {
+    pub(crate) fn new(kind: OpKind, at: u64, len: u64, flags: RequestFlags) -> RequestMessage {
         let (command, offset, length) = match kind {
-            OpKind::Read => (Command::Read, at, len),
-            OpKind::Write => (Command::Write, at, len),
-            OpKind::Zero => (Command::WriteZeroes, at, len),
-            OpKind::Trim => (Command::Trim, at, len),
+            OpKind::Read => (CommandCode::Read, at, len),
+            OpKind::Write => (CommandCode::Write, at, len),
+            OpKind::Zero => (CommandCode::WriteZeroes, at, len),
+            OpKind::Trim => (CommandCode::Trim, at, len),
             // nbd: flush.zero
-            OpKind::Flush => (Command::Flush, 0, 0),
-            OpKind::Cache => (Command::Cache, at, len),
-            OpKind::Extents => (Command::BlockStatus, at, len),
+            OpKind::Flush => (CommandCode::Flush, 0, 0),
+            OpKind::Cache => (CommandCode::Cache, at, len),
+            OpKind::Extents => (CommandCode::BlockStatus, at, len),
         };
-        let one = flags.contains(Flags::ONE_EXTENT);
-        Message {
-            header: Header { flags: command_flags(flags), command, cookie: 0, offset, length },
+        let one = flags.contains(RequestFlags::ONE_EXTENT);
+        RequestMessage {
+            header: RequestHeader {
+                flags: command_flags(flags),
+                command,
+                cookie: 0,
+                offset,
+                length,
+            },
             contexts: Vec::new(),
-            payload: Payload::None,
+            payload: RequestPayload::None,
             facts: RequestFacts { kind, at, len, one, allocation: None },
             reading: None,
         }
@@ -98,8 +104,8 @@ impl Message {
 
 /// A connection in use by a device and by requests sent in pieces. The last user sends the
 /// disconnect request.
-struct Connection {
-    session: Arc<Session>,
+struct SharedConnection {
+    session: Arc<ClientSession>,
     _companions: Companions,
 }
 
@@ -112,7 +118,7 @@ pub struct Companions {
     pub claim: Option<Arc<Claim>>,
 }
 
-impl Drop for Connection {
+impl Drop for SharedConnection {
     fn drop(&mut self) {
         self.session.close();
     }
@@ -121,13 +127,13 @@ impl Drop for Connection {
 /// Makes a device from a negotiated connection; its tasks run on this worker.
 pub(crate) fn open(
     name: &str,
-    link: Link,
-    negotiated: &Negotiated,
+    link: HandshakeLink,
+    negotiated: &ClientHandshakeResult,
     (timeout, min_rate): (Duration, u64),
     companions: Companions,
 ) -> Result<Arc<dyn Device>> {
-    let export = Arc::new(Export::over(&link, name, negotiated));
-    let patience = Patience { name: name.to_string(), timeout, min_rate };
+    let export = Arc::new(ExportProperties::over(&link, name, negotiated));
+    let patience = ServerTimeouts { name: name.to_string(), timeout, min_rate };
     let device = start(link, export.clone(), patience, companions);
     // If it is too large, the connection ends with a disconnect request.
     export.check()?;
@@ -135,25 +141,33 @@ pub(crate) fn open(
 }
 
 /// Makes a device from a connection whose export is known; its tasks run on this worker.
-pub(crate) fn over(link: Link, export: Arc<Export>, timeout: Duration) -> Arc<dyn Device> {
-    let patience = Patience { name: export.facts.name.to_string(), timeout, min_rate: 0 };
+pub(crate) fn over(
+    link: HandshakeLink,
+    export: Arc<ExportProperties>,
+    timeout: Duration,
+) -> Arc<dyn Device> {
+    let patience = ServerTimeouts { name: export.facts.name.to_string(), timeout, min_rate: 0 };
     start(link, export, patience, Companions::default())
 }
 
 fn start(
-    link: Link,
-    export: Arc<Export>,
-    patience: Patience,
+    link: HandshakeLink,
+    export: Arc<ExportProperties>,
+    patience: ServerTimeouts,
     companions: Companions,
 ) -> Arc<dyn Device> {
     let session = session::start(link, export.headers, export.replies, patience);
-    let connection = Arc::new(Connection { session, _companions: companions });
+    let connection = Arc::new(SharedConnection { session, _companions: companions });
     Arc::new(NbdDevice { connection, export })
 }
 
-impl Export {
+impl ExportProperties {
     /// The result of the handshake over this connection; `name` is for messages.
-    pub(crate) fn over(link: &Link, name: &str, negotiated: &Negotiated) -> Export {
+    pub(crate) fn over(
+        link: &HandshakeLink,
+        name: &str,
+        negotiated: &ClientHandshakeResult,
+    ) -> ExportProperties {
         let info = &negotiated.info;
         let mut facts = Facts::new(name, info.size);
         facts.description = info.description.clone().unwrap_or_default();
@@ -166,20 +180,21 @@ impl Export {
         // nbd: sizes.aligned
         facts.block = block_sizes(negotiated);
         facts.allocation_unit = facts.block.preferred;
-        let mut contexts: Vec<_> = negotiated.contexts.iter().take(Contexts::MAX).collect();
+        let mut contexts: Vec<_> = negotiated.contexts.iter().take(ContextSet::MAX).collect();
         // Callers expect it at index 0, wherever the server put it.
         contexts.sort_by_key(|context| context.name != blockhaul_block::BASE_ALLOCATION);
         facts.contexts = contexts.iter().map(|context| context.name.clone()).collect();
         // nbd: meta.id-opaque
         let ids = contexts.iter().map(|context| context.id).collect();
-        let is_allocation = |context: &&&Context| context.name == blockhaul_block::BASE_ALLOCATION;
+        let is_allocation =
+            |context: &&&MetaContext| context.name == blockhaul_block::BASE_ALLOCATION;
         let allocation = contexts.iter().find(is_allocation).map(|context| context.id);
         let effect_max = match negotiated.headers {
-            Headers::Extended => u64::MAX,
+            RequestForm::Extended => u64::MAX,
             // The largest 32-bit length that is aligned to every block size.
-            Headers::Compact => u64::from(u32::MAX - 0xffff),
+            RequestForm::Compact => u64::from(u32::MAX - 0xffff),
         };
-        Export {
+        ExportProperties {
             facts: Arc::new(facts),
             headers: negotiated.headers,
             replies: negotiated.replies,
@@ -203,13 +218,13 @@ impl Export {
     }
 
     /// The message of a request.
-    pub(crate) fn message(&self, request: Request) -> Message {
+    pub(crate) fn message(&self, request: Request) -> RequestMessage {
         let kind = request.kind();
         let Request { op, at, len, flags } = request;
-        let mut message = Message::new(kind, at, len, flags);
+        let mut message = RequestMessage::new(kind, at, len, flags);
         match op {
-            Op::Read(room) => message.reading = Some(Box::new(Reading::new(room, len))),
-            Op::Write(data) => message.payload = Payload::Data(data),
+            Op::Read(room) => message.reading = Some(Box::new(ReadMemory::new(room, len))),
+            Op::Write(data) => message.payload = RequestPayload::Data(data),
             Op::Extents(contexts) => self.ask_for(contexts, &mut message),
             Op::Zero | Op::Trim | Op::Flush | Op::Cache => {}
         }
@@ -217,25 +232,25 @@ impl Export {
     }
 
     /// Completes the message of a block status request.
-    fn ask_for(&self, contexts: Contexts, message: &mut Message) {
-        let Message { header, contexts: ids, facts, .. } = message;
+    fn ask_for(&self, contexts: ContextSet, message: &mut RequestMessage) {
+        let RequestMessage { header, contexts: ids, facts, .. } = message;
         header.length = facts.len.min(self.effect_max);
         facts.len = header.length;
         facts.allocation = self.allocation;
         ids.extend(contexts.iter().filter_map(|i| self.ids.get(i).copied()));
         if self.filter && ids.len() < self.ids.len() {
-            let filter = Filter { length: header.length, contexts: ids.clone() };
+            let filter = StatusFilter { length: header.length, contexts: ids.clone() };
             let mut bytes = Vec::new();
             filter.emit(&mut bytes);
             header.length = filter.payload_len();
             header.flags |= CommandFlags::PAYLOAD_LEN;
-            message.payload = Payload::Bytes(bytes);
+            message.payload = RequestPayload::Bytes(bytes);
         }
     }
 
     /// Whether this request can be sent as it is: the server offers it, and it complies with its block sizes.
     /// Reads and writes may be longer than one request.
-    pub(crate) fn takes(&self, kind: OpKind, at: u64, len: u64, flags: Flags) -> bool {
+    pub(crate) fn takes(&self, kind: OpKind, at: u64, len: u64, flags: RequestFlags) -> bool {
         let facts = &self.facts;
         let mut needed = match kind {
             OpKind::Read => Can::empty(),
@@ -246,8 +261,8 @@ impl Export {
             OpKind::Cache => Can::CACHE,
             OpKind::Extents => Can::EXTENTS,
         };
-        needed.set(Can::FUA, flags.contains(Flags::FUA));
-        needed.set(Can::FAST_ZERO, flags.contains(Flags::FAST));
+        needed.set(Can::FUA, flags.contains(RequestFlags::FUA));
+        needed.set(Can::FAST_ZERO, flags.contains(RequestFlags::FAST));
         let aligned = facts.block.fits(at, len, facts.size);
         let inside = at.checked_add(len).is_some_and(|end| end <= facts.size);
         let whole = matches!(kind, OpKind::Read | OpKind::Write) || len <= self.effect_max;
@@ -281,7 +296,7 @@ fn abilities(flags: ExportFlags, contexts: bool) -> Can {
 
 // nbd: sizes.obeyed, sizes.client-maximum
 /// Limits of the server, within those of the protocol ("Size constraints").
-fn block_sizes(negotiated: &Negotiated) -> BlockSizes {
+fn block_sizes(negotiated: &ClientHandshakeResult) -> BlockSizes {
     let maximum = blockhaul_wire::BlockSizeInfo::DEFAULT.maximum;
     let usual = BlockSizes { maximum, ..BlockSizes::default() };
     match negotiated.info.block_sizes {
@@ -301,7 +316,7 @@ impl Device for NbdDevice {
         self.export.facts.clone()
     }
 
-    fn submit(&self, request: Request) -> Pending {
+    fn submit(&self, request: Request) -> PendingRequest {
         let kind = request.kind();
         if matches!(kind, OpKind::Zero | OpKind::Trim | OpKind::Cache)
             && request.len > self.export.effect_max
@@ -313,14 +328,14 @@ impl Device for NbdDevice {
 }
 
 impl NbdDevice {
-    fn submit_one(&self, request: Request) -> Pending {
-        let (completer, pending) = Pending::completer();
+    fn submit_one(&self, request: Request) -> PendingRequest {
+        let (completer, pending) = PendingRequest::completer();
         self.connection.session.submit(self.export.message(request), completer);
         pending
     }
 
     /// A zero, trim or cache request longer than one request can express.
-    fn submit_in_pieces(&self, request: Request) -> Pending {
+    fn submit_in_pieces(&self, request: Request) -> PendingRequest {
         let kind = request.kind();
         let Request { mut at, len: mut left, flags, .. } = request;
         // Delays the disconnect request until the last piece is sent.
@@ -328,25 +343,25 @@ impl NbdDevice {
         let max = self.export.effect_max;
         let mut next = move |flags| {
             let len = left.min(max);
-            let message = Message::new(kind, at, len, flags);
+            let message = RequestMessage::new(kind, at, len, flags);
             left -= len;
             at = at.saturating_add(len);
-            let (completer, pending) = Pending::completer();
+            let (completer, pending) = PendingRequest::completer();
             connection.session.submit(message, completer);
             (left > 0, pending)
         };
-        Pending::start(async move {
+        PendingRequest::start(async move {
             let mut out = VecDeque::new();
             let mut more = true;
             let mut first_error = None;
-            if flags.contains(Flags::FAST) {
+            if flags.contains(RequestFlags::FAST) {
                 // A fast zero request is refused before anything is zeroed, or carried out as a
                 // whole.
                 let (left, first) = next(flags);
                 first.await?;
                 more = left;
             }
-            let flags = flags - Flags::FAST;
+            let flags = flags - RequestFlags::FAST;
             loop {
                 while more && first_error.is_none() && out.len() < PIECES_IN_FLIGHT {
                     let (left, pending) = next(flags);
@@ -368,10 +383,10 @@ impl NbdDevice {
 }
 
 // nbd: flags.df-client, command-flags.known, command-flags.df
-fn command_flags(flags: Flags) -> CommandFlags {
+fn command_flags(flags: RequestFlags) -> CommandFlags {
     CommandFlags::NONE
-        .with(CommandFlags::FUA, flags.contains(Flags::FUA))
-        .with(CommandFlags::NO_HOLE, flags.contains(Flags::NO_HOLE))
-        .with(CommandFlags::FAST_ZERO, flags.contains(Flags::FAST))
-        .with(CommandFlags::REQ_ONE, flags.contains(Flags::ONE_EXTENT))
+        .with(CommandFlags::FUA, flags.contains(RequestFlags::FUA))
+        .with(CommandFlags::NO_HOLE, flags.contains(RequestFlags::NO_HOLE))
+        .with(CommandFlags::FAST_ZERO, flags.contains(RequestFlags::FAST))
+        .with(CommandFlags::REQ_ONE, flags.contains(RequestFlags::ONE_EXTENT))
 }

@@ -128,19 +128,19 @@ rmdir "$folder"
 /// directory when this program is gone. Dropping it removes the directory and leaves the server
 /// running.
 #[derive(Debug)]
-pub(crate) struct Guard {
+pub(crate) struct ProcessGuard {
     folder: PathBuf,
     process: Child,
     /// The other end of its standard input.
     alive: Option<ChildStdin>,
 }
 
-impl Guard {
+impl ProcessGuard {
     /// Makes the directory and starts the guard.
     ///
     /// # Errors
     /// If the directory cannot be made, or there is no shell.
-    pub(crate) fn start() -> Result<Guard> {
+    pub(crate) fn start() -> Result<ProcessGuard> {
         let folder = private_folder()?;
         let mut command = Command::new("/bin/sh");
         command.args(["-c", GUARD, "sh"]).arg(&folder).arg(PATIENCE);
@@ -148,7 +148,7 @@ impl Guard {
         command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
         let started = command.current_dir("/").process_group(0).spawn();
         match started {
-            Ok(mut process) => Ok(Guard { alive: process.stdin.take(), folder, process }),
+            Ok(mut process) => Ok(ProcessGuard { alive: process.stdin.take(), folder, process }),
             Err(error) => {
                 remove(&folder);
                 Err(Error::system("cannot start /bin/sh", error))
@@ -193,7 +193,7 @@ impl Guard {
     }
 }
 
-impl Drop for Guard {
+impl Drop for ProcessGuard {
     fn drop(&mut self) {
         // Fails only if it has ended.
         let _ = self.process.kill();

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blockhaul_block::{Error, Kind, Result};
-use blockhaul_wire::http::{self, Answer, EXCERPT_MAX, HEAD_MAX};
+use blockhaul_wire::http::{self, EXCERPT_MAX, HEAD_MAX, HttpResponse};
 use blockhaul_wire::printable;
 
-use crate::connect::{Address, Awaited, dial};
+use crate::connect::{ServerAddress, WaitReason, dial};
 use crate::http_head::{BODY_MAX, head, more};
-use crate::link::Link;
+use crate::link::HandshakeLink;
 
 /// Bytes that must arrive within the timeout.
 const PIECE: usize = 256 << 10;
@@ -19,11 +19,11 @@ const PIECE: usize = 256 << 10;
 #[derive(Debug, Clone)]
 pub struct HttpServer {
     /// Where it listens.
-    pub address: Address,
+    pub address: ServerAddress,
     /// The field `Host`.
     pub host: String,
     /// TLS, if it is required.
-    pub tls: Option<Arc<blockhaul_tls::Connector>>,
+    pub tls: Option<Arc<blockhaul_tls::TlsConnector>>,
     /// Time for dialling and the handshake of TLS; zero: none.
     pub connect_timeout: Duration,
     /// Time for an answer to begin, and for each 256 KiB of its body; zero: none.
@@ -36,9 +36,9 @@ impl HttpServer {
     /// # Errors
     /// The server cannot be reached, or one side of TLS refuses the other.
     pub async fn connect(&self) -> Result<HttpConnection> {
-        let awaited = Awaited::new("connection");
+        let awaited = WaitReason::new("connection");
         let work = async {
-            let mut link = Link::new(dial(&self.address).await?);
+            let mut link = HandshakeLink::new(dial(&self.address).await?);
             if let Some(connector) = &self.tls {
                 awaited.set("answer in the handshake of TLS");
                 link.secure(connector).await?;
@@ -69,7 +69,7 @@ impl HttpServer {
 
 /// A connection to an HTTP server.
 pub struct HttpConnection {
-    link: Link,
+    link: HandshakeLink,
     host: String,
     timeout: Duration,
     body: Body,
@@ -98,7 +98,7 @@ impl HttpConnection {
     ///
     /// # Errors
     /// The connection is lost, or what comes is no answer.
-    pub async fn get(&mut self, target: &str, fields: &str) -> Result<Answer> {
+    pub async fn get(&mut self, target: &str, fields: &str) -> Result<HttpResponse> {
         if self.body != Body::None || self.closes {
             return Err(Error::new(Kind::Disconnected, "an answer was not received completely"));
         }
@@ -111,7 +111,7 @@ impl HttpConnection {
         .into_bytes();
         // Until the answer is here.
         self.closes = true;
-        let awaited = Awaited::new("answer to the HTTP request");
+        let awaited = WaitReason::new("answer to the HTTP request");
         let answers = self.answers;
         let link = &mut self.link;
         let answer = awaited.within(self.timeout, async {
@@ -187,7 +187,7 @@ impl HttpConnection {
     }
 
     /// An answer that is no success as an error, with the beginning of its text.
-    pub async fn refusal(&mut self, answer: &Answer) -> Error {
+    pub async fn refusal(&mut self, answer: &HttpResponse) -> Error {
         let mut body = vec![0; EXCERPT_MAX];
         let mut filled = 0;
         let due = blockhaul_io::now() + BODY_MAX;
@@ -229,7 +229,7 @@ impl HttpConnection {
     /// Reads some bytes of the body; 0: it has ended.
     async fn read(&mut self, out: &mut [u8]) -> Result<usize> {
         let limit = self.timeout;
-        let awaited = Awaited::new("more of the answer");
+        let awaited = WaitReason::new("more of the answer");
         awaited.within(limit, self.read_on(out)).await
     }
 
@@ -291,8 +291,8 @@ impl HttpConnection {
 }
 
 /// The length of the next chunk; after the last one also the fields behind it are consumed.
-async fn chunk(link: &mut Link) -> Result<u64> {
-    let wrong = |error: http::Error| Error::new(Kind::Io, error.to_string());
+async fn chunk(link: &mut HandshakeLink) -> Result<u64> {
+    let wrong = |error: http::HttpError| Error::new(Kind::Io, error.to_string());
     let cut =
         || Error::new(Kind::Disconnected, "the server closed the connection within an answer");
     let length = loop {

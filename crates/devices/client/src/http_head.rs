@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use blockhaul_block::{Error, Kind, Result};
-use blockhaul_wire::http::{self, Answer, EXCERPT_MAX, HEAD_MAX};
+use blockhaul_wire::http::{self, EXCERPT_MAX, HEAD_MAX, HttpResponse};
 
-use crate::link::{Link, unheard};
+use crate::link::{HandshakeLink, unheard};
 
 /// Maximum number of answers before the last one (status 1xx).
 const INTERIM_MAX: u32 = 8;
@@ -14,10 +14,10 @@ pub(crate) const BODY_MAX: Duration = Duration::from_secs(1);
 
 /// The head of the next answer that is not an interim one. `answers`: how many came before it on this
 /// connection.
-pub(crate) async fn head(link: &mut Link, answers: u64) -> Result<Answer> {
+pub(crate) async fn head(link: &mut HandshakeLink, answers: u64) -> Result<HttpResponse> {
     let mut interim = 0;
     loop {
-        let wrong = |error: http::Error| Error::new(Kind::Invalid, error.to_string());
+        let wrong = |error: http::HttpError| Error::new(Kind::Invalid, error.to_string());
         let Some((answer, used)) = http::answer(link.window.bytes()).map_err(wrong)? else {
             if !more(link).await? {
                 // On a used connection that is how servers end idle ones.
@@ -40,7 +40,7 @@ pub(crate) async fn head(link: &mut Link, answers: u64) -> Result<Answer> {
 }
 
 /// Receives more bytes; false at the end of the stream.
-pub(crate) async fn more(link: &mut Link) -> Result<bool> {
+pub(crate) async fn more(link: &mut HandshakeLink) -> Result<bool> {
     if link.window.bytes().len() * 2 > link.window.capacity() {
         link.window.grow(HEAD_MAX + EXCERPT_MAX);
     }

@@ -15,7 +15,7 @@
 //! - [`polled`]: a connection for the thread of an event loop.
 //! - `socket`: sockets without a worker, and the errors of connections that end. `reply`: outcomes of requests.
 //! - [`http`]: requests to an HTTP server, for devices that are read so.
-//! - [`Line`]: a bare connection, for callers that make requests themselves.
+//! - [`BareConnection`]: a bare connection, for callers that make requests themselves.
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
 mod backends;
@@ -41,12 +41,12 @@ mod upgrade;
 pub use backends::{all, is_own_export};
 pub use command::ServerProcess;
 pub use connect::{
-    Address, Connected, OpenSocket, Opened, Options, connect, connect_keeping, is_this_machine,
-    open,
+    ConnectOptions, DeviceConnection, NewConnection, OpenSocket, ServerAddress, connect,
+    connect_keeping, is_this_machine, open,
 };
 pub use device::Companions;
 pub use guard::set_program;
-pub use line::Line;
+pub use line::BareConnection;
 pub use shell::ShellProcess;
 pub use ssh::SshAddress;
 pub use traffic::{Traffic, TrafficFigures};

@@ -3,14 +3,14 @@
 
 use blockhaul_block::{Error, Kind, Result};
 use blockhaul_io::{RecvWindow, SendQueue, Stream};
-use blockhaul_wire::handshake::client::Negotiated;
+use blockhaul_wire::handshake::client::ClientHandshakeResult;
 
-use crate::connect::{Ended, Options, at, transmission};
-use crate::link::Link;
-use crate::options::Place;
+use crate::connect::{ConnectOptions, HandshakeEnd, at, transmission};
+use crate::link::HandshakeLink;
+use crate::options::ConnectTarget;
 
 /// A connection whose handshake is over.
-pub struct Line {
+pub struct BareConnection {
     /// The socket.
     pub stream: Stream,
     /// Received bytes that were not consumed yet.
@@ -18,20 +18,25 @@ pub struct Line {
     /// Bytes to send.
     pub queue: SendQueue,
     /// The result of the negotiation.
-    pub negotiated: Negotiated,
+    pub negotiated: ClientHandshakeResult,
 }
 
-impl Line {
+impl BareConnection {
     /// Connects to the export of a place.
-    pub async fn connect(place: &Place, options: &Options) -> Result<Line> {
-        let options = Options { tls: place.tls.clone(), ..options.clone() };
+    pub async fn connect(
+        place: &ConnectTarget,
+        options: &ConnectOptions,
+    ) -> Result<BareConnection> {
+        let options = ConnectOptions { tls: place.tls.clone(), ..options.clone() };
         let dialled = transmission(&place.address, &place.export, &options).await;
         let opened = dialled.and_then(|(link, ended)| match ended {
-            Ended::Transmission(negotiated) => {
-                let Link { stream, window, queue, .. } = link;
-                Ok(Line { stream, window, queue, negotiated: *negotiated })
+            HandshakeEnd::Transmission(negotiated) => {
+                let HandshakeLink { stream, window, queue, .. } = link;
+                Ok(BareConnection { stream, window, queue, negotiated: *negotiated })
             }
-            Ended::Options(_) => Err(Error::new(Kind::Io, "the handshake stopped too early")),
+            HandshakeEnd::Options(_) => {
+                Err(Error::new(Kind::Io, "the handshake stopped too early"))
+            }
         });
         opened.map_err(|error| at(&place.name, &place.address, error))
     }

@@ -11,7 +11,7 @@ use blockhaul_wire::{OptionCode, OptionError};
 use crate::traffic::Traffic;
 
 /// A connected stream, its received and unconsumed bytes, and its bytes to send.
-pub(crate) struct Link {
+pub(crate) struct HandshakeLink {
     pub(crate) stream: Stream,
     pub(crate) window: RecvWindow,
     pub(crate) queue: SendQueue,
@@ -25,17 +25,17 @@ pub(crate) struct Link {
     pub(crate) traffic: Arc<Traffic>,
 }
 
-impl Link {
+impl HandshakeLink {
     /// An unused stream.
-    pub(crate) fn new(stream: Stream) -> Link {
-        Link::going_on(stream, Arc::default())
+    pub(crate) fn new(stream: Stream) -> HandshakeLink {
+        HandshakeLink::going_on(stream, Arc::default())
     }
 
     /// A stream of a connection that has sent and received before.
-    pub(crate) fn going_on(stream: Stream, traffic: Arc<Traffic>) -> Link {
+    pub(crate) fn going_on(stream: Stream, traffic: Arc<Traffic>) -> HandshakeLink {
         let window = RecvWindow::new();
         let queue = SendQueue::default();
-        Link { stream, window, queue, unanswered: false, is_relayed: false, traffic }
+        HandshakeLink { stream, window, queue, unanswered: false, is_relayed: false, traffic }
     }
 
     /// Messages of the handshake were taken in.
@@ -66,7 +66,7 @@ impl Link {
 
     // nbd: tls.failed-client
     /// Starts TLS: discards what was received before.
-    pub(crate) async fn secure(&mut self, connector: &blockhaul_tls::Connector) -> Result<()> {
+    pub(crate) async fn secure(&mut self, connector: &blockhaul_tls::TlsConnector) -> Result<()> {
         let session = connector.connect(&self.stream).await.map_err(insecure)?;
         let about = &session.about;
         log::debug!("TLS to {}: {} {}", self.stream.peer(), about.version, about.suite);
@@ -99,9 +99,9 @@ pub(crate) fn unheard(error: std::io::Error) -> Error {
 }
 
 /// Maps errors of the codec.
-pub(crate) fn refused(error: &blockhaul_wire::Error) -> Error {
+pub(crate) fn refused(error: &blockhaul_wire::ProtocolError) -> Error {
     let kind = match error {
-        blockhaul_wire::Error::Refused { reason, .. } => match reason {
+        blockhaul_wire::ProtocolError::Refused { reason, .. } => match reason {
             OptionError::Unknown => Kind::NotFound,
             OptionError::TlsRequired | OptionError::Policy => Kind::Refused,
             OptionError::Shutdown => Kind::ShuttingDown,
@@ -111,7 +111,7 @@ pub(crate) fn refused(error: &blockhaul_wire::Error) -> Error {
         _ => Kind::Io,
     };
     let text = error.to_string();
-    let blockhaul_wire::Error::Refused { option, reason, .. } = error else {
+    let blockhaul_wire::ProtocolError::Refused { option, reason, .. } = error else {
         return Error::new(kind, text);
     };
     let refused = Error::new(kind, text);
@@ -130,7 +130,7 @@ pub(crate) fn refused(error: &blockhaul_wire::Error) -> Error {
 }
 
 /// Maps errors of TLS.
-pub(crate) fn insecure(error: blockhaul_tls::Error) -> Error {
+pub(crate) fn insecure(error: blockhaul_tls::TlsError) -> Error {
     let kind = match error.kind() {
         blockhaul_tls::TlsErrorKind::File => Kind::NotFound,
         blockhaul_tls::TlsErrorKind::Setup => Kind::Invalid,

@@ -3,76 +3,80 @@
 use std::sync::Arc;
 
 use blockhaul_block::{Error, Kind, Result};
-use blockhaul_wire::handshake::Protocol;
-use blockhaul_wire::handshake::client::{Event, ExportInfo, Handshake, Negotiated};
-use blockhaul_wire::{Context, Infos, ListEntry, OptionError, Replies};
+use blockhaul_wire::handshake::GreetingForm;
+use blockhaul_wire::handshake::client::{
+    ClientHandshake, ClientHandshakeEvent, ClientHandshakeResult, ExportInfo,
+};
+use blockhaul_wire::{InfoSet, ListEntry, MetaContext, OptionError, ReplyForm};
 
-use crate::backends::{Parsed, parse};
-use crate::connect::{Address, Awaited, Ended, Options, at, connect_for_options};
-use crate::link::{Link, refused};
+use crate::backends::{UriParts, parse};
+use crate::connect::{
+    ConnectOptions, HandshakeEnd, ServerAddress, WaitReason, at, connect_for_options,
+};
+use crate::link::{HandshakeLink, refused};
 
 /// Where to connect: an address, the export, and the name for messages.
 #[derive(Clone)]
-pub struct Place {
+pub struct ConnectTarget {
     /// What the user typed.
     pub name: String,
     /// Where the server listens.
-    pub address: Address,
+    pub address: ServerAddress,
     /// The export's name.
     pub export: String,
     /// The TLS settings, if it is required.
-    pub tls: Option<Arc<blockhaul_tls::Connector>>,
+    pub tls: Option<Arc<blockhaul_tls::TlsConnector>>,
 }
 
-impl Place {
+impl ConnectTarget {
     /// Parses a URI.
-    pub fn parse(uri: &str) -> Result<Place> {
-        let Parsed { address, export, tls } = parse(uri)?;
-        Ok(Place { name: uri.to_string(), address, export, tls })
+    pub fn parse(uri: &str) -> Result<ConnectTarget> {
+        let UriParts { address, export, tls } = parse(uri)?;
+        Ok(ConnectTarget { name: uri.to_string(), address, export, tls })
     }
 }
 
 /// A connection in the option phase.
 pub struct OptionSession {
-    place: Place,
-    link: Link,
-    options: Options,
-    state: State,
+    place: ConnectTarget,
+    link: HandshakeLink,
+    options: ConnectOptions,
+    state: OptionState,
 }
 
-enum State {
-    Asking(Box<Handshake>),
+enum OptionState {
+    Asking(Box<ClientHandshake>),
     /// An oldstyle server: it has one export, and has already described it.
-    Told(Box<Negotiated>),
+    Told(Box<ClientHandshakeResult>),
 }
 
 impl OptionSession {
     /// Connects and negotiates headers and replies.
-    pub async fn connect(place: Place, options: &Options) -> Result<OptionSession> {
-        let options = Options { tls: place.tls.clone(), ..options.clone() };
+    pub async fn connect(place: ConnectTarget, options: &ConnectOptions) -> Result<OptionSession> {
+        let options = ConnectOptions { tls: place.tls.clone(), ..options.clone() };
         let (link, ended) = connect_for_options(&place.address, &options)
             .await
             .map_err(|error| at(&place.name, &place.address, error))?;
         let state = match ended {
-            Ended::Options(handshake) => State::Asking(handshake),
-            Ended::Transmission(negotiated) => State::Told(negotiated),
+            HandshakeEnd::Options(handshake) => OptionState::Asking(handshake),
+            HandshakeEnd::Transmission(negotiated) => OptionState::Told(negotiated),
         };
         Ok(OptionSession { place, link, options, state })
     }
 
     /// The protocol of the server's greeting.
-    pub fn protocol(&self) -> Option<Protocol> {
+    pub fn protocol(&self) -> Option<GreetingForm> {
         match &self.state {
-            State::Asking(handshake) => handshake.protocol(),
-            State::Told(negotiated) => Some(negotiated.protocol),
+            OptionState::Asking(handshake) => handshake.protocol(),
+            OptionState::Told(negotiated) => Some(negotiated.protocol),
         }
     }
 
     /// The form of replies that was negotiated.
-    pub fn replies(&self) -> Replies {
+    pub fn replies(&self) -> ReplyForm {
         match &self.state {
-            State::Asking(handshake) => handshake.replies(),
-            State::Told(negotiated) => negotiated.replies,
+            OptionState::Asking(handshake) => handshake.replies(),
+            OptionState::Told(negotiated) => negotiated.replies,
         }
     }
 
@@ -85,37 +89,37 @@ impl OptionSession {
     pub async fn list(&mut self) -> Result<Vec<ListEntry>> {
         let event = self.ask("list exports", |handshake, out| handshake.list(out)).await?;
         match event {
-            Event::Listed(entries) => Ok(entries),
+            ClientHandshakeEvent::Listed(entries) => Ok(entries),
             other => Err(self.unexpected(other)),
         }
     }
 
     /// Facts of an export.
     pub async fn info(&mut self, export: &str) -> Result<ExportInfo> {
-        if let State::Told(negotiated) = &self.state {
+        if let OptionState::Told(negotiated) = &self.state {
             return Ok(negotiated.info.clone());
         }
-        let wants = Infos { name: true, description: true, block_size: true };
+        let wants = InfoSet { name: true, description: true, block_size: true };
         let asked =
             self.ask("ask about an export", |handshake, out| handshake.info(export, wants, out));
         match asked.await? {
-            Event::Info(info) => Ok(*info),
+            ClientHandshakeEvent::Info(info) => Ok(*info),
             other => Err(self.unexpected(other)),
         }
     }
 
     /// Names of the contexts of an export; none if the server does not support contexts.
-    pub async fn contexts(&mut self, export: &str) -> Result<Vec<Context>> {
+    pub async fn contexts(&mut self, export: &str) -> Result<Vec<MetaContext>> {
         // Even with simple replies: some servers list contexts that cannot be used then.
-        if matches!(self.state, State::Told(_)) {
+        if matches!(self.state, OptionState::Told(_)) {
             return Ok(Vec::new());
         }
         let asked = self.ask("list contexts", |handshake, out| {
             handshake.list_meta_contexts(export, &[] as &[String], out)
         });
         match asked.await? {
-            Event::Contexts(contexts) => Ok(contexts),
-            Event::Refused { .. } => Ok(Vec::new()),
+            ClientHandshakeEvent::Contexts(contexts) => Ok(contexts),
+            ClientHandshakeEvent::Refused { .. } => Ok(Vec::new()),
             other => Err(self.unexpected(other)),
         }
     }
@@ -130,7 +134,7 @@ impl OptionSession {
         export: &str,
         queries: &[String],
         select: bool,
-    ) -> Result<Vec<Context>> {
+    ) -> Result<Vec<MetaContext>> {
         let what = if select { "select contexts" } else { "list contexts" };
         let asked = self.ask(what, |handshake, out| {
             if select {
@@ -140,7 +144,7 @@ impl OptionSession {
             }
         });
         match asked.await? {
-            Event::Contexts(contexts) => Ok(contexts),
+            ClientHandshakeEvent::Contexts(contexts) => Ok(contexts),
             other => Err(self.unexpected(other)),
         }
     }
@@ -148,7 +152,7 @@ impl OptionSession {
     // nbd: abort.then-close
     /// Ends the session.
     pub async fn abort(mut self) {
-        if matches!(self.state, State::Asking(_)) {
+        if matches!(self.state, OptionState::Asking(_)) {
             // The replies do not matter: a server may close at once.
             let _ = self.ask("end the session", |handshake, out| handshake.abort(out)).await;
         }
@@ -158,9 +162,12 @@ impl OptionSession {
     async fn ask(
         &mut self,
         what: &str,
-        say: impl FnOnce(&mut Handshake, &mut Vec<u8>) -> Result<(), blockhaul_wire::Error>,
-    ) -> Result<Event> {
-        let State::Asking(handshake) = &mut self.state else {
+        say: impl FnOnce(
+            &mut ClientHandshake,
+            &mut Vec<u8>,
+        ) -> Result<(), blockhaul_wire::ProtocolError>,
+    ) -> Result<ClientHandshakeEvent> {
+        let OptionState::Asking(handshake) = &mut self.state else {
             let text = format!("cannot {what}: the server speaks the old protocol without options");
             return Err(Error::new(Kind::Unsupported, text).on(&self.place.name.as_str().into()));
         };
@@ -174,7 +181,7 @@ impl OptionSession {
                     .receive(link.window.bytes(), &mut out)
                     .map_err(|error| refused(&error))?;
                 link.consume(used);
-                let Event::NeedMore { bytes } = event else { return Ok(event) };
+                let ClientHandshakeEvent::NeedMore { bytes } = event else { return Ok(event) };
                 if bytes > link.window.capacity() {
                     link.window.grow(bytes);
                 }
@@ -185,8 +192,8 @@ impl OptionSession {
                 }
             }
         };
-        let event = Awaited::new("answer").within(self.options.connect_timeout, talk).await;
-        if let Ok(Event::Refused { reason: OptionError::Shutdown, .. }) = &event {
+        let event = WaitReason::new("answer").within(self.options.connect_timeout, talk).await;
+        if let Ok(ClientHandshakeEvent::Refused { reason: OptionError::Shutdown, .. }) = &event {
             self.leave().await;
         }
         let event = event.map_err(|error| match error.kind() {
@@ -199,7 +206,7 @@ impl OptionSession {
     // nbd: abort.shutdown
     /// Ends the session with a server that is shutting down.
     async fn leave(&mut self) {
-        let State::Asking(handshake) = &mut self.state else { return };
+        let OptionState::Asking(handshake) = &mut self.state else { return };
         let mut out = Vec::new();
         if handshake.abort(&mut out).is_ok() {
             // The server may have closed already.
@@ -207,11 +214,11 @@ impl OptionSession {
         }
     }
 
-    fn unexpected(&self, event: Event) -> Error {
+    fn unexpected(&self, event: ClientHandshakeEvent) -> Error {
         let error = match event {
-            Event::Refused { option, reason, text } => {
+            ClientHandshakeEvent::Refused { option, reason, text } => {
                 let what = option.to_string();
-                refused(&blockhaul_wire::Error::Refused { option, what, reason, text })
+                refused(&blockhaul_wire::ProtocolError::Refused { option, what, reason, text })
             }
             _ => Error::new(Kind::Io, "the server's reply does not match the option"),
         };

@@ -1,5 +1,6 @@
 //! A connection whose requests an event loop carries out, on the thread of the loop: nothing here waits.
-//! The loop calls [`Polled::collect`] when the socket is readable, and [`Polled::send`] when it is writable.
+//! The loop calls [`PolledConnection::collect`] when the socket is readable, and [`PolledConnection::send`] when it is
+//! writable.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
@@ -7,17 +8,19 @@ use std::os::fd::{AsFd as _, AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use blockhaul_block::{Error, Extents, Facts, Flags, Kind, OpKind, Reply, Request, Result};
+use blockhaul_block::{Error, Extents, Facts, Kind, OpKind, Reply, Request, RequestFlags, Result};
 use blockhaul_io::Data;
 use blockhaul_wire::status::StatusPayload;
-use blockhaul_wire::transmission::{Event, ReadRange, Received, ReplyError, Transmission};
+use blockhaul_wire::transmission::{
+    ReadRange, ReceiveResult, ReplyError, Transmission, TransmissionEvent,
+};
 use rustix::buffer::spare_capacity;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, Shutdown, recv};
 
-use crate::blocking::Retired;
-use crate::device::{Export, Message, Payload};
+use crate::blocking::ConnectionHandover;
+use crate::device::{ExportProperties, RequestMessage, RequestPayload};
 use crate::reply::{RequestFacts, wrong};
 use crate::socket::{closed, cut_off, lost, send_now, silence};
 use crate::traffic::Traffic;
@@ -33,14 +36,14 @@ const LARGE: u64 = 64 << 10;
 const SHORT: u64 = 16 << 10;
 /// Longest read.
 const READ_MAX: u64 = 8 << 20;
-/// Bytes that one call of [`Polled::collect`] receives: other users of the loop have their turn then.
+/// Bytes that one call of [`PolledConnection::collect`] receives: other users of the loop have their turn then.
 const TURN: usize = 8 << 20;
 /// Pieces that one system call sends.
 const PIECES: usize = 64;
 
 /// What a request has led to.
 #[derive(Debug)]
-pub enum Arrived {
+pub enum PolledResult {
     /// It is done.
     Done,
     /// The bytes of a read.
@@ -50,22 +53,22 @@ pub enum Arrived {
 }
 
 /// Requests that have ended, with what came with them.
-pub type Ended<T> = Vec<(T, Result<Arrived>)>;
+pub type CompletedRequests<T> = Vec<(T, Result<PolledResult>)>;
 
 /// A connection in transmission, for an event loop. `T` comes with each request, and leaves with its result.
-pub struct Polled<T> {
-    export: Arc<Export>,
+pub struct PolledConnection<T> {
+    export: Arc<ExportProperties>,
     traffic: Arc<Traffic>,
     timeout: Duration,
     /// Nothing after a worker has got it.
     socket: Option<OwnedFd>,
-    transmission: Transmission<Slot<T>>,
+    transmission: Transmission<PolledRequest<T>>,
     /// Large reads in flight.
     large: usize,
     window: Box<[u8]>,
     start: usize,
     end: usize,
-    unsent: VecDeque<Piece>,
+    unsent: VecDeque<OutgoingPiece>,
     /// Bytes of the first piece that were sent.
     sent: usize,
     /// When a byte arrived last, or the first request in flight was made.
@@ -75,7 +78,7 @@ pub struct Polled<T> {
     refused: Option<Error>,
 }
 
-struct Slot<T> {
+struct PolledRequest<T> {
     facts: RequestFacts,
     /// Bytes of a read.
     bytes: Vec<u8>,
@@ -83,30 +86,30 @@ struct Slot<T> {
 }
 
 /// A part of what is to be sent.
-enum Piece {
+enum OutgoingPiece {
     Bytes(Vec<u8>),
     Data(Data),
 }
 
-impl Piece {
+impl OutgoingPiece {
     fn bytes(&self) -> &[u8] {
         match self {
-            Piece::Bytes(bytes) => bytes,
-            Piece::Data(data) => data.bytes(),
+            OutgoingPiece::Bytes(bytes) => bytes,
+            OutgoingPiece::Data(data) => data.bytes(),
         }
     }
 }
 
-/// The socket of a [`Polled`], to find out when it can be used.
-pub struct Watched(OwnedFd);
+/// The socket of a [`PolledConnection`], to find out when it can be used.
+pub struct PolledSocket(OwnedFd);
 
-impl AsRawFd for Watched {
+impl AsRawFd for PolledSocket {
     fn as_raw_fd(&self) -> RawFd {
         self.0.as_raw_fd()
     }
 }
 
-impl Watched {
+impl PolledSocket {
     /// Waits until there is something to receive or, if `or_send`, room to send.
     ///
     /// # Errors
@@ -122,16 +125,16 @@ impl Watched {
     }
 }
 
-impl<T> Polled<T> {
+impl<T> PolledConnection<T> {
     /// A connection on which nothing is in flight; its socket does not wait.
     pub(crate) fn new(
         socket: OwnedFd,
-        export: Arc<Export>,
+        export: Arc<ExportProperties>,
         traffic: Arc<Traffic>,
         timeout: Duration,
-    ) -> Polled<T> {
+    ) -> PolledConnection<T> {
         let transmission = Transmission::new(export.headers, export.replies);
-        Polled {
+        PolledConnection {
             export,
             traffic,
             timeout,
@@ -153,9 +156,9 @@ impl<T> Polled<T> {
     ///
     /// # Errors
     /// If there are too many.
-    pub fn watched(&self) -> io::Result<Watched> {
+    pub fn watched(&self) -> io::Result<PolledSocket> {
         match &self.socket {
-            Some(socket) => socket.as_fd().try_clone_to_owned().map(Watched),
+            Some(socket) => socket.as_fd().try_clone_to_owned().map(PolledSocket),
             None => Err(io::ErrorKind::NotConnected.into()),
         }
     }
@@ -167,7 +170,7 @@ impl<T> Polled<T> {
 
     /// Whether this request can be sent as it is: the server offers it, it complies with its block sizes,
     /// and it is not too long for one message.
-    pub fn takes(&self, kind: OpKind, at: u64, len: u64, flags: Flags) -> bool {
+    pub fn takes(&self, kind: OpKind, at: u64, len: u64, flags: RequestFlags) -> bool {
         let most = u64::from(self.export.facts.block.maximum).min(READ_MAX);
         let whole = !matches!(kind, OpKind::Read | OpKind::Write) || len <= most;
         whole && self.export.takes(kind, at, len, flags)
@@ -193,24 +196,24 @@ impl<T> Polled<T> {
     /// # Errors
     /// If the connection has ended or the server is shutting down; `with` comes back.
     pub fn read(&mut self, at: u64, len: u64, with: T) -> Result<(), (T, Error)> {
-        self.queue(Message::new(OpKind::Read, at, len, Flags::empty()), with)
+        self.queue(RequestMessage::new(OpKind::Read, at, len, RequestFlags::empty()), with)
     }
 
     /// Queues a request that is no read.
     ///
     /// # Errors
-    /// As [`Polled::read`].
+    /// As [`PolledConnection::read`].
     pub fn request(&mut self, request: Request, with: T) -> Result<(), (T, Error)> {
         self.queue(self.export.message(request), with)
     }
 
-    fn queue(&mut self, message: Message, with: T) -> Result<(), (T, Error)> {
+    fn queue(&mut self, message: RequestMessage, with: T) -> Result<(), (T, Error)> {
         if let Some(error) = self.broken.as_ref().or(self.refused.as_ref()) {
             return Err((with, error.clone()));
         }
-        let Message { header, contexts, payload, facts, .. } = message;
+        let RequestMessage { header, contexts, payload, facts, .. } = message;
         let is_large = facts.is_large();
-        let slot = Slot { facts, bytes: Vec::new(), with };
+        let slot = PolledRequest { facts, bytes: Vec::new(), with };
         let (_, encoded) = self
             .transmission
             .begin(header, contexts, slot)
@@ -222,22 +225,22 @@ impl<T> Polled<T> {
         self.traffic.sent(encoded.len() + payload.len());
         self.append(&encoded);
         match payload {
-            Payload::None => {}
-            Payload::Bytes(bytes) => self.append(&bytes),
-            Payload::Data(data) => self.unsent.push_back(Piece::Data(data)),
+            RequestPayload::None => {}
+            RequestPayload::Bytes(bytes) => self.append(&bytes),
+            RequestPayload::Data(data) => self.unsent.push_back(OutgoingPiece::Data(data)),
         }
         Ok(())
     }
 
     fn append(&mut self, bytes: &[u8]) {
         match self.unsent.back_mut() {
-            Some(Piece::Bytes(before)) => before.extend_from_slice(bytes),
-            _ => self.unsent.push_back(Piece::Bytes(bytes.to_vec())),
+            Some(OutgoingPiece::Bytes(before)) => before.extend_from_slice(bytes),
+            _ => self.unsent.push_back(OutgoingPiece::Bytes(bytes.to_vec())),
         }
     }
 
     /// Sends what the socket takes now. Failures end the connection.
-    pub fn send(&mut self, ended: &mut Ended<T>) {
+    pub fn send(&mut self, ended: &mut CompletedRequests<T>) {
         if let Err(error) = self.send_some() {
             self.break_off(&error, ended);
         }
@@ -265,7 +268,7 @@ impl<T> Polled<T> {
 
     /// Receives what is there, and adds the requests that it ends. Failures end the connection and all
     /// requests in flight.
-    pub fn collect(&mut self, ended: &mut Ended<T>) {
+    pub fn collect(&mut self, ended: &mut CompletedRequests<T>) {
         if self.broken.is_none()
             && let Err(error) = self.take_in(ended)
         {
@@ -273,7 +276,7 @@ impl<T> Polled<T> {
         }
     }
 
-    fn take_in(&mut self, ended: &mut Ended<T>) -> Result<()> {
+    fn take_in(&mut self, ended: &mut CompletedRequests<T>) -> Result<()> {
         let mut left = TURN;
         loop {
             let due = self.process(ended)?;
@@ -294,7 +297,7 @@ impl<T> Polled<T> {
 
     /// Ends the connection if no byte has come for too long; otherwise how long it still waits for one.
     /// `None`: without limit, or nothing is in flight.
-    pub fn patience(&mut self, ended: &mut Ended<T>) -> Option<Duration> {
+    pub fn patience(&mut self, ended: &mut CompletedRequests<T>) -> Option<Duration> {
         if self.is_idle() || self.timeout.is_zero() {
             return None;
         }
@@ -306,9 +309,9 @@ impl<T> Polled<T> {
         Some(left)
     }
 
-    fn break_off(&mut self, error: &Error, ended: &mut Ended<T>) {
+    fn break_off(&mut self, error: &Error, ended: &mut CompletedRequests<T>) {
         self.broken.get_or_insert_with(|| error.clone());
-        for Slot { facts, with, .. } in self.transmission.drain() {
+        for PolledRequest { facts, with, .. } in self.transmission.drain() {
             ended.push((with, Err(facts.locate(error.clone(), &self.export.facts))));
         }
         self.large = 0;
@@ -325,13 +328,18 @@ impl<T> Polled<T> {
     }
 
     /// What a worker needs to go on; `None` if something is in flight, or it has ended.
-    pub fn retire(&mut self) -> Option<Retired> {
+    pub fn retire(&mut self) -> Option<ConnectionHandover> {
         let between = self.start == self.end && self.transmission.is_between_messages();
         if !self.is_idle() || self.has_unsent() || !between || self.broken.is_some() {
             return None;
         }
         let socket = self.socket.take()?;
-        Some(Retired::new(socket, self.export.clone(), self.traffic.clone(), self.timeout))
+        Some(ConnectionHandover::new(
+            socket,
+            self.export.clone(),
+            self.traffic.clone(),
+            self.timeout,
+        ))
     }
 
     /// Receives more, directly into the memory of a read whose bytes are `due`, if they are many: how much,
@@ -387,18 +395,23 @@ impl<T> Polled<T> {
     }
 
     /// Processes the window; returns the payload of which it has no more bytes.
-    fn process(&mut self, ended: &mut Ended<T>) -> Result<Option<ReadRange>> {
+    fn process(&mut self, ended: &mut CompletedRequests<T>) -> Result<Option<ReadRange>> {
         loop {
             let received = self.transmission.receive(&self.window[self.start..self.end]);
-            let Received { used, messages, event } = received.map_err(|error| wrong(&error))?;
+            let ReceiveResult { used, messages, event } =
+                received.map_err(|error| wrong(&error))?;
             self.start += used;
             self.traffic.received(used, messages);
             match event {
-                Event::NeedMore | Event::Contents(_) => return Ok(None),
-                Event::Payload(range) if self.start == self.end => return Ok(Some(range)),
-                Event::Payload(range) => self.copy_payload(range),
-                Event::Hole(range) => self.hole(range),
-                Event::End { request, result, .. } => self.end_request(request, result, ended),
+                TransmissionEvent::NeedMore | TransmissionEvent::Contents(_) => return Ok(None),
+                TransmissionEvent::Payload(range) if self.start == self.end => {
+                    return Ok(Some(range));
+                }
+                TransmissionEvent::Payload(range) => self.copy_payload(range),
+                TransmissionEvent::Hole(range) => self.hole(range),
+                TransmissionEvent::End { request, result, .. } => {
+                    self.end_request(request, result, ended)
+                }
             }
         }
     }
@@ -438,16 +451,16 @@ impl<T> Polled<T> {
 
     fn end_request(
         &mut self,
-        slot: Slot<T>,
+        slot: PolledRequest<T>,
         result: Result<Vec<StatusPayload>, ReplyError>,
-        ended: &mut Ended<T>,
+        ended: &mut CompletedRequests<T>,
     ) {
-        let Slot { facts, bytes, with } = slot;
+        let PolledRequest { facts, bytes, with } = slot;
         self.large -= usize::from(facts.is_large());
         let outcome = match facts.outcome(result) {
-            Ok(_) if facts.kind == OpKind::Read => Ok(Arrived::Bytes(bytes)),
-            Ok(Reply::Extents(lists)) => Ok(Arrived::Extents(lists)),
-            Ok(_) => Ok(Arrived::Done),
+            Ok(_) if facts.kind == OpKind::Read => Ok(PolledResult::Bytes(bytes)),
+            Ok(Reply::Extents(lists)) => Ok(PolledResult::Extents(lists)),
+            Ok(_) => Ok(PolledResult::Done),
             Err(error) => {
                 if error.kind() == Kind::ShuttingDown {
                     self.refused.get_or_insert_with(|| error.clone());
@@ -465,7 +478,7 @@ impl RequestFacts {
     }
 }
 
-impl<T> Slot<T> {
+impl<T> PolledRequest<T> {
     /// Memory for this range: for all of the read, if it is not just behind the bytes that are there.
     fn room(&mut self, range: ReadRange) -> &mut Vec<u8> {
         // At most the longest read.
@@ -478,7 +491,7 @@ impl<T> Slot<T> {
     }
 }
 
-impl<T> Drop for Polled<T> {
+impl<T> Drop for PolledConnection<T> {
     fn drop(&mut self) {
         if self.socket.is_some()
             && self.broken.is_none()

@@ -53,7 +53,7 @@ impl RequestFacts {
 }
 
 /// The memory of a read in progress.
-pub(crate) struct Reading {
+pub(crate) struct ReadMemory {
     /// Length of the request in bytes.
     len: u64,
     /// Until the first byte arrives.
@@ -65,10 +65,10 @@ pub(crate) struct Reading {
     holes: Vec<(u64, u64)>,
 }
 
-impl Reading {
+impl ReadMemory {
     /// `room` is for all of the `len` bytes.
-    pub(crate) fn new(room: Reservation, len: u64) -> Reading {
-        Reading { len, room: Some(room), buf: None, whole: None, holes: Vec::new() }
+    pub(crate) fn new(room: Reservation, len: u64) -> ReadMemory {
+        ReadMemory { len, room: Some(room), buf: None, whole: None, holes: Vec::new() }
     }
 
     /// The reservation, if this payload is the whole reply.
@@ -91,7 +91,7 @@ impl Reading {
         self.whole = Some(data);
     }
 
-    /// Takes the buffer to fill it; return it with [`Reading::put_buf`]. `None` if the whole reply has already
+    /// Takes the buffer to fill it; return it with [`ReadMemory::put_buf`]. `None` if the whole reply has already
     /// arrived at once.
     pub(crate) fn take_buf(&mut self) -> Option<Buf> {
         self.buf.take().or_else(|| self.room.take().map(Reservation::into_buf))
@@ -133,6 +133,6 @@ pub(crate) fn violation(what: &str) -> Error {
     Error::new(Kind::Io, format!("the server broke the protocol: {what}"))
 }
 
-pub(crate) fn wrong(error: &blockhaul_wire::Error) -> Error {
+pub(crate) fn wrong(error: &blockhaul_wire::ProtocolError) -> Error {
     violation(&error.to_string())
 }

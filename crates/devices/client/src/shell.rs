@@ -4,7 +4,7 @@ use std::process::{Child, ChildStderr, ChildStdout, Command, ExitStatus, Stdio};
 
 use blockhaul_block::{Error, Result};
 
-use crate::guard::{Guard, REGISTER};
+use crate::guard::{ProcessGuard, REGISTER};
 
 /// Becomes the shell with the script, so that the registered process is the script's.
 const RUN: &str = r#"exec /bin/sh -c "$1""#;
@@ -13,7 +13,7 @@ const RUN: &str = r#"exec /bin/sh -c "$1""#;
 /// program ends in any way, also by SIGKILL, it is ended with all that it has started.
 pub struct ShellProcess {
     child: Child,
-    guard: Guard,
+    guard: ProcessGuard,
 }
 
 impl ShellProcess {
@@ -23,7 +23,7 @@ impl ShellProcess {
     /// # Errors
     /// If its guard or the shell cannot be started.
     pub fn start(script: &str) -> Result<ShellProcess> {
-        let guard = Guard::start()?;
+        let guard = ProcessGuard::start()?;
         let child = Command::new("/bin/sh")
             .args(["-c", &format!("{REGISTER}{RUN}"), "sh"])
             .arg(guard.folder())

@@ -4,28 +4,28 @@ use std::fmt;
 use std::sync::{Arc, OnceLock};
 
 use blockhaul_block::{Error, Kind, Result};
-use blockhaul_wire::http::{self, Answer, EXCERPT_MAX, Method, Request};
+use blockhaul_wire::http::{self, EXCERPT_MAX, HttpResponse, Method, UpgradeRequest};
 use blockhaul_wire::printable;
 use serde_json::Value;
 
-use crate::connect::{Address, Awaited, Options, dial};
+use crate::connect::{ConnectOptions, ServerAddress, WaitReason, dial};
 use crate::http_head::{BODY_MAX, head, more};
-use crate::link::Link;
+use crate::link::HandshakeLink;
 
 /// Where an HTTP server listens, and what to ask it for.
 #[derive(Clone)]
 pub struct HttpAddress {
     /// A Unix socket, or a host and a port.
-    pub address: Address,
+    pub address: ServerAddress,
     /// The request.
-    pub request: Request,
+    pub request: UpgradeRequest,
     /// The method that the server has accepted, for further connections.
     accepted: Arc<OnceLock<Method>>,
 }
 
 impl HttpAddress {
     /// This request at this address. Clones share the method that the server accepts.
-    pub fn new(address: Address, request: Request) -> HttpAddress {
+    pub fn new(address: ServerAddress, request: UpgradeRequest) -> HttpAddress {
         HttpAddress { address, request, accepted: Arc::default() }
     }
 
@@ -62,9 +62,9 @@ impl fmt::Debug for HttpAddress {
 /// server has no POST.
 pub(crate) async fn dial_http(
     http: &HttpAddress,
-    options: &Options,
-    awaited: &Awaited,
-) -> Result<Link> {
+    options: &ConnectOptions,
+    awaited: &WaitReason,
+) -> Result<HandshakeLink> {
     let mut refused: Option<Refusal> = None;
     for method in http.methods() {
         let refusal = match upgraded(http, *method, options, awaited).await? {
@@ -91,10 +91,10 @@ pub(crate) async fn dial_http(
 async fn upgraded(
     http: &HttpAddress,
     method: Method,
-    options: &Options,
-    awaited: &Awaited,
-) -> Result<std::result::Result<Link, Refusal>> {
-    let mut link = Link::new(dial(&http.address).await?);
+    options: &ConnectOptions,
+    awaited: &WaitReason,
+) -> Result<std::result::Result<HandshakeLink, Refusal>> {
+    let mut link = HandshakeLink::new(dial(&http.address).await?);
     let answer = ask(&mut link, &http.request, method, options, awaited).await;
     let answer = answer.map_err(|error| link.doubted(error))?;
     if answer.upgraded {
@@ -105,12 +105,12 @@ async fn upgraded(
 }
 
 async fn ask(
-    link: &mut Link,
-    request: &Request,
+    link: &mut HandshakeLink,
+    request: &UpgradeRequest,
     method: Method,
-    options: &Options,
-    awaited: &Awaited,
-) -> Result<Answer> {
+    options: &ConnectOptions,
+    awaited: &WaitReason,
+) -> Result<HttpResponse> {
     if let Some(connector) = &options.tls {
         awaited.set("answer in the handshake of TLS");
         link.secure(connector).await?;
@@ -123,7 +123,7 @@ async fn ask(
 }
 
 /// The beginning of the body of an answer.
-async fn excerpt(link: &mut Link, answer: &Answer) -> Vec<u8> {
+async fn excerpt(link: &mut HandshakeLink, answer: &HttpResponse) -> Vec<u8> {
     let most = answer.length.unwrap_or(u64::MAX).min(EXCERPT_MAX as u64);
     let most = if answer.status < 200 { 0 } else { most as usize };
     let due = blockhaul_io::now() + BODY_MAX;
@@ -146,7 +146,7 @@ async fn excerpt(link: &mut Link, answer: &Answer) -> Vec<u8> {
 
 /// The message for a reader in the body of an answer, printable: text, or the member of a JSON object that says
 /// what is wrong. Pages of HTML and other JSON are for programs.
-fn message(answer: &Answer, body: &[u8]) -> Option<String> {
+fn message(answer: &HttpResponse, body: &[u8]) -> Option<String> {
     let body = match http::chunk(body) {
         Ok(Some((length, used))) if answer.chunked => {
             let rest = &body[used..];
@@ -167,7 +167,7 @@ fn message(answer: &Answer, body: &[u8]) -> Option<String> {
 
 /// An answer that is no upgrade.
 struct Refusal {
-    answer: Answer,
+    answer: HttpResponse,
     message: Option<String>,
     method: Method,
 }
@@ -197,7 +197,7 @@ impl Refusal {
     }
 
     fn text(&self) -> String {
-        let Answer { line, .. } = &self.answer;
+        let HttpResponse { line, .. } = &self.answer;
         let text = format!("the server does not go on with NBD, it answers \"{line}\"");
         match &self.message {
             Some(message) if !repeats(line, message) => format!("{text}: \"{message}\""),

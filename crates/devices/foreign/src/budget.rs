@@ -7,10 +7,10 @@ use blockhaul_io::Completer;
 
 /// A limit that can be changed at any time; 0 is none.
 #[derive(Default)]
-pub struct Budget(Mutex<State>);
+pub struct Budget(Mutex<BudgetState>);
 
 #[derive(Default)]
-struct State {
+struct BudgetState {
     limit: u64,
     used: u64,
     waiting: VecDeque<(u64, Completer<Charge>)>,
@@ -25,7 +25,7 @@ pub struct Charge {
 impl Budget {
     /// A limit of `limit` bytes.
     pub fn new(limit: u64) -> Arc<Budget> {
-        Arc::new(Budget(Mutex::new(State { limit, ..State::default() })))
+        Arc::new(Budget(Mutex::new(BudgetState { limit, ..BudgetState::default() })))
     }
 
     /// The limit; 0 is none.
@@ -62,7 +62,7 @@ impl Budget {
         ticket.await.ok()
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, BudgetState> {
         self.0.lock().expect("no panic under this lock")
     }
 
@@ -93,7 +93,7 @@ impl Budget {
     }
 }
 
-impl State {
+impl BudgetState {
     /// A single request is always allowed: otherwise it could never be served.
     fn has_room(&self, bytes: u64) -> bool {
         self.limit == 0 || self.used == 0 || self.used.saturating_add(bytes) <= self.limit

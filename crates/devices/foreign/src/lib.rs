@@ -1,6 +1,6 @@
 //! Requests that a foreign library completes later, from its own threads.
 //!
-//! - [`Table`]: outstanding requests by number, so that late, duplicate and foreign replies are
+//! - [`RequestTable`]: outstanding requests by number, so that late, duplicate and foreign replies are
 //!   recognized without dereferencing a pointer of the library.
 //! - [`Budget`]: the limit of bytes that are lent to the library.
 
@@ -8,4 +8,4 @@ mod budget;
 mod table;
 
 pub use budget::{Budget, Charge};
-pub use table::{Table, Tables};
+pub use table::{RequestTable, RequestTables};

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 
 /// The requests of a connection. Its token names it towards the library.
-pub struct Table<T, O> {
+pub struct RequestTable<T, O> {
     token: u64,
     /// The owner of the connection.
     pub owner: O,
@@ -14,21 +14,21 @@ pub struct Table<T, O> {
 }
 
 struct Slots<T> {
-    slots: Vec<Slot<T>>,
+    slots: Vec<TableSlot<T>>,
     free: Vec<u32>,
 }
 
-struct Slot<T> {
+struct TableSlot<T> {
     /// Number of requests that have used this slot: part of the number, so that an old number is
     /// invalid.
     generation: u32,
     entry: Option<T>,
 }
 
-type ByToken<T, O> = HashMap<u64, Arc<Table<T, O>>>;
+type ByToken<T, O> = HashMap<u64, Arc<RequestTable<T, O>>>;
 
 /// Tables by token. Tokens are never reused.
-pub struct Tables<T, O> {
+pub struct RequestTables<T, O> {
     next: AtomicU64,
     tables: RwLock<Option<ByToken<T, O>>>,
 }
@@ -36,23 +36,23 @@ pub struct Tables<T, O> {
 /// Step between tokens: they look like addresses, but are not.
 const STEP: u64 = 16;
 
-impl<T, O> Default for Tables<T, O> {
-    fn default() -> Tables<T, O> {
-        Tables::new()
+impl<T, O> Default for RequestTables<T, O> {
+    fn default() -> RequestTables<T, O> {
+        RequestTables::new()
     }
 }
 
-impl<T, O> Tables<T, O> {
+impl<T, O> RequestTables<T, O> {
     /// No tables yet.
-    pub const fn new() -> Tables<T, O> {
-        Tables { next: AtomicU64::new(1), tables: RwLock::new(None) }
+    pub const fn new() -> RequestTables<T, O> {
+        RequestTables { next: AtomicU64::new(1), tables: RwLock::new(None) }
     }
 
     /// A new connection's table.
-    pub fn open(&self, owner: O) -> Arc<Table<T, O>> {
+    pub fn open(&self, owner: O) -> Arc<RequestTable<T, O>> {
         let token = self.next.fetch_add(1, Ordering::Relaxed) * STEP;
         let slots = Mutex::new(Slots { slots: Vec::new(), free: Vec::new() });
-        let table = Arc::new(Table { token, owner, slots });
+        let table = Arc::new(RequestTable { token, owner, slots });
         let mut tables = self.tables.write().expect("no panic under this lock");
         tables.get_or_insert_default().insert(token, table.clone());
         table
@@ -68,7 +68,7 @@ impl<T, O> Tables<T, O> {
     }
 
     /// The table of a token.
-    pub fn find(&self, token: u64) -> Option<Arc<Table<T, O>>> {
+    pub fn find(&self, token: u64) -> Option<Arc<RequestTable<T, O>>> {
         let tables = self.tables.read().expect("no panic under this lock");
         tables.as_ref().and_then(|tables| tables.get(&token).cloned())
     }
@@ -79,7 +79,7 @@ impl<T, O> Tables<T, O> {
     }
 }
 
-impl<T, O> Table<T, O> {
+impl<T, O> RequestTable<T, O> {
     /// The number that names this table.
     pub fn token(&self) -> u64 {
         self.token
@@ -91,7 +91,7 @@ impl<T, O> Table<T, O> {
         let index = match slots.free.pop() {
             Some(index) => index,
             None => {
-                slots.slots.push(Slot { generation: 0, entry: None });
+                slots.slots.push(TableSlot { generation: 0, entry: None });
                 // Memory limits this long before.
                 u32::try_from(slots.slots.len() - 1).expect("fewer than 2^32 requests at a time")
             }
@@ -150,7 +150,7 @@ mod tests {
 
     #[test]
     fn late_double_and_foreign_numbers_find_nothing() {
-        let tables = Tables::new();
+        let tables = RequestTables::new();
         let one = tables.open(());
         let two = tables.open(());
         let first = one.enter('a');
@@ -193,7 +193,7 @@ mod tests {
         let rounds: usize = if long { 1_000_000 } else { 20_000 };
         let heard = AtomicUsize::new(0);
         let freed = AtomicUsize::new(0);
-        let tables = Tables::new();
+        let tables = RequestTables::new();
         let (senders, receivers): (Vec<_>, Vec<_>) =
             (0..4).map(|_| std::sync::mpsc::sync_channel::<(u64, u64)>(64)).unzip();
         std::thread::scope(|scope| {
@@ -205,7 +205,8 @@ mod tests {
                         // The last one is the timeout: it removes the waiter, and leaves the
                         // memory.
                         if role == 3 {
-                            let table: Option<Arc<Table<Entry<'_>, ()>>> = tables.find(token);
+                            let table: Option<Arc<RequestTable<Entry<'_>, ()>>> =
+                                tables.find(token);
                             let waiting =
                                 table.and_then(|table| table.with(number, |e| e.waiting.take()));
                             if waiting.flatten().is_some() {

@@ -3,9 +3,11 @@
 use std::sync::Arc;
 
 use blockhaul_block::{Error, Kind, Result};
-use blockhaul_catalog::{Backend, ImageFormat, Opened, Opening, Param, ParamKind, Target};
+use blockhaul_catalog::{
+    Backend, BackendTarget, ImageFormat, OpenFuture, OpenedDevice, Param, ParamKind,
+};
 
-use crate::named::{Storage, folder_of};
+use crate::named::{ChainFile, folder_of};
 use crate::storage::{len_of, read};
 
 /// The backend `image:DEVICE`.
@@ -43,12 +45,12 @@ cmp disk.raw restored.raw
         }]
     }
 
-    fn open(&self, target: Target) -> Opening<Opened> {
+    fn open(&self, target: BackendTarget) -> OpenFuture<OpenedDevice> {
         Box::pin(open(target))
     }
 }
 
-async fn open(target: Target) -> Result<Opened> {
+async fn open(target: BackendTarget) -> Result<OpenedDevice> {
     if target.intent.write || target.intent.target_size.is_some() {
         let text = "image: only reads: name the format to write, as in qcow2:DEVICE";
         return Err(Error::new(Kind::Usage, text));
@@ -58,7 +60,7 @@ async fn open(target: Target) -> Result<Opened> {
         return Err(Error::new(Kind::Usage, "requires a device: image:PATH"));
     }
     let opened = target.context.open(&description, target.intent).await?;
-    let file = Storage::new(opened);
+    let file = ChainFile::new(opened);
     let len = len_of(&file.device.facts()).min(ImageFormat::HEAD as u64);
     let head = read(&file.device, 0, len).await?;
     let Some(format) = ImageFormat::of_head(&head) else { return Ok(file.opened()) };
@@ -83,13 +85,13 @@ pub const HELD: &str = "held";
 
 /// A kind of storage, `held:`, that gives a device which is open already, to all who open it: for
 /// images whose device can be opened once, as an export of a server that has room for one client.
-pub fn held(opened: Opened) -> Arc<dyn Backend> {
-    Arc::new(Held(opened))
+pub fn held(opened: OpenedDevice) -> Arc<dyn Backend> {
+    Arc::new(OpenBackendDevice(opened))
 }
 
-struct Held(Opened);
+struct OpenBackendDevice(OpenedDevice);
 
-impl Backend for Held {
+impl Backend for OpenBackendDevice {
     fn schemes(&self) -> &'static [&'static str] {
         &[HELD]
     }
@@ -102,8 +104,8 @@ impl Backend for Held {
         "a device that is open already"
     }
 
-    fn open(&self, _: Target) -> Opening<Opened> {
-        let opened = Opened { device: self.0.device.clone(), more: self.0.more.clone() };
+    fn open(&self, _: BackendTarget) -> OpenFuture<OpenedDevice> {
+        let opened = OpenedDevice { device: self.0.device.clone(), more: self.0.more.clone() };
         Box::pin(std::future::ready(Ok(opened)))
     }
 }

@@ -5,7 +5,9 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
-use blockhaul_block::{Access, Device, Error, FileRange, Outcome, Pending, Reply, Request, Result};
+use blockhaul_block::{
+    Device, Error, FileRange, LeaseAccess, Outcome, PendingRequest, Reply, Request, Result,
+};
 use blockhaul_io::{Buf, Data, Pool, Reservation};
 
 use crate::block_cache::BlockCache;
@@ -32,7 +34,7 @@ pub(crate) fn packed_pool(longest: u64) -> Pool {
 
 /// A run of bytes of the disk in one place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Run<P> {
+pub(crate) struct DiskRun<P> {
     /// Offset on the disk.
     pub(crate) at: u64,
     /// Length in bytes, at least 1. A run never joins two compressed blocks.
@@ -40,7 +42,7 @@ pub(crate) struct Run<P> {
     pub(crate) place: P,
 }
 
-impl<P> Run<P> {
+impl<P> DiskRun<P> {
     /// The offset after it; runs are within a disk of at most 2^63 - 1 bytes.
     pub(crate) fn end(&self) -> u64 {
         self.at + self.len
@@ -84,7 +86,7 @@ pub(crate) trait RunReader {
     fn packed(place: Self::Place) -> Option<PackedBlock>;
 
     /// The key of the compressed block of a run in the cache.
-    fn cache_key(&self, run: Run<Self::Place>) -> u64;
+    fn cache_key(&self, run: DiskRun<Self::Place>) -> u64;
 
     /// The blocks that were unpacked lately.
     fn cache(&self) -> &BlockCache;
@@ -96,24 +98,28 @@ pub(crate) trait RunReader {
     fn block_len(&self, at: u64) -> u64;
 
     /// Where a run of plain bytes is; `None` if it has none.
-    fn plain(&self, run: Run<Self::Place>) -> Option<PlainBytes<'_>>;
+    fn plain(&self, run: DiskRun<Self::Place>) -> Option<PlainBytes<'_>>;
 
     /// Memory for pieces.
     fn pieces(&self) -> &Pool;
 
     /// Unpacks whole blocks, whose data lies together in one file, into their places in a buffer that begins
     /// with byte `at` of the disk.
-    async fn unpack(&self, runs: &[Run<Self::Place>], at: u64, buf: Buf) -> Result<Buf>;
+    async fn unpack(&self, runs: &[DiskRun<Self::Place>], at: u64, buf: Buf) -> Result<Buf>;
 
     /// Answers a read of exactly this run without a copy, or gives the room back.
-    fn pass_on(&self, run: Run<Self::Place>, room: Reservation) -> Result<Pending, Reservation> {
+    fn pass_on(
+        &self,
+        run: DiskRun<Self::Place>,
+        room: Reservation,
+    ) -> Result<PendingRequest, Reservation> {
         if Self::packed(run.place).is_some() {
             let Some(block) = self.cache().find(self.cache_key(run)) else { return Err(room) };
             let data = block.slice(index(run.at % self.unit()), room.len());
-            return Ok(Pending::ready(Ok(Reply::Data(data))));
+            return Ok(PendingRequest::ready(Ok(Reply::Data(data))));
         }
         match self.plain(run) {
-            None => Ok(Pending::ready(Ok(Reply::Hole))),
+            None => Ok(PendingRequest::ready(Ok(Reply::Hole))),
             Some(plain) if plain.len == run.len => {
                 Ok(plain.device.submit(Request::read(plain.at, room)))
             }
@@ -122,13 +128,18 @@ pub(crate) trait RunReader {
     }
 
     /// The range of a file with the first bytes of a run.
-    fn file_range(&self, run: Run<Self::Place>, access: Access) -> Option<FileRange> {
+    fn file_range(&self, run: DiskRun<Self::Place>, access: LeaseAccess) -> Option<FileRange> {
         let PlainBytes { device, at, len } = self.plain(run)?;
         device.file_at(at, len, access)
     }
 
     /// Reads these runs, which begin with byte `at` of the disk.
-    async fn read_runs(&self, at: u64, runs: &[Run<Self::Place>], room: Reservation) -> Outcome {
+    async fn read_runs(
+        &self,
+        at: u64,
+        runs: &[DiskRun<Self::Place>],
+        room: Reservation,
+    ) -> Outcome {
         let room = match runs[..] {
             [run] => match self.pass_on(run, room) {
                 Ok(pending) => return pending.await,
@@ -145,7 +156,7 @@ pub(crate) trait RunReader {
         &self,
         at: u64,
         buf: Buf,
-        runs: &[Run<Self::Place>],
+        runs: &[DiskRun<Self::Place>],
     ) -> Result<Assembly<'_, Self>> {
         let flying = VecDeque::new();
         let mut assembly = Assembly { reader: self, at, buf, flying, zero: true };
@@ -154,7 +165,7 @@ pub(crate) trait RunReader {
     }
 
     /// Whether the run is all of a compressed block.
-    fn is_whole(&self, run: &Run<Self::Place>) -> bool {
+    fn is_whole(&self, run: &DiskRun<Self::Place>) -> bool {
         Self::packed(run.place).is_some()
             && run.at.is_multiple_of(self.unit())
             && run.len == self.block_len(run.at)
@@ -162,9 +173,9 @@ pub(crate) trait RunReader {
 
     /// The number of runs from the first one on that are whole compressed blocks, one after the other in the
     /// file; at least 1.
-    fn group(&self, runs: &[Run<Self::Place>]) -> usize {
+    fn group(&self, runs: &[DiskRun<Self::Place>]) -> usize {
         let mut bounds: Option<(usize, Range<u64>)> = None;
-        let fits = |run: &&Run<Self::Place>| {
+        let fits = |run: &&DiskRun<Self::Place>| {
             let Some(PackedBlock { file, at, len }) = Self::packed(run.place) else { return false };
             let (first, Range { start, end }) = bounds.clone().unwrap_or((file, at..at));
             // The last sector of one may begin the next.
@@ -177,7 +188,7 @@ pub(crate) trait RunReader {
     }
 
     /// The unpacked block of a run.
-    async fn block(&self, run: Run<Self::Place>) -> Result<Data> {
+    async fn block(&self, run: DiskRun<Self::Place>) -> Result<Data> {
         let (cache, key) = (self.cache(), self.cache_key(run));
         if let Some(data) = cache.find(key) {
             return Ok(data);
@@ -187,7 +198,7 @@ pub(crate) trait RunReader {
             return Ok(data);
         }
         let at = run.at - run.at % self.unit();
-        let whole = Run { at, len: self.block_len(at), place: run.place };
+        let whole = DiskRun { at, len: self.block_len(at), place: run.place };
         let buf = Buf::unpooled(index(whole.len));
         let data = Data::from(self.unpack(&[whole], at, buf).await?);
         cache.keep(key, data.clone());
@@ -202,12 +213,12 @@ pub(crate) struct Assembly<'a, R: ?Sized> {
     at: u64,
     pub(crate) buf: Buf,
     /// Reads in flight: place in the buffer, length, and the request.
-    flying: VecDeque<(usize, usize, Pending)>,
+    flying: VecDeque<(usize, usize, PendingRequest)>,
     zero: bool,
 }
 
 impl<R: RunReader + ?Sized> Assembly<'_, R> {
-    async fn fill(&mut self, runs: &[Run<R::Place>]) -> Result<()> {
+    async fn fill(&mut self, runs: &[DiskRun<R::Place>]) -> Result<()> {
         let mut rest = runs;
         while let Some((&run, _)) = rest.split_first() {
             let used = if R::packed(run.place).is_some() {
@@ -227,7 +238,11 @@ impl<R: RunReader + ?Sized> Assembly<'_, R> {
     }
 
     /// Unpacks the first runs; returns how many.
-    async fn packed(&mut self, first: Run<R::Place>, runs: &[Run<R::Place>]) -> Result<usize> {
+    async fn packed(
+        &mut self,
+        first: DiskRun<R::Place>,
+        runs: &[DiskRun<R::Place>],
+    ) -> Result<usize> {
         self.zero = false;
         if !self.reader.is_whole(&first) {
             let block = self.reader.block(first).await?;
@@ -245,7 +260,7 @@ impl<R: RunReader + ?Sized> Assembly<'_, R> {
     }
 
     /// Starts the reads of a run.
-    async fn plain(&mut self, run: Run<R::Place>) -> Result<()> {
+    async fn plain(&mut self, run: DiskRun<R::Place>) -> Result<()> {
         let reader = self.reader;
         let start = self.place(run.at);
         let end = self.place(run.end());

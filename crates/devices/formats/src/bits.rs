@@ -2,7 +2,7 @@
 
 /// Which bit of a byte is the first one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Order {
+pub(crate) enum BitOrder {
     /// The most significant one.
     High,
     /// The least significant one.
@@ -11,11 +11,11 @@ pub(crate) enum Order {
 
 /// The bit at a position in `bytes`, and the number of bits from there on that are equal, at least
 /// 1. Bits that are not in `bytes` are not set.
-pub(crate) fn run(bytes: &[u8], first: usize, order: Order) -> (bool, usize) {
+pub(crate) fn run(bytes: &[u8], first: usize, order: BitOrder) -> (bool, usize) {
     let bit = |place: usize| {
         let shift = match order {
-            Order::High => 7 - place % 8,
-            Order::Low => place % 8,
+            BitOrder::High => 7 - place % 8,
+            BitOrder::Low => place % 8,
         };
         bytes.get(place / 8).map(|byte| byte >> shift & 1 == 1)
     };
@@ -41,17 +41,17 @@ mod tests {
     #[test]
     fn runs_have_equal_bits() {
         let bytes = [0b1110_0001, 0xff, 0xff, 0b1000_0000];
-        let high = |first| run(&bytes, first, Order::High);
+        let high = |first| run(&bytes, first, BitOrder::High);
         assert_eq!(
             (high(0), high(2), high(3), high(7)),
             ((true, 3), (true, 1), (false, 4), (true, 18))
         );
         assert_eq!(high(25), (false, 7));
-        let low = |first| run(&bytes, first, Order::Low);
+        let low = |first| run(&bytes, first, BitOrder::Low);
         assert_eq!(
             (low(0), low(1), low(5), low(24)),
             ((true, 1), (false, 4), (true, 19), (false, 7))
         );
-        assert_eq!(run(&[], 0, Order::Low), (false, 1));
+        assert_eq!(run(&[], 0, BitOrder::Low), (false, 1));
     }
 }

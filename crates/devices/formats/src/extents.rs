@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use blockhaul_block::{
-    BASE_ALLOCATION, Contexts, Device, Error, Extents, Facts, Flags, Outcome, Reply, Request,
-    Result,
+    BASE_ALLOCATION, ContextSet, Device, Error, Extents, Facts, Outcome, Reply, Request,
+    RequestFlags, Result,
 };
 
-use crate::assembly::{Run, RunReader};
+use crate::assembly::{DiskRun, RunReader};
 
 /// Number of runs that is enough for one reply.
 const RUNS_MAX: usize = 64 << 10;
@@ -27,13 +27,13 @@ pub(crate) trait StateReader: RunReader {
         range: (u64, u64),
         most: usize,
         steps: &mut u64,
-    ) -> Result<Vec<Run<Self::Place>>>;
+    ) -> Result<Vec<DiskRun<Self::Place>>>;
 
     /// Appends the states of a run, or of its first part.
     async fn add(
         &self,
         list: Self::List,
-        run: Run<Self::Place>,
+        run: DiskRun<Self::Place>,
         most: usize,
         all: &mut Extents,
     ) -> Result<()>;
@@ -81,11 +81,11 @@ pub(crate) trait StateReader: RunReader {
 
 /// One list for each context; `list` makes one, of about as many runs as its second argument.
 pub(crate) async fn lists(
-    contexts: Contexts,
-    flags: Flags,
+    contexts: ContextSet,
+    flags: RequestFlags,
     list: impl AsyncFn(usize, usize) -> Result<Extents>,
 ) -> Outcome {
-    let one = flags.contains(Flags::ONE_EXTENT);
+    let one = flags.contains(RequestFlags::ONE_EXTENT);
     let most = if one { 1 } else { RUNS_MAX };
     let mut lists = Vec::with_capacity(contexts.count());
     for number in contexts.iter() {
@@ -102,7 +102,7 @@ pub(crate) async fn lists(
 pub(crate) struct PlaceBelow<'a> {
     pub(crate) device: &'a Arc<dyn Device>,
     /// The context that is asked for.
-    pub(crate) contexts: Contexts,
+    pub(crate) contexts: ContextSet,
     /// The offset.
     pub(crate) at: u64,
     /// Size of the device in bytes.
@@ -138,7 +138,7 @@ pub(crate) async fn below(
     device: &Arc<dyn Device>,
     at: u64,
     end: u64,
-    contexts: Contexts,
+    contexts: ContextSet,
 ) -> Result<Extents> {
     match device.submit(Request::extents(at, end - at, contexts)).await? {
         Reply::Extents(lists) => lists.into_iter().next().ok_or_else(Error::misfit),
@@ -147,6 +147,6 @@ pub(crate) async fn below(
 }
 
 /// The context of holes and zeroes of an emulated device, which has one.
-pub(crate) fn base_of(facts: &Facts) -> Contexts {
-    facts.context(BASE_ALLOCATION).unwrap_or_else(Contexts::first)
+pub(crate) fn base_of(facts: &Facts) -> ContextSet {
+    facts.context(BASE_ALLOCATION).unwrap_or_else(ContextSet::first)
 }

@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use blockhaul_block::emulate::emulate;
 use blockhaul_block::{
-    Access, Can, Device, Error, Facts, FileRange, Kind, Op, Pending, Reply, Request, Result, fence,
+    Can, Device, Error, Facts, FileRange, Kind, LeaseAccess, Op, PendingRequest, Reply, Request,
+    Result, fence,
 };
-use blockhaul_catalog::{Another, Intent, Opened, Opening, Target};
+use blockhaul_catalog::{BackendTarget, HandleOpener, Intent, OpenFuture, OpenedDevice};
 
 use crate::bytes::index;
 
@@ -67,9 +68,9 @@ pub(crate) fn changed(scheme: &str) -> Error {
 /// # Errors
 /// [`Kind::Unsupported`] if the image is to be written; those of the device, and of `make`.
 pub(crate) async fn open<I: ImageView + Send + Sync>(
-    target: &Target,
+    target: &BackendTarget,
     make: impl AsyncFnOnce(&Arc<dyn Device>) -> Result<I>,
-) -> Result<Opened> {
+) -> Result<OpenedDevice> {
     if target.intent.write {
         let text = format!(
             "{}: an image that is made as it is read cannot be written: copy it to a file",
@@ -82,29 +83,30 @@ pub(crate) async fn open<I: ImageView + Send + Sync>(
     let opened = target.context.open(target.text()?, intent).await?;
     let source = fence(emulate(opened.device));
     let image = Arc::new(make(&source).await?);
-    let device = Arc::new(View::new(source, image.clone()));
-    let more = opened.more.map(|more| Arc::new(More { more, image }) as Arc<dyn Another>);
-    Ok(Opened { device, more })
+    let device = Arc::new(ImageViewDevice::new(source, image.clone()));
+    let more =
+        opened.more.map(|more| Arc::new(ImageViewHandles { more, image }) as Arc<dyn HandleOpener>);
+    Ok(OpenedDevice { device, more })
 }
 
-struct More<I> {
-    more: Arc<dyn Another>,
+struct ImageViewHandles<I> {
+    more: Arc<dyn HandleOpener>,
     image: Arc<I>,
 }
 
-impl<I: ImageView + Send + Sync> Another for More<I> {
-    fn another(&self) -> Opening<Arc<dyn Device>> {
+impl<I: ImageView + Send + Sync> HandleOpener for ImageViewHandles<I> {
+    fn another(&self) -> OpenFuture<Arc<dyn Device>> {
         let more = self.more.clone();
         let image = self.image.clone();
         Box::pin(async move {
             let source = fence(emulate(more.another().await?));
-            Ok(Arc::new(View::new(source, image)) as Arc<dyn Device>)
+            Ok(Arc::new(ImageViewDevice::new(source, image)) as Arc<dyn Device>)
         })
     }
 }
 
 /// A handle.
-struct View<I> {
+struct ImageViewDevice<I> {
     facts: Arc<Facts>,
     source: Arc<dyn Device>,
     /// Size of the source in bytes.
@@ -112,8 +114,8 @@ struct View<I> {
     image: Arc<I>,
 }
 
-impl<I: ImageView> View<I> {
-    fn new(source: Arc<dyn Device>, image: Arc<I>) -> View<I> {
+impl<I: ImageView> ImageViewDevice<I> {
+    fn new(source: Arc<dyn Device>, image: Arc<I>) -> ImageViewDevice<I> {
         let below = source.facts();
         let mut facts = Facts::new(format!("{}:{}", I::SCHEME, below.name), image.len());
         facts.description.clone_from(&below.description);
@@ -124,16 +126,16 @@ impl<I: ImageView> View<I> {
         facts.in_flight = below.in_flight;
         facts.files.clone_from(&below.files);
         facts.block.maximum = facts.block.maximum.min(below.block.maximum);
-        View { facts: Arc::new(facts), size: below.size, source, image }
+        ImageViewDevice { facts: Arc::new(facts), size: below.size, source, image }
     }
 }
 
-impl<I: ImageView + Send + Sync> Device for View<I> {
+impl<I: ImageView + Send + Sync> Device for ImageViewDevice<I> {
     fn facts(&self) -> Arc<Facts> {
         self.facts.clone()
     }
 
-    fn submit(&self, request: Request) -> Pending {
+    fn submit(&self, request: Request) -> PendingRequest {
         let Op::Read(room) = request.op else {
             return Error::new(Kind::ReadOnly, "an image that is made as it is read").into();
         };
@@ -145,15 +147,15 @@ impl<I: ImageView + Send + Sync> Device for View<I> {
             return self.source.submit(Request::read(source_at, room));
         }
         let (source, image) = (self.source.clone(), self.image.clone());
-        Pending::start(async move {
+        PendingRequest::start(async move {
             let mut buf = room.into_buf();
             image.fill(&source, &mut ImagePart { at, bytes: &mut buf }).await?;
             Ok(Reply::Data(buf.into()))
         })
     }
 
-    fn file_at(&self, at: u64, len: u64, access: Access) -> Option<FileRange> {
-        if access != Access::Read {
+    fn file_at(&self, at: u64, len: u64, access: LeaseAccess) -> Option<FileRange> {
+        if access != LeaseAccess::Read {
             return None;
         }
         let (at, len) = self.image.plain(self.size, at, len)?;

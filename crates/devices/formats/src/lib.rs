@@ -34,23 +34,23 @@ mod windows;
 use std::sync::Arc;
 
 pub use any::{AnyImage, HELD, held};
-pub use qcow2::Qcow2;
+pub use qcow2::Qcow2Backend;
 pub use qcow2::stream::AsQcow2;
-pub use vdi::Vdi;
-pub use vhd::Vhd;
-pub use vhdx::Vhdx;
-pub use vmdk::{AsVmdk, Vmdk};
+pub use vdi::VdiBackend;
+pub use vhd::VhdBackend;
+pub use vhdx::VhdxBackend;
+pub use vmdk::{AsVmdk, VmdkBackend};
 
 /// Every format of this crate, for a [`blockhaul_catalog::Registry`].
 pub fn all() -> Vec<Arc<dyn blockhaul_catalog::Backend>> {
     vec![
-        Arc::new(Qcow2),
+        Arc::new(Qcow2Backend),
         Arc::new(AsQcow2),
-        Arc::new(Vmdk),
+        Arc::new(VmdkBackend),
         Arc::new(AsVmdk),
-        Arc::new(Vhdx),
-        Arc::new(Vhd),
-        Arc::new(Vdi),
+        Arc::new(VhdxBackend),
+        Arc::new(VhdBackend),
+        Arc::new(VdiBackend),
         Arc::new(AnyImage),
     ]
 }

@@ -7,36 +7,37 @@ use std::sync::Arc;
 use blockhaul_block::emulate::emulate;
 use blockhaul_block::{Device, Error, Kind, Result, fence};
 use blockhaul_catalog::{
-    Another, Intent, NamePolicy, OpenContext, Opened, Opening, QemuNode, QemuPlace, Spec, Target,
-    options_of_json,
+    BackendTarget, DeviceSpec, HandleOpener, Intent, NamePolicy, OpenContext, OpenFuture,
+    OpenedDevice, QemuNode, QemuPlace, options_of_json,
 };
 
 /// A device with a file of the chain.
-pub(crate) struct Storage {
+pub(crate) struct ChainFile {
     /// The first handle, fenced.
     pub(crate) device: Arc<dyn Device>,
-    more: Option<Arc<dyn Another>>,
+    more: Option<Arc<dyn HandleOpener>>,
 }
 
-impl Storage {
-    pub(crate) fn new(opened: Opened) -> Storage {
-        Storage { device: fence(emulate(opened.device)), more: opened.more }
+impl ChainFile {
+    pub(crate) fn new(opened: OpenedDevice) -> ChainFile {
+        ChainFile { device: fence(emulate(opened.device)), more: opened.more }
     }
 
     /// The same with a device over each handle.
-    pub(crate) fn over<F>(self, layer: F) -> Storage
+    pub(crate) fn over<F>(self, layer: F) -> ChainFile
     where
         F: Fn(Arc<dyn Device>) -> Arc<dyn Device> + Clone + Send + Sync + 'static,
     {
-        let Storage { device, more } = self;
-        let more =
-            more.map(|more| Arc::new(Layered { more, layer: layer.clone() }) as Arc<dyn Another>);
-        Storage::new(Opened { device: layer(device), more })
+        let ChainFile { device, more } = self;
+        let more = more.map(|more| {
+            Arc::new(LayeredHandles { more, layer: layer.clone() }) as Arc<dyn HandleOpener>
+        });
+        ChainFile::new(OpenedDevice { device: layer(device), more })
     }
 
     /// The device as it was opened.
-    pub(crate) fn opened(self) -> Opened {
-        Opened { device: self.device, more: self.more }
+    pub(crate) fn opened(self) -> OpenedDevice {
+        OpenedDevice { device: self.device, more: self.more }
     }
 
     pub(crate) fn has_more(&self) -> bool {
@@ -52,16 +53,16 @@ impl Storage {
 }
 
 /// Further handles with a device over each.
-struct Layered<F> {
-    more: Arc<dyn Another>,
+struct LayeredHandles<F> {
+    more: Arc<dyn HandleOpener>,
     layer: F,
 }
 
-impl<F> Another for Layered<F>
+impl<F> HandleOpener for LayeredHandles<F>
 where
     F: Fn(Arc<dyn Device>) -> Arc<dyn Device> + Clone + Send + Sync + 'static,
 {
-    fn another(&self) -> Opening<Arc<dyn Device>> {
+    fn another(&self) -> OpenFuture<Arc<dyn Device>> {
         let more = self.more.clone();
         let layer = self.layer.clone();
         Box::pin(async move { Ok(layer(fence(emulate(more.another().await?)))) })
@@ -70,7 +71,7 @@ where
 
 /// The context for names in the image of a target: the option `names`, or else what the command
 /// decides.
-pub(crate) fn context_for_names(target: &Target) -> OpenContext {
+pub(crate) fn context_for_names(target: &BackendTarget) -> OpenContext {
     match target.args.text("names") {
         Some("allow") => target.context.with_names(NamePolicy::Allow),
         Some(_) => target.context.with_names(NamePolicy::Refuse),
@@ -87,7 +88,7 @@ pub(crate) struct NamedDevice {
 }
 
 /// The image that a name comes from.
-pub(crate) struct Namer<'a> {
+pub(crate) struct NamingImage<'a> {
     /// The scheme of the format, for messages.
     pub(crate) format: &'static str,
     pub(crate) file: &'a str,
@@ -95,7 +96,7 @@ pub(crate) struct Namer<'a> {
     pub(crate) folder: Option<&'a Path>,
 }
 
-impl Namer<'_> {
+impl NamingImage<'_> {
     fn unsupported(&self, what: String, way: &str) -> Error {
         Error::new(Kind::Unsupported, format!("{}: {what}: {way}", self.format))
     }
@@ -109,7 +110,7 @@ impl Namer<'_> {
         description: &str,
         option: &str,
         intent: Intent,
-    ) -> Result<Opened> {
+    ) -> Result<OpenedDevice> {
         let opened = context.open_named_in(self.file, description, intent).await;
         let policy = context.registry().names;
         let format = self.format;
@@ -146,7 +147,7 @@ impl Namer<'_> {
     /// The description of the device with the bytes of a node.
     fn node(&self, named: &str, node: &QemuNode, option: &str) -> Result<String> {
         // Within JSON a path begins at the directory of the process, as in QEMU: no other file is opened.
-        let from = Namer { folder: Some(Path::new("")), ..*self };
+        let from = NamingImage { folder: Some(Path::new("")), ..*self };
         let refused = match (&node.place, &node.context, &node.tls) {
             (QemuPlace::Zero(_), ..) => "driver 'null-co'",
             (_, Some(_), _) => "'x-dirty-bitmap'",
@@ -203,9 +204,9 @@ impl Namer<'_> {
 
 /// The directory of a file, if the description is that of one.
 pub(crate) fn folder_of(description: &str) -> Option<PathBuf> {
-    let path = match Spec::parse(OsStr::new(description)).ok()? {
-        Spec::Path(path) => path,
-        Spec::Scheme { scheme, rest } if scheme == "file" => {
+    let path = match DeviceSpec::parse(OsStr::new(description)).ok()? {
+        DeviceSpec::Path(path) => path,
+        DeviceSpec::Scheme { scheme, rest } if scheme == "file" => {
             let path = rest.split_once('?').map_or(rest.as_str(), |(path, _)| path);
             PathBuf::from(blockhaul_catalog::percent_decode(path).ok()?)
         }
@@ -224,7 +225,7 @@ mod tests {
     fn names_in_images_are_paths_beside_them_or_uris() {
         let description = |folder: Option<&str>, named: &str| {
             let folder = folder.map(Path::new);
-            Namer { format: "qcow2", file: "top.qcow2", folder }.device(named, "backing")
+            NamingImage { format: "qcow2", file: "top.qcow2", folder }.device(named, "backing")
         };
         for (folder, named, wanted) in [
             ("", "base.raw", "./base.raw"),
@@ -259,9 +260,11 @@ mod tests {
             assert_eq!((device.description.as_str(), device.format.as_deref()), (wanted, format));
         }
         assert!(matches!(
-            Spec::parse(OsStr::new(&description(Some("memory:1G"), "a").unwrap().description))
-                .unwrap(),
-            Spec::Path(_)
+            DeviceSpec::parse(OsStr::new(
+                &description(Some("memory:1G"), "a").unwrap().description
+            ))
+            .unwrap(),
+            DeviceSpec::Path(_)
         ));
         for (folder, named, why) in [
             (None, "a", "own directory"),

@@ -37,7 +37,7 @@ const GRAIN_MARKER: usize = 12;
 
 /// How clusters are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Packing {
+pub(crate) enum ClusterEncoding {
     /// As they are.
     Plain,
     /// Compressed by zstd at this level.
@@ -50,7 +50,7 @@ pub(crate) enum Packing {
 
 /// How a cluster of the disk is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Stored {
+pub(crate) enum ClusterStorage {
     /// Not at all: it reads as zeroes.
     Not,
     Plain,
@@ -59,42 +59,42 @@ pub(crate) enum Stored {
 }
 
 /// A cluster as it is to be stored.
-pub(crate) struct Packed {
+pub(crate) struct PackedCluster {
     pub(crate) number: u64,
-    pub(crate) stored: Stored,
+    pub(crate) stored: ClusterStorage,
     /// As many bytes as `stored` says.
     pub(crate) bytes: Data,
 }
 
 /// Compressed clusters that are kept until they are written, so that they are not made again.
 #[derive(Default)]
-pub(crate) struct Made {
+pub(crate) struct CompressedClusters {
     /// Memory that is left, in bytes.
     room: u64,
     clusters: HashMap<u64, Data>,
 }
 
-impl Made {
+impl CompressedClusters {
     /// Keeps clusters of together at most `memory` bytes.
-    pub(crate) fn new(memory: u64) -> Made {
-        Made { room: memory, clusters: HashMap::new() }
+    pub(crate) fn new(memory: u64) -> CompressedClusters {
+        CompressedClusters { room: memory, clusters: HashMap::new() }
     }
 
-    pub(crate) fn keep(&mut self, packed: &Packed) {
+    pub(crate) fn keep(&mut self, packed: &PackedCluster) {
         let cost = packed.bytes.len() as u64 + ENTRY;
-        if matches!(packed.stored, Stored::Packed(_)) && cost <= self.room {
+        if matches!(packed.stored, ClusterStorage::Packed(_)) && cost <= self.room {
             self.room -= cost;
             self.clusters.insert(packed.number, packed.bytes.clone());
         }
     }
 
     /// A piece, if all of its clusters are kept.
-    fn piece(&self, (first, count): Batch) -> Option<Vec<Packed>> {
+    fn piece(&self, (first, count): Batch) -> Option<Vec<PackedCluster>> {
         let numbers = first..first + count;
         let find = |number| {
             let bytes = self.clusters.get(&number)?.clone();
             let sectors = u16::try_from(bytes.len() / index(SECTOR)).ok()?;
-            Some(Packed { number, stored: Stored::Packed(sectors), bytes })
+            Some(PackedCluster { number, stored: ClusterStorage::Packed(sectors), bytes })
         };
         numbers.map(find).collect()
     }
@@ -114,18 +114,18 @@ pub(crate) fn most() -> usize {
 }
 
 /// The pieces of a disk, read ahead.
-pub(crate) struct Ahead<'a, I: Iterator<Item = u64>> {
+pub(crate) struct ClusterReadAhead<'a, I: Iterator<Item = u64>> {
     source: &'a Arc<dyn Device>,
     cluster: u64,
-    packing: Packing,
+    packing: ClusterEncoding,
     numbers: std::iter::Peekable<I>,
     pool: Pool,
     /// Clusters that were compressed before.
-    made: Option<&'a Made>,
-    flying: VecDeque<Task<Result<Vec<Packed>>>>,
+    made: Option<&'a CompressedClusters>,
+    flying: VecDeque<Task<Result<Vec<PackedCluster>>>>,
 }
 
-impl<'a, I: Iterator<Item = u64>> Ahead<'a, I> {
+impl<'a, I: Iterator<Item = u64>> ClusterReadAhead<'a, I> {
     /// Reads the clusters of these ascending numbers, with memory of a [`pool`].
     ///
     /// Callers may share the pool: pieces get their memory in order, so the one that a caller waits
@@ -134,21 +134,29 @@ impl<'a, I: Iterator<Item = u64>> Ahead<'a, I> {
         source: &'a Arc<dyn Device>,
         pool: &Pool,
         cluster: u64,
-        packing: Packing,
+        packing: ClusterEncoding,
         numbers: I,
-    ) -> Ahead<'a, I> {
+    ) -> ClusterReadAhead<'a, I> {
         let numbers = numbers.peekable();
         let pool = pool.clone();
-        Ahead { source, cluster, packing, numbers, pool, made: None, flying: VecDeque::new() }
+        ClusterReadAhead {
+            source,
+            cluster,
+            packing,
+            numbers,
+            pool,
+            made: None,
+            flying: VecDeque::new(),
+        }
     }
 
     /// The same, where some clusters were compressed before.
-    pub(crate) fn with_made(self, made: &'a Made) -> Ahead<'a, I> {
-        Ahead { made: Some(made), ..self }
+    pub(crate) fn with_made(self, made: &'a CompressedClusters) -> ClusterReadAhead<'a, I> {
+        ClusterReadAhead { made: Some(made), ..self }
     }
 
     /// The clusters of the next piece; none at the end.
-    pub(crate) async fn next(&mut self) -> Option<Result<Vec<Packed>>> {
+    pub(crate) async fn next(&mut self) -> Option<Result<Vec<PackedCluster>>> {
         while self.flying.len() < most()
             && let Some(batch) = self.batch()
         {
@@ -182,9 +190,9 @@ async fn carry_out(
     source: &Arc<dyn Device>,
     pool: &Pool,
     cluster: u64,
-    packing: Packing,
+    packing: ClusterEncoding,
     (first, count): Batch,
-) -> Result<Vec<Packed>> {
+) -> Result<Vec<PackedCluster>> {
     let at = first * cluster;
     let end = (at + count * cluster).min(source.facts().size);
     let len = index(count * cluster);
@@ -228,20 +236,24 @@ async fn read(
 }
 
 /// A cluster as it is stored: left out if it is zero and can be compressed.
-fn pack(number: u64, cluster: Data, packing: Packing) -> Result<Packed> {
-    if packing == Packing::Plain {
-        return Ok(Packed { number, stored: Stored::Plain, bytes: cluster });
+fn pack(number: u64, cluster: Data, packing: ClusterEncoding) -> Result<PackedCluster> {
+    if packing == ClusterEncoding::Plain {
+        return Ok(PackedCluster { number, stored: ClusterStorage::Plain, bytes: cluster });
     }
     if is_zero(cluster.bytes()) {
-        return Ok(Packed { number, stored: Stored::Not, bytes: Data::zeroes(0) });
+        return Ok(PackedCluster { number, stored: ClusterStorage::Not, bytes: Data::zeroes(0) });
     }
     match packing {
-        Packing::Plain => Ok(Packed { number, stored: Stored::Plain, bytes: cluster }),
-        Packing::Zstd(level) => squeezed(number, cluster, |bytes, out| compress(level, bytes, out)),
-        Packing::Deflate(level) => {
+        ClusterEncoding::Plain => {
+            Ok(PackedCluster { number, stored: ClusterStorage::Plain, bytes: cluster })
+        }
+        ClusterEncoding::Zstd(level) => {
+            squeezed(number, cluster, |bytes, out| compress(level, bytes, out))
+        }
+        ClusterEncoding::Deflate(level) => {
             squeezed(number, cluster, |bytes, out| deflate_short(level, bytes, out))
         }
-        Packing::Grain(level) => grain(number, &cluster, level),
+        ClusterEncoding::Grain(level) => grain(number, &cluster, level),
     }
 }
 
@@ -250,26 +262,26 @@ fn squeezed(
     number: u64,
     cluster: Data,
     compress: impl FnOnce(&[u8], &mut [u8]) -> Option<usize>,
-) -> Result<Packed> {
+) -> Result<PackedCluster> {
     // One sector less than a cluster, as plain clusters are read with less work.
     let mut out = vec![0; cluster.len().saturating_sub(index(SECTOR))];
     match compress(cluster.bytes(), &mut out) {
         Some(len) if len > 0 => packed(number, &out, len),
-        _ => Ok(Packed { number, stored: Stored::Plain, bytes: cluster }),
+        _ => Ok(PackedCluster { number, stored: ClusterStorage::Plain, bytes: cluster }),
     }
 }
 
 /// The first `len` bytes of `out`, and the rest of their last sector, which is zero.
-fn packed(number: u64, out: &[u8], len: usize) -> Result<Packed> {
+fn packed(number: u64, out: &[u8], len: usize) -> Result<PackedCluster> {
     let len = len.next_multiple_of(index(SECTOR));
     let sectors = u16::try_from(len / index(SECTOR)).map_err(|_| Error::misfit())?;
     let bytes = Data::copy_of(out.get(..len).ok_or_else(Error::misfit)?);
-    Ok(Packed { number, stored: Stored::Packed(sectors), bytes })
+    Ok(PackedCluster { number, stored: ClusterStorage::Packed(sectors), bytes })
 }
 
 /// How a cluster is stored in an image that is written in place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Form {
+pub(crate) enum ClusterForm {
     /// It reads as zeroes.
     Zero,
     Plain,
@@ -281,29 +293,29 @@ pub(crate) enum Form {
 /// one may be short: zeroes follow it. Those that do not become smaller stay plain. Zeroes are
 /// recognized if `zeroes`, else compressed.
 pub(crate) fn pack_together(
-    packing: Packing,
+    packing: ClusterEncoding,
     cluster: usize,
     bytes: &[u8],
     out: &mut [u8],
     zeroes: bool,
-) -> Vec<Form> {
+) -> Vec<ClusterForm> {
     let mut at = 0;
     let mut one = |bytes: &[u8]| {
         if zeroes && is_zero(bytes) {
-            return Form::Zero;
+            return ClusterForm::Zero;
         }
         let room = out.get_mut(at..at + cluster - 1).unwrap_or_default();
         let made = match packing {
-            Packing::Zstd(level) => compress(level, bytes, room),
-            Packing::Deflate(level) => deflate_short(level, bytes, room),
-            Packing::Plain | Packing::Grain(_) => None,
+            ClusterEncoding::Zstd(level) => compress(level, bytes, room),
+            ClusterEncoding::Deflate(level) => deflate_short(level, bytes, room),
+            ClusterEncoding::Plain | ClusterEncoding::Grain(_) => None,
         };
         match made {
             Some(len) if len > 0 => {
                 at += len;
-                Form::Packed(len)
+                ClusterForm::Packed(len)
             }
-            _ => Form::Plain,
+            _ => ClusterForm::Plain,
         }
     };
     let pack = |part: &[u8]| {
@@ -318,7 +330,7 @@ pub(crate) fn pack_together(
 }
 
 /// A grain of a VMDK: a marker with its sector and length, and a zlib stream.
-fn grain(number: u64, cluster: &Data, level: u8) -> Result<Packed> {
+fn grain(number: u64, cluster: &Data, level: u8) -> Result<PackedCluster> {
     let most = cluster.len() + cluster.len() / 8 + 1024;
     let mut out = vec![0; most];
     let (marker, body) = out.split_at_mut(GRAIN_MARKER);

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use blockhaul_block::Error;
-use blockhaul_catalog::{Intent, Registry, Spec};
+use blockhaul_catalog::{DeviceSpec, Intent, Registry};
 
 use crate::qcow2::resize::NewSize;
 
@@ -27,7 +27,7 @@ pub enum RawResizeError {
 /// See [`RawResizeError`]. The file is unchanged, unless the system has set its length and cannot flush it.
 pub async fn resize(
     registry: &Registry,
-    description: &Spec,
+    description: &DeviceSpec,
     path: &Path,
     size: NewSize,
     shrink: bool,

@@ -5,14 +5,14 @@
 //! the data area, where block N is.
 
 use blockhaul_block::Result;
-use blockhaul_catalog::{Backend, Opened, Opening, Param, Target};
+use blockhaul_catalog::{Backend, BackendTarget, OpenFuture, OpenedDevice, Param};
 
 use crate::bytes::{array, le32, le64};
 use crate::mapped::{
-    self, CACHE, Files, Found, Look, Map, Opener, Place, check_within, checked_size, damaged,
-    other_file, unsupported,
+    self, BlockMap, CACHE, DiskPlace, ImageFileOpener, ImageFiles, MappedFormat, TableLookup,
+    check_within, checked_size, damaged, other_file, unsupported,
 };
-use crate::named::Storage;
+use crate::named::ChainFile;
 use crate::storage::{len_of, read};
 
 const FORMAT: &str = "vdi";
@@ -32,9 +32,9 @@ const FREE: u32 = 0xffff_ffff;
 const ZERO: u32 = 0xffff_fffe;
 
 /// The backend `vdi:DEVICE`.
-pub struct Vdi;
+pub struct VdiBackend;
 
-impl Backend for Vdi {
+impl Backend for VdiBackend {
     fn schemes(&self) -> &'static [&'static str] {
         &["vdi"]
     }
@@ -59,19 +59,19 @@ blockhaul copy vdi:disk.vdi restored.raw && cmp disk.raw restored.raw
         &[CACHE]
     }
 
-    fn open(&self, target: Target) -> Opening<Opened> {
+    fn open(&self, target: BackendTarget) -> OpenFuture<OpenedDevice> {
         Box::pin(async move { mapped::open(FORMAT, &target, inspect).await })
     }
 }
 
-async fn inspect(_: Opener<'_>, file: Storage) -> Result<(Found, Files)> {
+async fn inspect(_: ImageFileOpener<'_>, file: ChainFile) -> Result<(MappedFormat, ImageFiles)> {
     let file_len = len_of(&file.device.facts());
     let head = read(&file.device, 0, HEADER.min(file_len)).await?;
     let header = Header::parse(&head, file_len)?;
     let size = header.size;
     let unit = header.block;
-    let map = Box::new(Blocks { header, file_len });
-    Ok((Found { size, unit, sector: None, map, unpack: None }, Files::one(file, None)))
+    let map = Box::new(VdiBlocks { header, file_len });
+    Ok((MappedFormat { size, unit, sector: None, map, unpack: None }, ImageFiles::one(file, None)))
 }
 
 /// A header that was checked.
@@ -162,13 +162,13 @@ fn check_kind(kind: u32, head: &[u8]) -> Result<()> {
     }
 }
 
-struct Blocks {
+struct VdiBlocks {
     header: Header,
     file_len: u64,
 }
 
-impl Map for Blocks {
-    fn find(&self, at: u64, look: &mut Look<'_>) -> Result<Option<(u64, Place)>> {
+impl BlockMap for VdiBlocks {
+    fn find(&self, at: u64, look: &mut TableLookup<'_>) -> Result<Option<(u64, DiskPlace)>> {
         let Header { size, block, map, data } = self.header;
         let number = at / block;
         let start = at % block;
@@ -177,7 +177,7 @@ impl Map for Blocks {
         let Some(entry) = look.number(0, map + number * 4)? else { return Ok(None) };
         let entry = u32::from_le_bytes(entry);
         if entry == FREE || entry == ZERO {
-            return Ok(Some((left, Place::Zero { stored: false })));
+            return Ok(Some((left, DiskPlace::Zero { stored: false })));
         }
         let host = u64::from(entry).checked_mul(block).and_then(|place| place.checked_add(data));
         let used = block.min(size - number * block);
@@ -189,7 +189,7 @@ impl Map for Blocks {
             );
             return Err(damaged(FORMAT, text));
         };
-        Ok(Some((left, Place::Data { file: 0, at: host + start })))
+        Ok(Some((left, DiskPlace::Data { file: 0, at: host + start })))
     }
 }
 

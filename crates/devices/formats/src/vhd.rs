@@ -7,14 +7,14 @@
 //! big-endian.
 
 use blockhaul_block::Result;
-use blockhaul_catalog::{Backend, Opened, Opening, Param, Target};
+use blockhaul_catalog::{Backend, BackendTarget, OpenFuture, OpenedDevice, Param};
 
 use crate::bytes::{array, be16, be32, be64, index};
 use crate::mapped::{
-    self, BACKING, CACHE, Files, Found, Look, Map, NAMES, Opener, Place, check_within,
-    checked_size, damaged, other_file, unsupported,
+    self, BACKING, BlockMap, CACHE, DiskPlace, ImageFileOpener, ImageFiles, MappedFormat, NAMES,
+    TableLookup, check_within, checked_size, damaged, other_file, unsupported,
 };
-use crate::named::Storage;
+use crate::named::ChainFile;
 use crate::storage::{len_of, read};
 
 const FORMAT: &str = "vhd";
@@ -39,9 +39,9 @@ const EXACT_CREATORS: [&[u8; 4]; 6] = [b"win ", b"qem2", b"d2v ", b"tap\0", b"CT
 const BLOCK_MAX: u64 = 256 << 20;
 
 /// The backend `vhd:DEVICE`.
-pub struct Vhd;
+pub struct VhdBackend;
 
-impl Backend for Vhd {
+impl Backend for VhdBackend {
     fn schemes(&self) -> &'static [&'static str] {
         &["vhd", "vpc"]
     }
@@ -67,12 +67,15 @@ blockhaul copy vhd:disk.vhd restored.raw && cmp disk.raw restored.raw
         &[NAMES, BACKING, CACHE]
     }
 
-    fn open(&self, target: Target) -> Opening<Opened> {
+    fn open(&self, target: BackendTarget) -> OpenFuture<OpenedDevice> {
         Box::pin(async move { mapped::open(FORMAT, &target, inspect).await })
     }
 }
 
-async fn inspect(opener: Opener<'_>, file: Storage) -> Result<(Found, Files)> {
+async fn inspect(
+    opener: ImageFileOpener<'_>,
+    file: ChainFile,
+) -> Result<(MappedFormat, ImageFiles)> {
     let file_len = len_of(&file.device.facts());
     let footer = footer(&file, file_len).await?;
     if footer.kind == FIXED {
@@ -82,9 +85,10 @@ async fn inspect(opener: Opener<'_>, file: Storage) -> Result<(Found, Files)> {
                 format!("a disk of {} bytes in a file with {data} bytes of data", footer.size);
             return Err(damaged(FORMAT, text));
         }
-        let map = Box::new(Flat { size: footer.size });
-        let found = Found { size: footer.size, unit: SECTOR, sector: None, map, unpack: None };
-        return Ok((found, Files::one(file, None)));
+        let map = Box::new(FixedVhd { size: footer.size });
+        let found =
+            MappedFormat { size: footer.size, unit: SECTOR, sector: None, map, unpack: None };
+        return Ok((found, ImageFiles::one(file, None)));
     }
     check_within(FORMAT, "the header", footer.header, HEADER, file_len)?;
     let bytes = read(&file.device, footer.header, HEADER).await?;
@@ -94,12 +98,15 @@ async fn inspect(opener: Opener<'_>, file: Storage) -> Result<(Found, Files)> {
         if is_differencing { Some(parent(&opener, &file, &bytes, file_len).await?) } else { None };
     let size = footer.size;
     let unit = header.block;
-    let map = Box::new(Blocks { header, size, file_len, is_differencing });
-    Ok((Found { size, unit, sector: None, map, unpack: None }, Files::one(file, backing)))
+    let map = Box::new(VhdBlocks { header, size, file_len, is_differencing });
+    Ok((
+        MappedFormat { size, unit, sector: None, map, unpack: None },
+        ImageFiles::one(file, backing),
+    ))
 }
 
 /// The footer of an image: the copy at its start, or else the last sector.
-async fn footer(file: &Storage, file_len: u64) -> Result<Footer> {
+async fn footer(file: &ChainFile, file_len: u64) -> Result<Footer> {
     let name = file.device.facts().name.clone();
     let first = read(&file.device, 0, FOOTER.min(file_len)).await?;
     let mut failed = None;
@@ -238,11 +245,11 @@ impl Header {
 
 /// The parent of a differencing image ("Parent Locator Entry"): a relative path of Windows.
 async fn parent(
-    opener: &Opener<'_>,
-    file: &Storage,
+    opener: &ImageFileOpener<'_>,
+    file: &ChainFile,
     header: &[u8],
     file_len: u64,
-) -> Result<Storage> {
+) -> Result<ChainFile> {
     if let Some(own) = opener.own_backing().await? {
         return Ok(own);
     }
@@ -284,13 +291,13 @@ async fn parent(
 }
 
 /// A fixed image.
-struct Flat {
+struct FixedVhd {
     size: u64,
 }
 
-impl Map for Flat {
-    fn find(&self, at: u64, _: &mut Look<'_>) -> Result<Option<(u64, Place)>> {
-        Ok(Some((self.size.saturating_sub(at).max(1), Place::Data { file: 0, at })))
+impl BlockMap for FixedVhd {
+    fn find(&self, at: u64, _: &mut TableLookup<'_>) -> Result<Option<(u64, DiskPlace)>> {
+        Ok(Some((self.size.saturating_sub(at).max(1), DiskPlace::Data { file: 0, at })))
     }
 
     fn is_flat(&self, _: usize) -> bool {
@@ -299,15 +306,15 @@ impl Map for Flat {
 }
 
 /// A dynamic or differencing image ("Block Allocation Table and Data Blocks").
-struct Blocks {
+struct VhdBlocks {
     header: Header,
     size: u64,
     file_len: u64,
     is_differencing: bool,
 }
 
-impl Map for Blocks {
-    fn find(&self, at: u64, look: &mut Look<'_>) -> Result<Option<(u64, Place)>> {
+impl BlockMap for VhdBlocks {
+    fn find(&self, at: u64, look: &mut TableLookup<'_>) -> Result<Option<(u64, DiskPlace)>> {
         let Header { table, block, bitmap } = self.header;
         let number = at / block;
         let start = at % block;
@@ -315,7 +322,7 @@ impl Map for Blocks {
         let Some(entry) = look.number(0, table + number * 4)? else { return Ok(None) };
         let entry = u32::from_be_bytes(entry);
         if entry == UNUSED {
-            return Ok(Some((left, Place::Below)));
+            return Ok(Some((left, DiskPlace::Below)));
         }
         let host = u64::from(entry) * SECTOR;
         let used = block.min(self.size - number * block);
@@ -326,7 +333,7 @@ impl Map for Blocks {
             );
             return Err(damaged(FORMAT, text));
         }
-        let data = Place::Data { file: 0, at: host + bitmap + start };
+        let data = DiskPlace::Data { file: 0, at: host + bitmap + start };
         if !self.is_differencing {
             // As QEMU: the bits of a dynamic image tell which sectors are not zero.
             return Ok(Some((left, data)));
@@ -334,8 +341,9 @@ impl Map for Blocks {
         let sector = start / SECTOR;
         let Some(bytes) = look.bytes(0, host + sector / 8)? else { return Ok(None) };
         let bits = bytes.get(..bytes.len().min(index(bitmap - sector / 8))).unwrap_or(bytes);
-        let (is_set, sectors) = crate::bits::run(bits, index(sector % 8), crate::bits::Order::High);
+        let (is_set, sectors) =
+            crate::bits::run(bits, index(sector % 8), crate::bits::BitOrder::High);
         let len = (sectors as u64 * SECTOR - at % SECTOR).min(left);
-        Ok(Some((len, if is_set { data } else { Place::Below })))
+        Ok(Some((len, if is_set { data } else { DiskPlace::Below })))
     }
 }

@@ -10,14 +10,14 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use blockhaul_block::{Error, Kind, Result};
-use blockhaul_catalog::{Figure, Target};
+use blockhaul_catalog::{BackendTarget, StorageFigure};
 use blockhaul_io::{Completer, Interest};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-use super::report::Report;
-use super::{Again, Process};
-use blockhaul_client::options::{OptionSession, Place};
-use blockhaul_client::{Address, Options, ServerProcess};
+use super::report::ReportFile;
+use super::{ProcessConfig, RestartPolicy};
+use blockhaul_client::options::{ConnectTarget, OptionSession};
+use blockhaul_client::{ConnectOptions, ServerAddress, ServerProcess};
 
 /// Maximum time until a process has ended once its connections are closed.
 const END: Duration = Duration::from_secs(2);
@@ -31,39 +31,40 @@ const PAUSE: Duration = Duration::from_millis(500);
 const PAUSE_MAX: Duration = Duration::from_secs(30);
 
 /// Keeps a process available for clients.
-pub(super) struct Keeper {
-    target: Target,
-    fate: Arc<Fate>,
-    present: Mutex<Present>,
+pub(super) struct ProcessKeeper {
+    target: BackendTarget,
+    fate: Arc<ProcessRecord>,
+    present: Mutex<ProcessState>,
 }
 
-enum Present {
+enum ProcessState {
     /// It runs, or its end was not detected yet.
-    Running(Arc<Apart>),
+    Running(Arc<IsolatedProcess>),
     /// It is being started; these callers wait for it.
-    Starting(Vec<Completer<Result<Arc<Apart>>>>),
+    Starting(Vec<Completer<Result<Arc<IsolatedProcess>>>>),
     /// It could not be started.
     Down,
 }
 
-impl Keeper {
+impl ProcessKeeper {
     /// Starts the first process, and waits until it serves.
     pub(super) async fn start(
-        target: &Target,
-        again: Again,
-        process: Process,
-    ) -> Result<Arc<Keeper>> {
-        let fate = Arc::new(Fate::new(target, again, process));
-        let present = Mutex::new(Present::Running(Apart::start(target, &fate).await?));
-        Ok(Arc::new(Keeper { target: target.clone(), fate, present }))
+        target: &BackendTarget,
+        again: RestartPolicy,
+        process: ProcessConfig,
+    ) -> Result<Arc<ProcessKeeper>> {
+        let fate = Arc::new(ProcessRecord::new(target, again, process));
+        let present =
+            Mutex::new(ProcessState::Running(IsolatedProcess::start(target, &fate).await?));
+        Ok(Arc::new(ProcessKeeper { target: target.clone(), fate, present }))
     }
 
     /// The process, a new one if the last has ended; an error says why there is none, and when to
     /// expect one.
-    pub(super) async fn present(self: &Arc<Keeper>) -> Result<Arc<Apart>> {
+    pub(super) async fn present(self: &Arc<ProcessKeeper>) -> Result<Arc<IsolatedProcess>> {
         let starting = {
             let mut present = self.lock();
-            if let Present::Running(apart) = &*present {
+            if let ProcessState::Running(apart) = &*present {
                 match apart.process.status() {
                     None => return Ok(apart.clone()),
                     Some(how) => apart.report(how),
@@ -71,10 +72,10 @@ impl Keeper {
             }
             let (completer, ticket) = blockhaul_io::ticket();
             match &mut *present {
-                Present::Starting(waiting) => waiting.push(completer),
+                ProcessState::Starting(waiting) => waiting.push(completer),
                 other => {
                     self.fate.may_start()?;
-                    *other = Present::Starting(vec![completer]);
+                    *other = ProcessState::Starting(vec![completer]);
                     // Spawned, because the caller may leave while others wait for it, too.
                     drop(blockhaul_io::spawn(self.clone().start_again()));
                 }
@@ -85,23 +86,23 @@ impl Keeper {
         starting.await.map_err(lost)?
     }
 
-    async fn start_again(self: Arc<Keeper>) {
+    async fn start_again(self: Arc<ProcessKeeper>) {
         let begun = blockhaul_io::now();
-        let started = Apart::start(&self.target, &self.fate).await;
+        let started = IsolatedProcess::start(&self.target, &self.fate).await;
         let next = match &started {
             Ok(apart) => {
                 self.fate.started(apart.process.id());
-                Present::Running(apart.clone())
+                ProcessState::Running(apart.clone())
             }
             Err(error) => {
                 let text = error.text();
                 let why = text.strip_prefix(&format!("{}: ", self.fate.name)).unwrap_or(&text);
                 self.fate.died(why, blockhaul_io::elapsed(begun));
-                Present::Down
+                ProcessState::Down
             }
         };
         let before = std::mem::replace(&mut *self.lock(), next);
-        if let Present::Starting(waiting) = before {
+        if let ProcessState::Starting(waiting) = before {
             waiting.into_iter().for_each(|one| one.complete(started.clone()));
         }
     }
@@ -112,19 +113,19 @@ impl Keeper {
         let times = self.fate.past().starts;
         let starts = if times > 1 { format!(", started {times} times") } else { String::new() };
         match &*self.lock() {
-            Present::Running(apart) => match apart.process.status() {
+            ProcessState::Running(apart) => match apart.process.status() {
                 None => format!("process {}{starts}{}", apart.process.id(), apart.counted()),
                 Some(how) => format!("ended with {how}{starts}"),
             },
-            Present::Starting(_) => format!("starting{starts}"),
-            Present::Down => format!("down{starts}"),
+            ProcessState::Starting(_) => format!("starting{starts}"),
+            ProcessState::Down => format!("down{starts}"),
         }
     }
 
     /// What the process counts, for metrics; nothing while there is none.
-    pub(super) fn figures(&self) -> Vec<Figure> {
+    pub(super) fn figures(&self) -> Vec<StorageFigure> {
         match &*self.lock() {
-            Present::Running(apart) if !apart.has_ended() => {
+            ProcessState::Running(apart) if !apart.has_ended() => {
                 let report = apart.report.as_ref();
                 report.map(|report| report.figures(apart.process.id())).unwrap_or_default()
             }
@@ -135,32 +136,32 @@ impl Keeper {
     /// Whether there is no process, and there will be none.
     pub(super) fn is_over(&self) -> bool {
         let gone = match &*self.lock() {
-            Present::Running(apart) => apart.has_ended(),
-            Present::Starting(_) => false,
-            Present::Down => true,
+            ProcessState::Running(apart) => apart.has_ended(),
+            ProcessState::Starting(_) => false,
+            ProcessState::Down => true,
         };
-        gone && self.fate.again == Again::Never
+        gone && self.fate.again == RestartPolicy::Never
     }
 
-    fn lock(&self) -> MutexGuard<'_, Present> {
+    fn lock(&self) -> MutexGuard<'_, ProcessState> {
         self.present.lock().expect("no panic under this lock")
     }
 }
 
 /// What is known of all processes of a storage.
-struct Fate {
+struct ProcessRecord {
     /// The name of the storage, without its parameters, which may be secret.
     name: String,
-    again: Again,
+    again: RestartPolicy,
     /// The working directory of the first start: a background server changes it later, but file
     /// names are relative to it.
     folder: Option<PathBuf>,
-    process: Process,
-    past: Mutex<Past>,
+    process: ProcessConfig,
+    past: Mutex<ProcessHistory>,
 }
 
 #[derive(Default)]
-struct Past {
+struct ProcessHistory {
     /// Number of processes that were started and served.
     starts: u64,
     /// Number of early ends in a row, up to the last.
@@ -170,17 +171,17 @@ struct Past {
     not_before: Option<Instant>,
 }
 
-impl Fate {
-    fn new(target: &Target, again: Again, process: Process) -> Fate {
+impl ProcessRecord {
+    fn new(target: &BackendTarget, again: RestartPolicy, process: ProcessConfig) -> ProcessRecord {
         let shown = || format!("{}:{}", target.scheme, target.rest.display());
         let name = process.name.clone().unwrap_or_else(shown);
         let name = name.split('?').next().unwrap_or_default().to_string();
-        let past = Past { starts: 1, ..Past::default() };
+        let past = ProcessHistory { starts: 1, ..ProcessHistory::default() };
         let folder = std::env::current_dir().ok();
-        Fate { name, again, folder, process, past: Mutex::new(past) }
+        ProcessRecord { name, again, folder, process, past: Mutex::new(past) }
     }
 
-    fn past(&self) -> MutexGuard<'_, Past> {
+    fn past(&self) -> MutexGuard<'_, ProcessHistory> {
         self.past.lock().expect("no panic under this lock")
     }
 
@@ -204,11 +205,11 @@ impl Fate {
         let young = past.young;
         drop(past);
         let next = match self.again {
-            Again::Never => "it is not restarted, and its clients get errors".to_string(),
-            Again::ForClients if pause.is_zero() => {
+            RestartPolicy::Never => "it is not restarted, and its clients get errors".to_string(),
+            RestartPolicy::ForClients if pause.is_zero() => {
                 "it will be restarted for the next client".to_string()
             }
-            Again::ForClients => format!(
+            RestartPolicy::ForClients => format!(
                 "{young} processes ended early, so the next one is started after {} s at the earliest",
                 pause.as_secs_f32()
             ),
@@ -221,7 +222,7 @@ impl Fate {
         let past = self.past();
         let name = &self.name;
         let last = &past.last;
-        if self.again == Again::Never {
+        if self.again == RestartPolicy::Never {
             return Err(Error::new(Kind::Io, format!("{name}: {last}")));
         }
         let left = past.not_before.map(|time| time.saturating_duration_since(blockhaul_io::now()));
@@ -245,19 +246,22 @@ fn pause(young: u32) -> Duration {
 }
 
 /// A process, and what is known of it.
-pub(super) struct Apart {
+pub(super) struct IsolatedProcess {
     pub(super) process: Arc<ServerProcess>,
-    fate: Arc<Fate>,
+    fate: Arc<ProcessRecord>,
     /// What it counts.
-    report: Option<Report>,
+    report: Option<ReportFile>,
     begun: Instant,
     /// Its end was reported.
     reported: AtomicBool,
 }
 
-impl Apart {
+impl IsolatedProcess {
     /// Starts a process, and waits until it serves.
-    async fn start(target: &Target, fate: &Arc<Fate>) -> Result<Arc<Apart>> {
+    async fn start(
+        target: &BackendTarget,
+        fate: &Arc<ProcessRecord>,
+    ) -> Result<Arc<IsolatedProcess>> {
         // The plugin's block sizes are advertised unchanged, and requests that violate them are
         // accepted: this side decides about that.
         let words = ["blockhaul", "serve", "--exit-with-parent", "--no-block-sizes"];
@@ -276,18 +280,23 @@ impl Apart {
         device.push(":");
         device.push(&target.rest);
         words.push(device);
-        let report = fate.process.report.map(Report::new).transpose();
+        let report = fate.process.report.map(ReportFile::new).transpose();
         let report = report.map_err(|error| Error::system(fate.name.clone(), error))?;
         let mut environment = fate.process.environment.clone();
-        environment.extend(report.as_ref().map(Report::variable));
+        environment.extend(report.as_ref().map(ReportFile::variable));
         let process = ServerProcess::start_apart(&words, fate.folder.as_deref(), &environment)?;
         // Its process ID is valid, as it is not reaped before.
         let id = i32::try_from(process.id()).ok().and_then(Pid::from_raw);
         let ends = id.and_then(|id| pidfd_open(id, PidfdFlags::empty()).ok());
         let fate = fate.clone();
         let begun = blockhaul_io::now();
-        let apart =
-            Arc::new(Apart { process, fate, report, begun, reported: AtomicBool::new(false) });
+        let apart = Arc::new(IsolatedProcess {
+            process,
+            fate,
+            report,
+            begun,
+            reported: AtomicBool::new(false),
+        });
         match apart.ask().await {
             Ok(session) => session.abort().await,
             Err(error) => {
@@ -310,7 +319,7 @@ impl Apart {
 
     /// What it counts, behind its state.
     fn counted(&self) -> String {
-        let counted = self.report.as_ref().map(Report::state).unwrap_or_default();
+        let counted = self.report.as_ref().map(ReportFile::state).unwrap_or_default();
         if counted.is_empty() { counted } else { format!("; {counted}") }
     }
 
@@ -318,8 +327,8 @@ impl Apart {
         self.process.status().is_some()
     }
 
-    pub(super) fn address(&self) -> Address {
-        Address::Unix(self.process.socket().to_path_buf())
+    pub(super) fn address(&self) -> ServerAddress {
+        ServerAddress::Unix(self.process.socket().to_path_buf())
     }
 
     /// A connection for option requests.
@@ -333,7 +342,7 @@ impl Apart {
     async fn ask(&self) -> Result<OptionSession> {
         let name = self.fate.name.clone();
         let address = self.address();
-        let place = Place { name, address, export: String::new(), tls: None };
+        let place = ConnectTarget { name, address, export: String::new(), tls: None };
         OptionSession::connect(place, &self.how()).await
     }
 
@@ -345,8 +354,8 @@ impl Apart {
             Some(how) => {
                 self.report(how);
                 let again = match self.fate.again {
-                    Again::Never => "",
-                    Again::ForClients => "; a client that reconnects gets a new one",
+                    RestartPolicy::Never => "",
+                    RestartPolicy::ForClients => "; a client that reconnects gets a new one",
                 };
                 Error::new(Kind::Io, format!("{name}: {}{again}", ended_with(how)))
                     .with_remedy("see its messages")
@@ -370,12 +379,12 @@ impl Apart {
     }
 
     /// Connection options. A local process is there or gone: it may take its time.
-    pub(super) fn how(&self) -> Options {
-        let mut options = Options {
+    pub(super) fn how(&self) -> ConnectOptions {
+        let mut options = ConnectOptions {
             connect_timeout: Duration::ZERO,
             timeout: Duration::ZERO,
             full_info: true,
-            ..Options::default()
+            ..ConnectOptions::default()
         };
         options.contexts.extend(self.fate.process.contexts.iter().cloned());
         options
@@ -390,7 +399,7 @@ impl Apart {
 }
 
 /// Reports the end of a process when it happens.
-async fn watch(ends: OwnedFd, apart: std::sync::Weak<Apart>) {
+async fn watch(ends: OwnedFd, apart: std::sync::Weak<IsolatedProcess>) {
     if blockhaul_io::ready(&ends, Interest::Readable).await.is_ok()
         && let Some(apart) = apart.upgrade()
         && let Some(how) = apart.process.status()

@@ -12,20 +12,20 @@ use std::ffi::OsString;
 use std::sync::{Arc, Weak};
 
 use blockhaul_block::{
-    Access, BlockSizes, Device, Facts, FileRange, Kind, Pending, Request, Result,
+    BlockSizes, Device, Facts, FileRange, Kind, LeaseAccess, PendingRequest, Request, Result,
 };
 use blockhaul_catalog::{
-    Another, Backend, Client, Export, Exports, Figure, Listed, Opened, Opening, Param, Target,
-    Visit,
+    Backend, BackendTarget, Export, ExportClient, Exports, HandleOpener, ListedExport, OpenFuture,
+    OpenedDevice, Param, StorageFigure, Visit,
 };
 
-use blockhaul_client::{Companions, Connected, connect_keeping};
-use keeper::{Apart, Keeper};
-pub use report::{Reported, Reporter};
+use blockhaul_client::{Companions, DeviceConnection, connect_keeping};
+use keeper::{IsolatedProcess, ProcessKeeper};
+pub use report::{ReportFormat, ReportWriter};
 
 /// Whether to restart a process that has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Again {
+pub enum RestartPolicy {
     /// When the next client connects.
     ForClients,
     /// Never: data in memory is lost, and a new disk must not be mistaken for the old one.
@@ -33,15 +33,15 @@ pub enum Again {
 }
 
 /// The same kind of storage, with each device in its own process.
-pub fn isolated(inner: Arc<dyn Backend>, again: Again) -> Arc<dyn Backend> {
-    Arc::new(Isolated(inner, again))
+pub fn isolated(inner: Arc<dyn Backend>, again: RestartPolicy) -> Arc<dyn Backend> {
+    Arc::new(IsolatedBackend(inner, again))
 }
 
-struct Isolated(Arc<dyn Backend>, Again);
+struct IsolatedBackend(Arc<dyn Backend>, RestartPolicy);
 
 /// How the process of a device is started.
 #[derive(Debug, Clone, Default)]
-pub struct Process {
+pub struct ProcessConfig {
     /// Environment variables that it has in addition to those of this program.
     pub environment: Vec<(OsString, OsString)>,
     /// A refusal is reported in the words of the process, once, instead of as one of an NBD server.
@@ -49,7 +49,7 @@ pub struct Process {
     /// Metadata contexts that it has in addition to `base:allocation`, if the device has them.
     pub contexts: Vec<String>,
     /// What it counts.
-    pub report: Option<Reported>,
+    pub report: Option<ReportFormat>,
     /// Its name in messages; none: that of the target.
     pub name: Option<String>,
 }
@@ -57,35 +57,39 @@ pub struct Process {
 /// A process that serves several devices, each as an export. It ends when the last user of it and of
 /// its devices is dropped.
 #[derive(Clone)]
-pub struct Host(Arc<Keeper>);
+pub struct ProcessHost(Arc<ProcessKeeper>);
 
-/// A reference to a [`Host`] that does not keep it.
+/// A reference to a [`ProcessHost`] that does not keep it.
 #[derive(Clone, Default)]
-pub struct WeakHost(Weak<Keeper>);
+pub struct WeakHost(Weak<ProcessKeeper>);
 
 impl WeakHost {
     /// The host, if it is still in use, and its process runs or will be started again.
-    pub fn upgrade(&self) -> Option<Host> {
-        self.0.upgrade().filter(|keeper| !keeper.is_over()).map(Host)
+    pub fn upgrade(&self) -> Option<ProcessHost> {
+        self.0.upgrade().filter(|keeper| !keeper.is_over()).map(ProcessHost)
     }
 }
 
-/// A device of a [`Host`].
+/// A device of a [`ProcessHost`].
 #[derive(Debug, Clone)]
-pub struct Member {
+pub struct HostMember {
     /// Its name in messages.
     pub name: String,
     /// Its export in the process.
     pub export: String,
 }
 
-impl Host {
+impl ProcessHost {
     /// Starts a process that serves `target`, which must not be isolated again.
     ///
     /// # Errors
     /// If the process does not start.
-    pub async fn start(target: &Target, again: Again, process: Process) -> Result<Host> {
-        Ok(Host(Keeper::start(target, again, process).await?))
+    pub async fn start(
+        target: &BackendTarget,
+        again: RestartPolicy,
+        process: ProcessConfig,
+    ) -> Result<ProcessHost> {
+        Ok(ProcessHost(ProcessKeeper::start(target, again, process).await?))
     }
 
     /// A reference that does not keep the process.
@@ -97,29 +101,29 @@ impl Host {
     ///
     /// # Errors
     /// If the process cannot open the device.
-    pub async fn open(self, member: Member) -> Result<Opened> {
+    pub async fn open(self, member: HostMember) -> Result<OpenedDevice> {
         let device = device(self.0.present().await?, &member, false).await?;
-        Ok(Opened { device, more: Some(Arc::new(Connections(self.0, member))) })
+        Ok(OpenedDevice { device, more: Some(Arc::new(ProcessConnections(self.0, member))) })
     }
 
     /// The same for the clients of a server: each has a connection of its own to the process.
-    pub fn exports(self, member: Member) -> Arc<dyn Exports> {
+    pub fn exports(self, member: HostMember) -> Arc<dyn Exports> {
         Arc::new(IsolatedExports(self.0, Some(member)))
     }
 }
 
 /// Further connections to a process.
-struct Connections(Arc<Keeper>, Member);
+struct ProcessConnections(Arc<ProcessKeeper>, HostMember);
 
-impl Another for Connections {
-    fn another(&self) -> Opening<Arc<dyn Device>> {
+impl HandleOpener for ProcessConnections {
+    fn another(&self) -> OpenFuture<Arc<dyn Device>> {
         let keeper = self.0.clone();
         let member = self.1.clone();
         Box::pin(async move { device(keeper.present().await?, &member, false).await })
     }
 }
 
-impl Backend for Isolated {
+impl Backend for IsolatedBackend {
     fn schemes(&self) -> &'static [&'static str] {
         self.0.schemes()
     }
@@ -148,20 +152,22 @@ impl Backend for Isolated {
         self.0.runs_foreign_code()
     }
 
-    fn open(&self, target: Target) -> Opening<Opened> {
+    fn open(&self, target: BackendTarget) -> OpenFuture<OpenedDevice> {
         Box::pin(async move {
-            let keeper = Keeper::start(&target, Again::Never, Process::default()).await?;
+            let keeper =
+                ProcessKeeper::start(&target, RestartPolicy::Never, ProcessConfig::default())
+                    .await?;
             let apart = keeper.present().await?;
-            let only = Member { name: apart.name().to_string(), export: String::new() };
-            Ok(Opened::from(device(apart, &only, false).await?))
+            let only = HostMember { name: apart.name().to_string(), export: String::new() };
+            Ok(OpenedDevice::from(device(apart, &only, false).await?))
         })
     }
 
-    fn exports(&self, target: &Target) -> Option<Opening<Arc<dyn Exports>>> {
+    fn exports(&self, target: &BackendTarget) -> Option<OpenFuture<Arc<dyn Exports>>> {
         let target = target.clone();
         let again = self.1;
         Some(Box::pin(async move {
-            let keeper = Keeper::start(&target, again, Process::default()).await?;
+            let keeper = ProcessKeeper::start(&target, again, ProcessConfig::default()).await?;
             Ok(Arc::new(IsolatedExports(keeper, None)) as Arc<dyn Exports>)
         }))
     }
@@ -169,11 +175,15 @@ impl Backend for Isolated {
 
 /// An export of a process as a device. For a server's clients, block sizes are advertised but not
 /// enforced, as without isolation.
-async fn device(apart: Arc<Apart>, member: &Member, served: bool) -> Result<Arc<dyn Device>> {
+async fn device(
+    apart: Arc<IsolatedProcess>,
+    member: &HostMember,
+    served: bool,
+) -> Result<Arc<dyn Device>> {
     let companions = Companions { process: Some(apart.process.clone()), claim: None };
-    let Member { name, export } = member;
+    let HostMember { name, export } = member;
     match connect_keeping(companions, name, &apart.address(), export, &apart.how()).await {
-        Ok(Connected { device: inner, negotiated }) => {
+        Ok(DeviceConnection { device: inner, negotiated }) => {
             let mut facts = Facts::clone(&inner.facts());
             if let Some(sizes) = negotiated.info.block_sizes.filter(|_| served) {
                 let blockhaul_wire::BlockSizeInfo { minimum, preferred, maximum } = sizes;
@@ -196,10 +206,10 @@ async fn device(apart: Arc<Apart>, member: &Member, served: bool) -> Result<Arc<
 
 /// Storage in a process, for the clients of a server: each has its own connections to it. With one
 /// member of a process they get that one, else what the process serves under their name.
-struct IsolatedExports(Arc<Keeper>, Option<Member>);
+struct IsolatedExports(Arc<ProcessKeeper>, Option<HostMember>);
 
 impl Exports for IsolatedExports {
-    fn admit(&self, _client: Client) -> Opening<Arc<dyn Visit>> {
+    fn admit(&self, _client: ExportClient) -> OpenFuture<Arc<dyn Visit>> {
         let visit = IsolatedVisit(self.0.clone(), self.1.clone());
         Box::pin(std::future::ready(Ok(Arc::new(visit) as Arc<dyn Visit>)))
     }
@@ -208,18 +218,18 @@ impl Exports for IsolatedExports {
         Some(self.0.state())
     }
 
-    fn figures(&self) -> Vec<Figure> {
+    fn figures(&self) -> Vec<StorageFigure> {
         self.0.figures()
     }
 }
 
-struct IsolatedVisit(Arc<Keeper>, Option<Member>);
+struct IsolatedVisit(Arc<ProcessKeeper>, Option<HostMember>);
 
 impl Visit for IsolatedVisit {
-    fn list(&self, _tls: bool) -> Opening<Vec<Listed>> {
+    fn list(&self, _tls: bool) -> OpenFuture<Vec<ListedExport>> {
         let keeper = self.0.clone();
         if self.1.is_some() {
-            let only = Listed { name: String::new(), description: String::new() };
+            let only = ListedExport { name: String::new(), description: String::new() };
             return Box::pin(std::future::ready(Ok(vec![only])));
         }
         Box::pin(async move {
@@ -231,13 +241,13 @@ impl Visit for IsolatedVisit {
         })
     }
 
-    fn open(&self, name: &str, _tls: bool) -> Opening<Option<Export>> {
+    fn open(&self, name: &str, _tls: bool) -> OpenFuture<Option<Export>> {
         let keeper = self.0.clone();
         let member = self.1.clone();
         let name = name.to_string();
         Box::pin(async move {
             let apart = keeper.present().await?;
-            let same = || Member { name: apart.name().to_string(), export: name.clone() };
+            let same = || HostMember { name: apart.name().to_string(), export: name.clone() };
             let member = member.unwrap_or_else(same);
             let opened = match device(apart.clone(), &member, true).await {
                 // The process was already ending: not this client's fault.
@@ -249,7 +259,7 @@ impl Visit for IsolatedVisit {
     }
 }
 
-async fn listed(apart: &Apart) -> Result<Vec<Listed>> {
+async fn listed(apart: &IsolatedProcess) -> Result<Vec<ListedExport>> {
     let mut session = apart.options().await?;
     let listed = session.list().await;
     session.abort().await;
@@ -257,8 +267,9 @@ async fn listed(apart: &Apart) -> Result<Vec<Listed>> {
         Ok(listed) => listed,
         Err(error) => return Err(apart.explained(error, apart.name()).await),
     };
-    let listed =
-        listed.into_iter().map(|entry| Listed { name: entry.name, description: entry.description });
+    let listed = listed
+        .into_iter()
+        .map(|entry| ListedExport { name: entry.name, description: entry.description });
     Ok(listed.collect())
 }
 
@@ -266,7 +277,7 @@ async fn listed(apart: &Apart) -> Result<Vec<Listed>> {
 struct IsolatedDevice {
     inner: Arc<dyn Device>,
     facts: Arc<Facts>,
-    apart: Arc<Apart>,
+    apart: Arc<IsolatedProcess>,
     name: String,
 }
 
@@ -275,7 +286,7 @@ impl Device for IsolatedDevice {
         self.facts.clone()
     }
 
-    fn submit(&self, request: Request) -> Pending {
+    fn submit(&self, request: Request) -> PendingRequest {
         let pending = match self.inner.submit(request).now() {
             Ok(Err(error)) if error.kind() == Kind::Disconnected => Err(error).into(),
             Ok(outcome) => return outcome.into(),
@@ -283,7 +294,7 @@ impl Device for IsolatedDevice {
         };
         let apart = self.apart.clone();
         let name = self.name.clone();
-        Pending::start(async move {
+        PendingRequest::start(async move {
             match pending.await {
                 Err(error) if error.kind() == Kind::Disconnected => {
                     Err(apart.explained(error, &name).await)
@@ -293,7 +304,7 @@ impl Device for IsolatedDevice {
         })
     }
 
-    fn file_at(&self, at: u64, len: u64, access: Access) -> Option<FileRange> {
+    fn file_at(&self, at: u64, len: u64, access: LeaseAccess) -> Option<FileRange> {
         self.inner.file_at(at, len, access)
     }
 }

@@ -8,7 +8,7 @@ use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::fs::FileExt as _;
 use std::sync::Mutex;
 
-use blockhaul_catalog::Figure;
+use blockhaul_catalog::StorageFigure;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
 /// The environment variable with the path of the file.
@@ -16,30 +16,30 @@ const VARIABLE: &str = "BLOCKHAUL_REPORT";
 
 /// What is in a report, and what it means.
 #[derive(Debug, Clone, Copy)]
-pub struct Reported {
+pub struct ReportFormat {
     /// Its size in bytes. All are 0 until the process has written it.
     pub size: usize,
     /// What it says, for users; empty if nothing.
     pub state: fn(&[u8]) -> String,
     /// What it says, for metrics. The label `process` is added.
-    pub figures: fn(&[u8]) -> Vec<Figure>,
+    pub figures: fn(&[u8]) -> Vec<StorageFigure>,
 }
 
 /// The side of the program that starts the process.
-pub(super) struct Report {
+pub(super) struct ReportFile {
     file: OwnedFd,
-    what: Reported,
+    what: ReportFormat,
 }
 
-impl Report {
+impl ReportFile {
     /// For a new process.
     ///
     /// # Errors
     /// Those of the system.
-    pub(super) fn new(what: Reported) -> io::Result<Report> {
+    pub(super) fn new(what: ReportFormat) -> io::Result<ReportFile> {
         let file = memfd_create("blockhaul-report", MemfdFlags::CLOEXEC)?;
         ftruncate(&file, what.size as u64)?;
-        Ok(Report { file, what })
+        Ok(ReportFile { file, what })
     }
 
     /// The environment variable of the process.
@@ -54,7 +54,7 @@ impl Report {
     }
 
     /// The same for metrics.
-    pub(super) fn figures(&self, process: u32) -> Vec<Figure> {
+    pub(super) fn figures(&self, process: u32) -> Vec<StorageFigure> {
         let mut figures = self.read().map(|bytes| (self.what.figures)(&bytes)).unwrap_or_default();
         for figure in &mut figures {
             figure.labels.push(("process", process.to_string()));
@@ -71,17 +71,17 @@ impl Report {
 
 /// The side of the process.
 #[derive(Debug)]
-pub struct Reporter(Mutex<File>);
+pub struct ReportWriter(Mutex<File>);
 
-impl Reporter {
+impl ReportWriter {
     /// Reports to the program that started this process, if it wants that and this user may.
-    pub fn of_parent() -> Option<Reporter> {
+    pub fn of_parent() -> Option<ReportWriter> {
         let path = std::env::var(VARIABLE).ok()?;
         // The variable is inherited, too: only the parent's own file is meant.
         let parent = std::os::unix::process::parent_id();
         path.strip_prefix(&folder(parent))?.parse::<u32>().ok()?;
         let file = File::options().write(true).open(path).ok()?;
-        Some(Reporter(Mutex::new(file)))
+        Some(ReportWriter(Mutex::new(file)))
     }
 
     /// Replaces the report. The bytes are made while no other report is written, so that the last one
@@ -103,20 +103,20 @@ fn folder(process: u32) -> String {
 mod tests {
     use super::*;
 
-    fn figures(bytes: &[u8]) -> Vec<Figure> {
+    fn figures(bytes: &[u8]) -> Vec<StorageFigure> {
         let value = f64::from(bytes[0]);
-        vec![Figure { name: "calls_total", help: "Calls.", labels: Vec::new(), value }]
+        vec![StorageFigure { name: "calls_total", help: "Calls.", labels: Vec::new(), value }]
     }
 
     #[test]
     fn what_is_written_to_the_file_is_read() {
         let state = |bytes: &[u8]| format!("{} calls", bytes[0]);
-        let report = Report::new(Reported { size: 2, state, figures }).unwrap();
+        let report = ReportFile::new(ReportFormat { size: 2, state, figures }).unwrap();
         assert_eq!(report.state(), "0 calls");
         let (name, path) = report.variable();
         assert_eq!(name, VARIABLE);
         let file = File::options().write(true).open(path).unwrap();
-        Reporter(Mutex::new(file)).write(|| vec![7, 8]);
+        ReportWriter(Mutex::new(file)).write(|| vec![7, 8]);
         assert_eq!(report.state(), "7 calls");
         let figures = report.figures(44);
         assert_eq!(figures[0].labels, [("process", "44".to_string())]);

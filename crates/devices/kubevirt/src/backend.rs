@@ -5,15 +5,17 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use blockhaul_block::{Error, Kind, Result};
-use blockhaul_catalog::{Backend, ConnectionSettings, Opened, Opening, Param, ParamKind, Target};
+use blockhaul_catalog::{
+    Backend, BackendTarget, ConnectionSettings, OpenFuture, OpenedDevice, Param, ParamKind,
+};
 use blockhaul_client::http::HttpServer;
-use blockhaul_client::{Address, is_this_machine};
-use blockhaul_tls::{Connector, Credentials, Demands, TlsErrorKind};
+use blockhaul_client::{ServerAddress, is_this_machine};
+use blockhaul_tls::{ConnectorConfig, TlsConnector, TlsCredentials, TlsErrorKind};
 use blockhaul_wire::uri::{HttpUri, Transport};
 
-use crate::Options;
-use crate::device::Disk;
-use crate::export::Export;
+use crate::KubeVirtOptions;
+use crate::device::KubeVirtDevice;
+use crate::export::HttpExport;
 
 /// Largest file with a token.
 const TOKEN_MAX: u64 = 16 << 10;
@@ -22,12 +24,12 @@ const CONNECTIONS_MAX: u64 = 64;
 
 /// The kind of storage `kubevirt:URL`.
 pub struct KubeVirt {
-    options: Options,
+    options: KubeVirtOptions,
 }
 
 impl KubeVirt {
     /// With these time limits.
-    pub fn new(options: Options) -> KubeVirt {
+    pub fn new(options: KubeVirtOptions) -> KubeVirt {
         KubeVirt { options }
     }
 }
@@ -92,20 +94,20 @@ blockhaul copy --bitmap kubevirt:dirty "kubevirt:$URL?token-file=token&ca=ca.pem
     }
 
     fn connecting(&self, settings: &ConnectionSettings) -> Option<Arc<dyn Backend>> {
-        let mut options = Options { timeout: settings.timeout, ..self.options };
+        let mut options = KubeVirtOptions { timeout: settings.timeout, ..self.options };
         if !settings.timeout.is_zero() {
             options.connect_timeout = options.connect_timeout.min(settings.timeout);
         }
         Some(Arc::new(KubeVirt { options }))
     }
 
-    fn open(&self, target: Target) -> Opening<Opened> {
+    fn open(&self, target: BackendTarget) -> OpenFuture<OpenedDevice> {
         let options = self.options;
         Box::pin(async move { open(&target, options).await })
     }
 }
 
-async fn open(target: &Target, options: Options) -> Result<Opened> {
+async fn open(target: &BackendTarget, options: KubeVirtOptions) -> Result<OpenedDevice> {
     let url = target.text()?.to_owned();
     let name = format!("kubevirt:{url}");
     if target.intent.write {
@@ -113,7 +115,7 @@ async fn open(target: &Target, options: Options) -> Result<Opened> {
             "exports of KubeVirt are read-only: restore into a volume that the machine can use";
         return Err(Error::new(Kind::Unsupported, text).on(&name.into()));
     }
-    let place = Place::of(&url, target)?;
+    let place = ExportUrl::of(&url, target)?;
     let read = blockhaul_io::offload(move || place.prepare(options)).await;
     let lost = |error| Error::new(Kind::Io, "cannot read the files").because(error);
     let named = |error: Error| error.on(&name.as_str().into());
@@ -124,12 +126,12 @@ async fn open(target: &Target, options: Options) -> Result<Opened> {
         map.size(),
         if map.is_incremental() { "incremental" } else { "full" }
     );
-    let disk = Disk::new(&name, export, map);
-    Ok(Opened { device: Arc::new(disk.clone()), more: Some(Arc::new(disk)) })
+    let disk = KubeVirtDevice::new(&name, export, map);
+    Ok(OpenedDevice { device: Arc::new(disk.clone()), more: Some(Arc::new(disk)) })
 }
 
 /// What was typed, checked.
-struct Place {
+struct ExportUrl {
     uri: HttpUri,
     path: String,
     token: Option<PathBuf>,
@@ -138,8 +140,8 @@ struct Place {
     connections: usize,
 }
 
-impl Place {
-    fn of(url: &str, target: &Target) -> Result<Place> {
+impl ExportUrl {
+    fn of(url: &str, target: &BackendTarget) -> Result<ExportUrl> {
         let wrong = |why: &str| Error::new(Kind::Usage, format!("kubevirt:{url}: {why}"));
         let scheme = url.split_once("://").map(|(scheme, _)| scheme.to_ascii_lowercase());
         let secure = match scheme.as_deref() {
@@ -169,33 +171,34 @@ impl Place {
             return Err(wrong("connections may be 1 to 64"));
         }
         let connections = usize::try_from(connections).unwrap_or(1);
-        Ok(Place { uri, path, token: file("token-file"), authority, hostname, connections })
+        Ok(ExportUrl { uri, path, token: file("token-file"), authority, hostname, connections })
     }
 
     /// Reads the files. Blocks.
-    fn prepare(self, options: Options) -> Result<Arc<Export>> {
-        let Place { uri, path, token, authority, hostname, connections } = self;
+    fn prepare(self, options: KubeVirtOptions) -> Result<Arc<HttpExport>> {
+        let ExportUrl { uri, path, token, authority, hostname, connections } = self;
         let address = match uri.transport {
-            Transport::Tcp { host, port } => Address::Tcp(host, port),
+            Transport::Tcp { host, port } => ServerAddress::Tcp(host, port),
             Transport::Unix { socket } => {
                 let socket =
                     <std::ffi::OsString as std::os::unix::ffi::OsStringExt>::from_vec(socket);
-                Address::Unix(socket.into())
+                ServerAddress::Unix(socket.into())
             }
             _ => return Err(Error::new(Kind::Usage, "no host")),
         };
         let tls = match uri.tls {
             None => None,
             Some(_) => {
-                let credentials = authority.map_or(Credentials::Usual, Credentials::Authority);
+                let credentials =
+                    authority.map_or(TlsCredentials::Usual, TlsCredentials::Authority);
                 let hostname = hostname.or(uri.host);
-                let demands = Demands { credentials, user: None, hostname, verify: true };
-                Some(Arc::new(Connector::new(&demands).map_err(insecure)?.for_http()))
+                let demands = ConnectorConfig { credentials, user: None, hostname, verify: true };
+                Some(Arc::new(TlsConnector::new(&demands).map_err(insecure)?.for_http()))
             }
         };
         if token.is_some()
             && tls.is_none()
-            && let Address::Tcp(host, _) = &address
+            && let ServerAddress::Tcp(host, _) = &address
             && !is_this_machine(host)
         {
             log::warn!(
@@ -206,13 +209,13 @@ impl Place {
             None => String::new(),
             Some(file) => format!("x-kubevirt-export-token: {}\r\n", secret(&file)?),
         };
-        let Options { connect_timeout, timeout } = options;
+        let KubeVirtOptions { connect_timeout, timeout } = options;
         let server = HttpServer { address, host: uri.request.host, tls, connect_timeout, timeout };
-        Ok(Export::new(server, path, fields, connections))
+        Ok(HttpExport::new(server, path, fields, connections))
     }
 }
 
-fn insecure(error: blockhaul_tls::Error) -> Error {
+fn insecure(error: blockhaul_tls::TlsError) -> Error {
     let kind = if error.kind() == TlsErrorKind::File { Kind::NotFound } else { Kind::Invalid };
     // The text says which file is expected.
     let insecure = Error::new(kind, error.text().to_string()).complete();

@@ -7,50 +7,51 @@ use std::time::Duration;
 use blockhaul_block::{Error, Kind, Result};
 use blockhaul_client::http::{HttpConnection, HttpServer};
 use blockhaul_io::Completer;
-use blockhaul_wire::http::Answer;
+use blockhaul_wire::http::HttpResponse;
 
-use crate::map::{Map, PAGE, PAGE_MAX};
+use crate::map::{ExportMap, PAGE, PAGE_MAX};
 
 /// Attempts at a page of the map, and the pause before the second one; each later one is twice as long.
 const PAGE_ATTEMPTS: u32 = 4;
 const PAGE_PAUSE: Duration = Duration::from_millis(250);
 
 /// An export: where its requests go, and what they need.
-pub(crate) struct Export {
+pub(crate) struct HttpExport {
     server: HttpServer,
     /// The path of the disk, without `/map` and `/data`.
     path: String,
     /// The lines of the fields of each request. A secret.
     fields: String,
-    state: Mutex<State>,
+    state: Mutex<ConnectionPool>,
 }
 
-struct State {
+struct ConnectionPool {
     idle: Vec<HttpConnection>,
     /// How many more requests may be under way.
     free: usize,
     waiting: VecDeque<Completer<()>>,
 }
 
-impl Export {
+impl HttpExport {
     /// An export with this many requests under way at a time.
     pub(crate) fn new(
         server: HttpServer,
         path: String,
         fields: String,
         most: usize,
-    ) -> Arc<Export> {
-        let state = State { idle: Vec::new(), free: most.max(1), waiting: VecDeque::new() };
-        Arc::new(Export { server, path, fields, state: Mutex::new(state) })
+    ) -> Arc<HttpExport> {
+        let state =
+            ConnectionPool { idle: Vec::new(), free: most.max(1), waiting: VecDeque::new() };
+        Arc::new(HttpExport { server, path, fields, state: Mutex::new(state) })
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, ConnectionPool> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Reads the whole map.
-    pub(crate) async fn map(&self) -> Result<Map> {
-        let mut map = Map::default();
+    pub(crate) async fn map(&self) -> Result<ExportMap> {
+        let mut map = ExportMap::default();
         let mut next = Some(0);
         while let Some(at) = next {
             let text = self.page(at).await?;
@@ -106,14 +107,14 @@ impl Export {
     }
 
     /// Waits until another request may be under way.
-    async fn turn(&self) -> Result<Turn<'_>> {
+    async fn turn(&self) -> Result<ExportRequest<'_>> {
         loop {
             let ticket = {
                 let mut state = self.lock();
                 if state.free > 0 {
                     state.free -= 1;
                     let connection = state.idle.pop();
-                    return Ok(Turn { export: self, connection });
+                    return Ok(ExportRequest { export: self, connection });
                 }
                 let (completer, ticket) = blockhaul_io::ticket();
                 state.waiting.push_back(completer);
@@ -126,14 +127,14 @@ impl Export {
 }
 
 /// A request that is under way.
-struct Turn<'a> {
-    export: &'a Export,
+struct ExportRequest<'a> {
+    export: &'a HttpExport,
     connection: Option<HttpConnection>,
 }
 
-impl Turn<'_> {
+impl ExportRequest<'_> {
     /// Sends a request; the connection with the body of the answer, which is a success, and its head.
-    async fn get(&mut self, target: &str) -> Result<(&mut HttpConnection, Answer)> {
+    async fn get(&mut self, target: &str) -> Result<(&mut HttpConnection, HttpResponse)> {
         let answer = loop {
             let connection = match &mut self.connection {
                 Some(connection) => connection,
@@ -166,7 +167,7 @@ impl Turn<'_> {
     }
 }
 
-impl Drop for Turn<'_> {
+impl Drop for ExportRequest<'_> {
     fn drop(&mut self) {
         let mut state = self.export.lock();
         state.free += 1;
@@ -181,7 +182,7 @@ impl Drop for Turn<'_> {
 }
 
 /// Adds what to do.
-fn advised(error: Error, answer: &Answer) -> Error {
+fn advised(error: Error, answer: &HttpResponse) -> Error {
     let next = match answer.status {
         401 | 403 => {
             "check the token: token-file=FILE with the token of the secret that the backup names"

@@ -31,7 +31,7 @@ pub const DIRTY: &str = "kubevirt:dirty";
 
 /// Time limits of connections.
 #[derive(Debug, Clone, Copy)]
-pub struct Options {
+pub struct KubeVirtOptions {
     /// For dialling and the handshake of TLS; zero: none.
     pub connect_timeout: Duration,
     /// For an answer to begin, and for each 256 KiB of it; zero: none.
@@ -39,6 +39,6 @@ pub struct Options {
 }
 
 /// The kinds of storage of this crate.
-pub fn all(options: Options) -> Vec<Arc<dyn blockhaul_catalog::Backend>> {
+pub fn all(options: KubeVirtOptions) -> Vec<Arc<dyn blockhaul_catalog::Backend>> {
     vec![Arc::new(KubeVirt::new(options))]
 }

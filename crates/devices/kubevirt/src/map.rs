@@ -24,7 +24,7 @@ const _: () = assert!(IS_HOLE as u64 == HOLE && IS_ZERO as u64 == ZERO);
 
 /// A page. An answer without one of the members is none: it must not look like the end of the map.
 #[derive(Debug, Deserialize)]
-struct Page {
+struct ExportMapPage {
     /// No extents are `null`.
     #[serde(deserialize_with = "Option::deserialize")]
     extents: Option<Vec<PageExtent>>,
@@ -45,7 +45,7 @@ struct PageExtent {
 
 /// What the words beside a number mean.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Words {
+enum StateMeaning {
     /// In a full backup only.
     Full(u8),
     /// In an incremental backup only.
@@ -53,22 +53,22 @@ enum Words {
     Either(u8),
 }
 
-fn words(description: &str) -> Option<Words> {
+fn words(description: &str) -> Option<StateMeaning> {
     Some(match description {
-        "data" => Words::Full(0),
-        "hole" => Words::Full(IS_HOLE),
-        "hole,zero" => Words::Full(IS_HOLE | IS_ZERO),
-        "zero" => Words::Either(IS_ZERO),
-        "clean" => Words::Incremental(0),
-        "dirty" => Words::Incremental(CHANGED),
-        "dirty,zero" => Words::Incremental(CHANGED | IS_ZERO),
+        "data" => StateMeaning::Full(0),
+        "hole" => StateMeaning::Full(IS_HOLE),
+        "hole,zero" => StateMeaning::Full(IS_HOLE | IS_ZERO),
+        "zero" => StateMeaning::Either(IS_ZERO),
+        "clean" => StateMeaning::Incremental(0),
+        "dirty" => StateMeaning::Incremental(CHANGED),
+        "dirty,zero" => StateMeaning::Incremental(CHANGED | IS_ZERO),
         _ => return None,
     })
 }
 
 /// The map, as far as it was read.
 #[derive(Debug, Default)]
-pub(crate) struct Map {
+pub(crate) struct ExportMap {
     /// Where each run begins, ascending; and its bits.
     starts: Vec<u64>,
     states: Vec<u8>,
@@ -78,7 +78,7 @@ pub(crate) struct Map {
     incremental: Option<bool>,
 }
 
-impl Map {
+impl ExportMap {
     /// Bytes of the disk.
     pub(crate) fn size(&self) -> u64 {
         self.end
@@ -92,7 +92,7 @@ impl Map {
     /// Takes in the next page; where the one after it begins.
     pub(crate) fn add(&mut self, text: &[u8]) -> Result<Option<u64>> {
         let wrong = |why: String| Error::new(Kind::Io, format!("the map of the server {why}"));
-        let page: Page = serde_json::from_slice(text)
+        let page: ExportMapPage = serde_json::from_slice(text)
             .map_err(|error| wrong(format!("is not what KubeVirt sends: {error}")))?;
         self.pages += 1;
         if self.pages > PAGES_MAX {
@@ -133,9 +133,9 @@ impl Map {
     /// Appends what reaches to `end`.
     fn push(&mut self, end: u64, number: u64, description: &str) -> Result<(), String> {
         let (incremental, state) = match words(description) {
-            Some(Words::Full(state)) => (Some(false), state),
-            Some(Words::Incremental(state)) => (Some(true), state),
-            Some(Words::Either(state)) => (None, state),
+            Some(StateMeaning::Full(state)) => (Some(false), state),
+            Some(StateMeaning::Incremental(state)) => (Some(true), state),
+            Some(StateMeaning::Either(state)) => (None, state),
             None => {
                 let shown = printable(description.as_bytes(), 64);
                 return Err(format!(
@@ -206,7 +206,7 @@ mod tests {
     }
 
     fn refused(pages: &[Vec<u8>]) -> String {
-        let mut map = Map::default();
+        let mut map = ExportMap::default();
         let (last, first) = pages.split_last().unwrap();
         for page in first {
             map.add(page).unwrap();
@@ -216,7 +216,7 @@ mod tests {
 
     #[test]
     fn pages_are_joined() {
-        let mut map = Map::default();
+        let mut map = ExportMap::default();
         let first = page(&[(0, 10, "data"), (10, 5, "hole,zero")], Some(15));
         assert_eq!(map.add(&first).unwrap(), Some(15));
         assert_eq!(
@@ -239,7 +239,7 @@ mod tests {
 
     #[test]
     fn what_has_changed_is_known_in_an_incremental_backup() {
-        let mut map = Map::default();
+        let mut map = ExportMap::default();
         let all = [(0, 10, "zero"), (10, 5, "dirty"), (15, 5, "dirty,zero"), (20, 5, "clean")];
         map.add(&page(&all, None)).unwrap();
         assert!(map.is_incremental());
@@ -294,7 +294,7 @@ mod tests {
 
     #[test]
     fn a_map_without_end_is_refused() {
-        let mut map = Map::default();
+        let mut map = ExportMap::default();
         let mut at = 0;
         let refused = loop {
             match map.add(&page(&[(at, 1, "data")], Some(at + 1))) {

@@ -6,9 +6,9 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use blockhaul_block::{Device as _, Kind, Reply, Request, Result, ZERO};
-use blockhaul_catalog::{Intent, Registry, Spec, Stack};
+use blockhaul_catalog::{DeviceSpec, Intent, Registry, Stack};
 use blockhaul_io::Reservation;
-use blockhaul_kubevirt::{DIRTY, Options};
+use blockhaul_kubevirt::{DIRTY, KubeVirtOptions};
 use blockhaul_testkit::conform;
 use blockhaul_testkit::peer::{ExportFault as Fault, ExportServer, ExportedDisk};
 
@@ -27,13 +27,13 @@ fn disk() -> ExportedDisk {
     ExportedDisk { bytes, map, token: TOKEN.to_owned() }
 }
 
-fn options() -> Options {
-    Options { connect_timeout: Duration::from_secs(10), timeout: Duration::from_secs(10) }
+fn options() -> KubeVirtOptions {
+    KubeVirtOptions { connect_timeout: Duration::from_secs(10), timeout: Duration::from_secs(10) }
 }
 
 async fn open(spec: &str) -> Result<Stack> {
     let registry = Registry { backends: blockhaul_kubevirt::all(options()), ..Registry::default() };
-    registry.open(&Spec::parse(spec.as_ref())?, Vec::new(), Intent::READ).await
+    registry.open(&DeviceSpec::parse(spec.as_ref())?, Vec::new(), Intent::READ).await
 }
 
 /// A file with the token.
@@ -50,7 +50,7 @@ fn spec(server: &ExportServer, token: &tempfile::NamedTempFile) -> String {
 fn on_a_worker<T: Send + 'static, F: Future<Output = T> + 'static>(
     work: impl FnOnce() -> F + Send + 'static,
 ) -> T {
-    blockhaul_io::Runtime::start(&blockhaul_io::Config::default()).unwrap().block_on(work)
+    blockhaul_io::Runtime::start(&blockhaul_io::RuntimeConfig::default()).unwrap().block_on(work)
 }
 
 async fn read(stack: &Stack, at: u64, len: usize) -> Result<Vec<u8>> {
@@ -118,7 +118,7 @@ fn the_device_fulfils_the_contract() {
         let spec = spec(&server, &token);
         conform::check(
             "kubevirt",
-            conform::Options::default().content(conform::Content::oracle(content)),
+            conform::ConformOptions::default().content(conform::InitialContent::oracle(content)),
             move || {
                 let spec = spec.clone();
                 async move { open(&spec).await }
@@ -383,7 +383,7 @@ fn what_was_typed_is_checked() {
         let registry =
             Registry { backends: blockhaul_kubevirt::all(options()), ..Registry::default() };
         registry
-            .open(&Spec::parse(writing.as_ref()).unwrap(), Vec::new(), Intent::WRITE)
+            .open(&DeviceSpec::parse(writing.as_ref()).unwrap(), Vec::new(), Intent::WRITE)
             .await
             .map(drop)
     });

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use blockhaul_block::{
-    Access, BASE_ALLOCATION, Can, Contexts, Device, Extents, Facts, FileRange, Op, Outcome,
-    Pending, Reply, Request,
+    BASE_ALLOCATION, Can, ContextSet, Device, Extents, Facts, FileRange, LeaseAccess, Op, Outcome,
+    PendingRequest, Reply, Request,
 };
-use blockhaul_catalog::{Args, Layer, LayerKind};
+use blockhaul_catalog::{Layer, LayerKind, ParamValues};
 
 use crate::declared::layer;
 
@@ -34,7 +34,7 @@ blockhaul serve --layer allocation-depth sample:1M \
     configure: |args| configure(args),
 };
 
-fn configure(_: &Args) -> blockhaul_block::Result<Arc<dyn Layer>> {
+fn configure(_: &ParamValues) -> blockhaul_block::Result<Arc<dyn Layer>> {
     layer(|inner| {
         // All requests but those for the new context pass unchanged.
         let mut facts = Facts::same(&inner.facts());
@@ -45,7 +45,7 @@ fn configure(_: &Args) -> blockhaul_block::Result<Arc<dyn Layer>> {
             facts.contexts.push(BASE_ALLOCATION.to_string());
         }
         let index = facts.contexts.len();
-        if facts.context(NAME).is_some() || index >= Contexts::MAX {
+        if facts.context(NAME).is_some() || index >= ContextSet::MAX {
             return Ok(inner);
         }
         facts.contexts.push(NAME.to_string());
@@ -70,18 +70,18 @@ impl Device for DepthDevice {
         self.facts.clone()
     }
 
-    fn submit(&self, mut request: Request) -> Pending {
+    fn submit(&self, mut request: Request) -> PendingRequest {
         let Op::Extents(contexts) = request.op else { return self.inner.submit(request) };
         let len = request.len;
-        let others: Contexts = contexts
+        let others: ContextSet = contexts
             .iter()
             .filter(|index| *index != self.index)
-            .fold(Contexts::empty(), Contexts::with);
+            .fold(ContextSet::empty(), ContextSet::with);
         if !self.asks || others.is_empty() {
             // What is below has data, for all that is known.
             let state = |index| if index == self.index { TOP } else { 0 };
             let lists = contexts.iter().map(|index| Extents::one(len, state(index))).collect();
-            return Pending::ready(Ok(Reply::Extents(lists)));
+            return PendingRequest::ready(Ok(Reply::Extents(lists)));
         }
         request.op = Op::Extents(others);
         let pending = self.inner.submit(request);
@@ -89,12 +89,14 @@ impl Device for DepthDevice {
             return pending;
         }
         match pending.now() {
-            Ok(outcome) => Pending::ready(with_depth(outcome, len)),
-            Err(pending) => Pending::under_way(async move { with_depth(pending.await, len) }),
+            Ok(outcome) => PendingRequest::ready(with_depth(outcome, len)),
+            Err(pending) => {
+                PendingRequest::under_way(async move { with_depth(pending.await, len) })
+            }
         }
     }
 
-    fn file_at(&self, at: u64, len: u64, access: Access) -> Option<FileRange> {
+    fn file_at(&self, at: u64, len: u64, access: LeaseAccess) -> Option<FileRange> {
         self.inner.file_at(at, len, access)
     }
 }

@@ -5,14 +5,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use blockhaul_block::{
-    Access, BASE_ALLOCATION, BlockSizes, Contexts, Device, Error, Extents, Facts, FileRange, Flags,
-    Hints, Kind, Op, Pending, Reply, Request, Result, emulate,
+    BASE_ALLOCATION, BlockSizes, ContextSet, Device, Error, Extents, Facts, FileRange, Hints, Kind,
+    LeaseAccess, Op, PendingRequest, Reply, Request, RequestFlags, Result, emulate,
 };
-use blockhaul_catalog::{Args, Layer, LayerKind, ParamKind};
+use blockhaul_catalog::{Layer, LayerKind, ParamKind, ParamValues};
 
 use crate::declared::{layer, param, param_or, usage};
 use crate::masked::{masked, whole_size};
-use crate::scratch::Scratch;
+use crate::scratch::ScratchMemory;
 
 /// Longest piece of a read in bytes: what a reader may expect as one request of `maxdata`.
 const PIECE_MAX: u64 = 1 << 20;
@@ -77,13 +77,13 @@ blockhaul serve --layer 'blocksize?minimum=4k&minblock=4k' memory:64M \
     configure: |args| configure(args),
 };
 
-fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
-    let limits = Limits::new(args)?;
+fn configure(args: &ParamValues) -> Result<Arc<dyn Layer>> {
+    let limits = BlockSizeLimits::new(args)?;
     layer(move |inner| limits.wrap(inner))
 }
 
 #[derive(Clone)]
-struct Limits {
+struct BlockSizeLimits {
     minimum: Option<u32>,
     preferred: Option<u32>,
     maximum: Option<u32>,
@@ -95,8 +95,8 @@ struct Limits {
     warned: Arc<AtomicBool>,
 }
 
-impl Limits {
-    fn new(args: &Args) -> Result<Limits> {
+impl BlockSizeLimits {
+    fn new(args: &ParamValues) -> Result<BlockSizeLimits> {
         let power = |name: &str, low: u64, high: u64| match args.size(name) {
             None => Ok(None),
             Some(size) if size.is_power_of_two() && (low..=high).contains(&size) => {
@@ -106,7 +106,7 @@ impl Limits {
                 "blocksize: {name}={size} must be a power of two from {low} to {high}"
             ))),
         };
-        let limits = Limits {
+        let limits = BlockSizeLimits {
             minimum: power("minimum", 1, 64 << 10)?,
             preferred: power("preferred", 512, 32 << 20)?,
             maximum: args.size("maximum").map(|size| u32::try_from(size).unwrap_or(u32::MAX)),
@@ -152,7 +152,7 @@ impl Limits {
         let maxdata = self.maxdata.or(self.maxlen).unwrap_or(most).min(most);
         if self.maxdata.is_some() || self.maxlen.is_some() {
             let maxlen = self.maxlen.unwrap_or(u64::MAX);
-            let scratch = Scratch::new(maxdata.min(PIECE_MAX));
+            let scratch = ScratchMemory::new(maxdata.min(PIECE_MAX));
             let mut kept = Hints::ZEROED
                 | Hints::TAKES_PARKED
                 | Hints::FLUSH_FAILURES_STAY
@@ -161,7 +161,7 @@ impl Limits {
             // Reads in pieces take their buffer before the data arrives.
             kept.set(Hints::CLAIMS_ROOM, maxdata == most);
             let facts = Arc::new(Facts::over(&below).keeping(&below, kept));
-            device = Arc::new(Split { facts, inner: device, maxdata, maxlen, scratch });
+            device = Arc::new(RequestSplitter { facts, inner: device, maxdata, maxlen, scratch });
         }
         // Partial blocks are emulated here, above the pieces.
         device = emulate::emulate(device);
@@ -185,7 +185,7 @@ impl Limits {
         }
         let minimum = told.minimum;
         facts.advertised = Some(told);
-        Ok(Arc::new(Advertised {
+        Ok(Arc::new(BlockSizeDevice {
             inner: device,
             facts: Arc::new(facts),
             minimum,
@@ -196,7 +196,7 @@ impl Limits {
 }
 
 /// Advertises block sizes, and enforces them if requested.
-struct Advertised {
+struct BlockSizeDevice {
     inner: Arc<dyn Device>,
     facts: Arc<Facts>,
     minimum: u32,
@@ -204,12 +204,12 @@ struct Advertised {
     refuse: bool,
 }
 
-impl Device for Advertised {
+impl Device for BlockSizeDevice {
     fn facts(&self) -> Arc<Facts> {
         self.facts.clone()
     }
 
-    fn submit(&self, request: Request) -> Pending {
+    fn submit(&self, request: Request) -> PendingRequest {
         let block = u64::from(self.minimum);
         if self.refuse {
             if !request.at.is_multiple_of(block) || !request.len.is_multiple_of(block) {
@@ -227,11 +227,11 @@ impl Device for Advertised {
             Op::Extents(contexts) if block > 1 && request.at.is_multiple_of(block) => {
                 let (inner, at, len, flags) =
                     (self.inner.clone(), request.at, request.len, request.flags);
-                Pending::start(async move {
+                PendingRequest::start(async move {
                     let mut lists = Vec::with_capacity(contexts.count());
                     for index in contexts.iter() {
                         let mut list = in_blocks(&inner, (at, len), flags, index, block).await?;
-                        if flags.contains(Flags::ONE_EXTENT) {
+                        if flags.contains(RequestFlags::ONE_EXTENT) {
                             list.first_only();
                         }
                         lists.push(list);
@@ -243,7 +243,7 @@ impl Device for Advertised {
         }
     }
 
-    fn file_at(&self, at: u64, len: u64, access: Access) -> Option<FileRange> {
+    fn file_at(&self, at: u64, len: u64, access: LeaseAccess) -> Option<FileRange> {
         (!self.refuse).then(|| self.inner.file_at(at, len, access))?
     }
 }
@@ -252,7 +252,7 @@ impl Device for Advertised {
 async fn in_blocks(
     inner: &Arc<dyn Device>,
     (at, len): (u64, u64),
-    flags: Flags,
+    flags: RequestFlags,
     index: usize,
     block: u64,
 ) -> Result<Extents> {
@@ -263,7 +263,7 @@ async fn in_blocks(
     // At least the first block.
     while found.total() < len.min(block) {
         let (at, left) = (at.saturating_add(found.total()), len - found.total());
-        let asked = Request::extents(at, left, Contexts::empty().with(index)).with(flags);
+        let asked = Request::extents(at, left, ContextSet::empty().with(index)).with(flags);
         let Reply::Extents(lists) = inner.submit(asked).await? else { return Err(Error::misfit()) };
         let before = found.total();
         for run in lists.iter().flat_map(Extents::runs) {
@@ -286,8 +286,8 @@ async fn in_blocks(
 /// The extents of pieces that follow each other, as far as the device reports whole pieces.
 async fn extents_of_pieces(
     inner: &Arc<dyn Device>,
-    contexts: Contexts,
-    flags: Flags,
+    contexts: ContextSet,
+    flags: RequestFlags,
     pieces: impl Iterator<Item = (u64, u64)>,
 ) -> Result<Reply> {
     let mut all = Vec::new();
@@ -313,20 +313,20 @@ async fn extents_of_pieces(
 }
 
 /// Splits requests into pieces.
-struct Split {
+struct RequestSplitter {
     inner: Arc<dyn Device>,
     facts: Arc<Facts>,
     maxdata: u64,
     maxlen: u64,
-    scratch: Scratch,
+    scratch: ScratchMemory,
 }
 
-impl Device for Split {
+impl Device for RequestSplitter {
     fn facts(&self) -> Arc<Facts> {
         self.facts.clone()
     }
 
-    fn submit(&self, request: Request) -> Pending {
+    fn submit(&self, request: Request) -> PendingRequest {
         // Some devices read what they are told to cache.
         let is_data = matches!(request.op, Op::Read(_) | Op::Write(_) | Op::Cache);
         let most = if is_data { self.maxdata } else { self.maxlen };
@@ -339,16 +339,16 @@ impl Device for Split {
         // The pieces: offset in the request, and length.
         let pieces = move || (0..len).step_by(most as usize).map(move |s| (s, most.min(len - s)));
         match op {
-            Op::Extents(_) if flags.contains(Flags::ONE_EXTENT) => {
+            Op::Extents(_) if flags.contains(RequestFlags::ONE_EXTENT) => {
                 inner.submit(Request { op, at, len: most, flags })
             }
-            Op::Extents(contexts) => Pending::start(async move {
+            Op::Extents(contexts) => PendingRequest::start(async move {
                 // The caller requests the rest again.
                 let pieces = pieces().take(PIECES_AT_ONCE);
                 let pieces = pieces.map(|(start, len)| (at + start, len));
                 extents_of_pieces(&inner, contexts, flags, pieces).await
             }),
-            Op::Read(room) => Pending::start(async move {
+            Op::Read(room) => PendingRequest::start(async move {
                 let mut buf = room.into_buf();
                 // Pieces of the scratch memory are no longer than `maxdata`.
                 if scratch.fill_ahead(&inner, at, &mut buf).await? {
@@ -357,7 +357,7 @@ impl Device for Split {
                     Ok(Reply::Hole)
                 }
             }),
-            op => Pending::start(async move {
+            op => PendingRequest::start(async move {
                 let mut flags = flags;
                 for (index, (start, len)) in pieces().enumerate() {
                     // The device may complete at once, and there may be very many pieces.
@@ -372,14 +372,14 @@ impl Device for Split {
                     };
                     inner.submit(Request { op, at: at + start, len, flags }).await?;
                     // Once a part has been zeroed fast, the request must not fail any more.
-                    flags -= Flags::FAST;
+                    flags -= RequestFlags::FAST;
                 }
                 Ok(Reply::Done)
             }),
         }
     }
 
-    fn file_at(&self, at: u64, len: u64, access: Access) -> Option<FileRange> {
+    fn file_at(&self, at: u64, len: u64, access: LeaseAccess) -> Option<FileRange> {
         self.inner.file_at(at, len, access)
     }
 }

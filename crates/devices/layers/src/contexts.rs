@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use blockhaul_block::{
-    Access, BASE_ALLOCATION, Can, Contexts, Device, Error, Facts, FileRange, Kind, Op, Pending,
-    Request, Result,
+    BASE_ALLOCATION, Can, ContextSet, Device, Error, Facts, FileRange, Kind, LeaseAccess, Op,
+    PendingRequest, Request, Result,
 };
-use blockhaul_catalog::{Args, Layer, LayerKind, Param, ParamKind};
+use blockhaul_catalog::{Layer, LayerKind, Param, ParamKind, ParamValues};
 
 use crate::declared::layer;
 
@@ -33,7 +33,7 @@ blockhaul serve --layer allocation-depth --layer contexts sample:1M \
     configure: |args| configure(args),
 };
 
-fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
+fn configure(args: &ParamValues) -> Result<Arc<dyn Layer>> {
     let names = names(args.text("show").unwrap_or_default());
     layer(move |inner| {
         let below = inner.facts();
@@ -89,15 +89,15 @@ impl Device for SelectedContexts {
         self.facts.clone()
     }
 
-    fn submit(&self, mut request: Request) -> Pending {
+    fn submit(&self, mut request: Request) -> PendingRequest {
         if let Op::Extents(contexts) = request.op {
             let below = contexts.iter().filter_map(|index| self.shown.get(index).copied());
-            request.op = Op::Extents(below.fold(Contexts::empty(), Contexts::with));
+            request.op = Op::Extents(below.fold(ContextSet::empty(), ContextSet::with));
         }
         self.inner.submit(request)
     }
 
-    fn file_at(&self, at: u64, len: u64, access: Access) -> Option<FileRange> {
+    fn file_at(&self, at: u64, len: u64, access: LeaseAccess) -> Option<FileRange> {
         self.inner.file_at(at, len, access)
     }
 }

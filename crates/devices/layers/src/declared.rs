@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use blockhaul_block::{Device, Error, Kind, Result};
-use blockhaul_catalog::{Below, Layer, Opening, Param, ParamKind};
+use blockhaul_catalog::{Layer, LayerBase, OpenFuture, Param, ParamKind};
 
 /// A layer whose `wrap` is a function.
 ///
@@ -12,12 +12,12 @@ use blockhaul_catalog::{Below, Layer, Opening, Param, ParamKind};
 pub fn layer(
     wrap: impl Fn(Arc<dyn Device>) -> Result<Arc<dyn Device>> + Send + Sync + 'static,
 ) -> Result<Arc<dyn Layer>> {
-    Ok(Arc::new(Wrap(wrap)))
+    Ok(Arc::new(FunctionLayer(wrap)))
 }
 
-struct Wrap<F>(F);
+struct FunctionLayer<F>(F);
 
-impl<F> Layer for Wrap<F>
+impl<F> Layer for FunctionLayer<F>
 where
     F: Fn(Arc<dyn Device>) -> Result<Arc<dyn Device>> + Send + Sync,
 {
@@ -31,7 +31,7 @@ where
 /// # Errors
 /// None, as for [`layer`].
 pub fn opened(
-    open: impl Fn(Below) -> Result<Arc<dyn Device>> + Send + Sync + 'static,
+    open: impl Fn(LayerBase) -> Result<Arc<dyn Device>> + Send + Sync + 'static,
 ) -> Result<Arc<dyn Layer>> {
     Ok(Arc::new(OpenWith { open, keeps_writes: false }))
 }
@@ -42,7 +42,7 @@ pub fn opened(
 /// None, as for [`layer`].
 pub fn opened_keeping(
     keeps_writes: bool,
-    open: impl Fn(Below) -> Result<Arc<dyn Device>> + Send + Sync + 'static,
+    open: impl Fn(LayerBase) -> Result<Arc<dyn Device>> + Send + Sync + 'static,
 ) -> Result<Arc<dyn Layer>> {
     Ok(Arc::new(OpenWith { open, keeps_writes }))
 }
@@ -54,13 +54,13 @@ struct OpenWith<F> {
 
 impl<F> Layer for OpenWith<F>
 where
-    F: Fn(Below) -> Result<Arc<dyn Device>> + Send + Sync,
+    F: Fn(LayerBase) -> Result<Arc<dyn Device>> + Send + Sync,
 {
     fn wrap(&self, device: Arc<dyn Device>) -> Result<Arc<dyn Device>> {
-        (self.open)(Below::alone(device))
+        (self.open)(LayerBase::alone(device))
     }
 
-    fn open(self: Arc<Self>, below: Below) -> Opening<Arc<dyn Device>> {
+    fn open(self: Arc<Self>, below: LayerBase) -> OpenFuture<Arc<dyn Device>> {
         Box::pin(std::future::ready((self.open)(below)))
     }
 

@@ -2,8 +2,10 @@
 
 use std::sync::Arc;
 
-use blockhaul_block::{Access, Can, Device, Facts, FileRange, Flags, Op, Pending, Request, Result};
-use blockhaul_catalog::{Args, Layer, LayerKind, ParamKind};
+use blockhaul_block::{
+    Can, Device, Facts, FileRange, LeaseAccess, Op, PendingRequest, Request, RequestFlags, Result,
+};
+use blockhaul_catalog::{Layer, LayerKind, ParamKind, ParamValues};
 
 use crate::declared::{layer, param_or};
 
@@ -31,8 +33,8 @@ blockhaul serve --layer 'detect-zeroes?unmap=on' memory:64M \
     configure: |args| configure(args),
 };
 
-fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
-    let hole = if args.switch("unmap") { Flags::empty() } else { Flags::NO_HOLE };
+fn configure(args: &ParamValues) -> Result<Arc<dyn Layer>> {
+    let hole = if args.switch("unmap") { RequestFlags::empty() } else { RequestFlags::NO_HOLE };
     layer(move |inner| {
         let below = inner.facts();
         if !(below.can - below.emulated).contains(Can::ZERO) {
@@ -49,7 +51,7 @@ struct ZeroDetector {
     inner: Arc<dyn Device>,
     facts: Arc<Facts>,
     /// Flags of the zero requests.
-    hole: Flags,
+    hole: RequestFlags,
 }
 
 impl Device for ZeroDetector {
@@ -57,21 +59,21 @@ impl Device for ZeroDetector {
         self.facts.clone()
     }
 
-    fn submit(&self, mut request: Request) -> Pending {
+    fn submit(&self, mut request: Request) -> PendingRequest {
         if let Op::Write(data) = &request.op
             && blockhaul_io::is_zero(data.bytes())
         {
             request.op = Op::Zero;
-            request.flags = (request.flags & Flags::FUA) | self.hole;
+            request.flags = (request.flags & RequestFlags::FUA) | self.hole;
         }
         self.inner.submit(request)
     }
 
-    fn file_at(&self, at: u64, len: u64, access: Access) -> Option<FileRange> {
+    fn file_at(&self, at: u64, len: u64, access: LeaseAccess) -> Option<FileRange> {
         match access {
-            Access::Read => self.inner.file_at(at, len, access),
+            LeaseAccess::Read => self.inner.file_at(at, len, access),
             // Bytes that bypass the layer are not examined.
-            Access::Write => None,
+            LeaseAccess::Write => None,
         }
     }
 }

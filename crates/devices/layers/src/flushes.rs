@@ -7,16 +7,16 @@
 use std::sync::Arc;
 
 use blockhaul_block::{
-    Access, Can, Device, Error, Facts, FailedFlush, FileRange, Flags, Kind, OpKind, Pending,
-    Request, Result,
+    Can, Device, Error, Facts, FailedFlush, FileRange, Kind, LeaseAccess, OpKind, PendingRequest,
+    Request, RequestFlags, Result,
 };
 
 /// Whether the storage has failed a flush or FUA request since it was opened; shared by its
 /// handles.
 #[derive(Default)]
-pub struct Flushes(FailedFlush);
+pub struct FlushRecord(FailedFlush);
 
-impl Flushes {
+impl FlushRecord {
     /// Fails if data may be lost: then no flush and no FUA request may succeed.
     ///
     /// # Errors
@@ -34,7 +34,7 @@ impl Flushes {
     /// other one has failed meanwhile.
     ///
     /// # Errors
-    /// The error of the request, and those of [`Flushes::check`].
+    /// The error of the request, and those of [`FlushRecord::check`].
     pub fn ended<T>(&self, kind: OpKind, outcome: Result<T>) -> Result<T> {
         match outcome {
             Ok(reply) => self.check().map(|()| reply),
@@ -48,17 +48,17 @@ impl Flushes {
     }
 
     /// The device with its flushes and FUA requests checked by this.
-    pub fn guard(self: &Arc<Flushes>, inner: Arc<dyn Device>) -> Arc<dyn Device> {
+    pub fn guard(self: &Arc<FlushRecord>, inner: Arc<dyn Device>) -> Arc<dyn Device> {
         if !inner.facts().can.intersects(Can::FLUSH | Can::FUA) {
             return inner;
         }
-        Arc::new(Guarded { inner, flushes: self.clone() })
+        Arc::new(FlushRecordDevice { inner, flushes: self.clone() })
     }
 }
 
 /// Whether a request makes data durable: a flush, or a change with FUA.
-pub fn makes_durable(kind: OpKind, flags: Flags) -> bool {
-    kind == OpKind::Flush || kind.changes() && flags.contains(Flags::FUA)
+pub fn makes_durable(kind: OpKind, flags: RequestFlags) -> bool {
+    kind == OpKind::Flush || kind.changes() && flags.contains(RequestFlags::FUA)
 }
 
 /// Whether a flush or FUA request with such an error may have lost data. A lost connection has not:
@@ -74,17 +74,17 @@ pub fn loses_data(kind: OpKind, error: &Error) -> bool {
         && (kind == OpKind::Flush || !is_refused)
 }
 
-struct Guarded {
+struct FlushRecordDevice {
     inner: Arc<dyn Device>,
-    flushes: Arc<Flushes>,
+    flushes: Arc<FlushRecord>,
 }
 
-impl Device for Guarded {
+impl Device for FlushRecordDevice {
     fn facts(&self) -> Arc<Facts> {
         self.inner.facts()
     }
 
-    fn submit(&self, request: Request) -> Pending {
+    fn submit(&self, request: Request) -> PendingRequest {
         let kind = request.kind();
         if !makes_durable(kind, request.flags) {
             return self.inner.submit(request);
@@ -94,12 +94,14 @@ impl Device for Guarded {
         }
         let flushes = self.flushes.clone();
         match self.inner.submit(request).now() {
-            Ok(outcome) => Pending::ready(flushes.ended(kind, outcome)),
-            Err(pending) => Pending::start(async move { flushes.ended(kind, pending.await) }),
+            Ok(outcome) => PendingRequest::ready(flushes.ended(kind, outcome)),
+            Err(pending) => {
+                PendingRequest::start(async move { flushes.ended(kind, pending.await) })
+            }
         }
     }
 
-    fn file_at(&self, at: u64, len: u64, access: Access) -> Option<FileRange> {
+    fn file_at(&self, at: u64, len: u64, access: LeaseAccess) -> Option<FileRange> {
         self.inner.file_at(at, len, access)
     }
 }

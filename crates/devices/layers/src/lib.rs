@@ -61,7 +61,7 @@ pub use rate::{Bucket, RATE, RateLayer};
 pub use readonly::READONLY;
 pub use retry::RETRY;
 pub use retry_request::RETRY_REQUEST;
-pub use stats::{Counts, STATS, StatsLayer};
+pub use stats::{OperationCounts, STATS, StatsLayer};
 pub use tar::TAR;
 pub use throttle::THROTTLE;
 pub use xz::XZ;

@@ -11,10 +11,10 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use blockhaul_block::{Device, Facts, Op, Outcome, Pending, Reply, Request, Result};
-use blockhaul_catalog::{Args, Layer, LayerKind};
+use blockhaul_block::{Device, Facts, Op, Outcome, PendingRequest, Reply, Request, Result};
+use blockhaul_catalog::{Layer, LayerKind, ParamValues};
 
-use crate::out::Out;
+use crate::out::LineOutput;
 
 /// The layer `log`.
 pub static LOG: LayerKind = LayerKind {
@@ -30,18 +30,18 @@ cat requests.log
     needs_content: false,
     writes_below: true,
     transparent: true,
-    params: &[Out::PARAM, Out::APPEND],
+    params: &[LineOutput::PARAM, LineOutput::APPEND],
     changeable: &[],
     configure: |args| configure(args),
 };
 
-fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
-    let journal = Journal { out: Out::open("log", args)?, next: AtomicU64::new(1) };
+fn configure(args: &ParamValues) -> Result<Arc<dyn Layer>> {
+    let journal = RequestLog { out: LineOutput::open("log", args)?, next: AtomicU64::new(1) };
     Ok(Arc::new(LogLayer { journal: Arc::new(journal) }))
 }
 
 struct LogLayer {
-    journal: Arc<Journal>,
+    journal: Arc<RequestLog>,
 }
 
 impl Layer for LogLayer {
@@ -50,14 +50,14 @@ impl Layer for LogLayer {
     }
 }
 
-struct Journal {
-    out: Out,
+struct RequestLog {
+    out: LineOutput,
     next: AtomicU64,
 }
 
 struct LogDevice {
     inner: Arc<dyn Device>,
-    journal: Arc<Journal>,
+    journal: Arc<RequestLog>,
 }
 
 impl Device for LogDevice {
@@ -65,7 +65,7 @@ impl Device for LogDevice {
         self.inner.facts()
     }
 
-    fn submit(&self, request: Request) -> Pending {
+    fn submit(&self, request: Request) -> PendingRequest {
         let id = self.journal.next.fetch_add(1, Ordering::Relaxed);
         let what = describe(&request);
         self.journal.out.write(&format!("{id} {what} begin\n"));
@@ -79,9 +79,9 @@ impl Device for LogDevice {
         match self.inner.submit(request).now() {
             Ok(outcome) => {
                 report(&outcome);
-                Pending::ready(outcome)
+                PendingRequest::ready(outcome)
             }
-            Err(pending) => Pending::start(async move {
+            Err(pending) => PendingRequest::start(async move {
                 let outcome = pending.await;
                 report(&outcome);
                 outcome

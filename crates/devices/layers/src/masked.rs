@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use blockhaul_block::{Access, Device, Facts, FileRange, Pending, Request};
+use blockhaul_block::{Device, Facts, FileRange, LeaseAccess, PendingRequest, Request};
 
 /// The device with other facts.
 pub fn masked(inner: Arc<dyn Device>, change: impl FnOnce(&mut Facts)) -> Arc<dyn Device> {
@@ -11,7 +11,7 @@ pub fn masked(inner: Arc<dyn Device>, change: impl FnOnce(&mut Facts)) -> Arc<dy
     change(&mut facts);
     facts.emulated &= facts.can;
     facts.withheld &= facts.can;
-    Arc::new(Masked { inner, facts: Arc::new(facts) })
+    Arc::new(MaskedDevice { inner, facts: Arc::new(facts) })
 }
 
 /// The size of a device without a partial block at the end. Warns of what `layer` hides, once.
@@ -26,21 +26,21 @@ pub fn whole_size(facts: &Facts, block: u32, layer: &str, warned: &AtomicBool) -
     facts.size - hidden
 }
 
-struct Masked {
+struct MaskedDevice {
     inner: Arc<dyn Device>,
     facts: Arc<Facts>,
 }
 
-impl Device for Masked {
+impl Device for MaskedDevice {
     fn facts(&self) -> Arc<Facts> {
         self.facts.clone()
     }
 
-    fn submit(&self, request: Request) -> Pending {
+    fn submit(&self, request: Request) -> PendingRequest {
         self.inner.submit(request)
     }
 
-    fn file_at(&self, at: u64, len: u64, access: Access) -> Option<FileRange> {
+    fn file_at(&self, at: u64, len: u64, access: LeaseAccess) -> Option<FileRange> {
         self.inner.file_at(at, len, access)
     }
 }

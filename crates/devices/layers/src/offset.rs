@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use blockhaul_block::{
-    Access, BlockSizes, Device, Error, Facts, FileRange, Hints, Kind, Op, Pending, Request, Result,
-    emulate,
+    BlockSizes, Device, Error, Facts, FileRange, Hints, Kind, LeaseAccess, Op, PendingRequest,
+    Request, Result, emulate,
 };
-use blockhaul_catalog::{Args, Layer, LayerKind, Param, ParamKind};
+use blockhaul_catalog::{Layer, LayerKind, Param, ParamKind, ParamValues};
 
 use crate::masked::masked;
 
@@ -41,18 +41,18 @@ blockhaul copy --source-layer 'offset?offset=1M&range=32M' sample:64M part.raw
     configure: |args| configure(args),
 };
 
-fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
+fn configure(args: &ParamValues) -> Result<Arc<dyn Layer>> {
     let offset = args.size("offset").unwrap_or(0);
-    Ok(Arc::new(Window { offset, range: args.size("range") }))
+    Ok(Arc::new(OffsetWindow { offset, range: args.size("range") }))
 }
 
 /// A part of a device: its start, and its length or the rest of the device.
-pub(crate) struct Window {
+pub(crate) struct OffsetWindow {
     pub(crate) offset: u64,
     pub(crate) range: Option<u64>,
 }
 
-impl Layer for Window {
+impl Layer for OffsetWindow {
     fn wrap(&self, inner: Arc<dyn Device>) -> Result<Arc<dyn Device>> {
         let inner = self.over_whole_blocks(inner);
         let below = inner.facts();
@@ -98,7 +98,7 @@ impl Layer for Window {
     }
 }
 
-impl Window {
+impl OffsetWindow {
     /// The device with the emulation of partial blocks, if the part ends within one. That includes
     /// blocks that are only advertised: no server can advertise them for this part.
     fn over_whole_blocks(&self, inner: Arc<dyn Device>) -> Arc<dyn Device> {
@@ -126,7 +126,7 @@ impl Device for OffsetDevice {
         self.facts.clone()
     }
 
-    fn submit(&self, mut request: Request) -> Pending {
+    fn submit(&self, mut request: Request) -> PendingRequest {
         if !matches!(request.op, Op::Flush) {
             // The fence has checked the range against a size that fits below.
             request.at = request.at.saturating_add(self.offset);
@@ -134,7 +134,7 @@ impl Device for OffsetDevice {
         self.inner.submit(request)
     }
 
-    fn file_at(&self, at: u64, len: u64, access: Access) -> Option<FileRange> {
+    fn file_at(&self, at: u64, len: u64, access: LeaseAccess) -> Option<FileRange> {
         let len = len.min(self.facts.size.checked_sub(at)?);
         self.inner.file_at(at.checked_add(self.offset)?, len, access)
     }

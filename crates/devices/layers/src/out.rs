@@ -5,15 +5,15 @@ use std::io::Write;
 use std::sync::{Mutex, PoisonError};
 
 use blockhaul_block::{Error, Result};
-use blockhaul_catalog::{Args, Param, ParamKind};
+use blockhaul_catalog::{Param, ParamKind, ParamValues};
 
 /// Output for lines. Each line is written in one call, so lines of several workers do not mix.
-pub(crate) enum Out {
+pub(crate) enum LineOutput {
     Stderr,
     File(Mutex<File>),
 }
 
-impl Out {
+impl LineOutput {
     /// The parameter that names the file.
     pub(crate) const PARAM: Param = Param {
         name: "file",
@@ -31,15 +31,15 @@ impl Out {
     };
 
     /// Opens the file of `file=`; default: standard error.
-    pub(crate) fn open(layer: &str, args: &Args) -> Result<Out> {
-        let Some(path) = args.text("file") else { return Ok(Out::Stderr) };
+    pub(crate) fn open(layer: &str, args: &ParamValues) -> Result<LineOutput> {
+        let Some(path) = args.text("file") else { return Ok(LineOutput::Stderr) };
         match OpenOptions::new().create(true).append(true).open(path) {
             Ok(file) => {
                 if !args.switch("append") {
                     // Terminals and pipes have nothing to remove.
                     let _ = file.set_len(0);
                 }
-                Ok(Out::File(Mutex::new(file)))
+                Ok(LineOutput::File(Mutex::new(file)))
             }
             Err(error) => {
                 let text = format!("{layer}: cannot open file={path} for writing");
@@ -52,8 +52,8 @@ impl Out {
     pub(crate) fn write(&self, line: &str) {
         // A failed write (a full disk) must not fail the device's requests.
         let _ = match self {
-            Out::Stderr => std::io::stderr().lock().write_all(line.as_bytes()),
-            Out::File(file) => {
+            LineOutput::Stderr => std::io::stderr().lock().write_all(line.as_bytes()),
+            LineOutput::File(file) => {
                 file.lock().unwrap_or_else(PoisonError::into_inner).write_all(line.as_bytes())
             }
         };

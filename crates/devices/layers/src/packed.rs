@@ -4,9 +4,9 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use blockhaul_block::{
-    BlockSizes, Can, Device, Error, Facts, Kind, Op, Pending, Reply, Request, Result,
+    BlockSizes, Can, Device, Error, Facts, Kind, Op, PendingRequest, Reply, Request, Result,
 };
-use blockhaul_catalog::Below;
+use blockhaul_catalog::LayerBase;
 use blockhaul_io::{Data, RangeLocks, Reservation};
 
 use crate::per_disk::PerDisk;
@@ -26,16 +26,16 @@ fn facts_of_content(file: &Facts, size: u64) -> Facts {
 }
 
 /// Cached parts by number; the least recently used ones are dropped first.
-pub(crate) struct Kept {
+pub(crate) struct PartCache {
     most: usize,
     /// The last used is last.
     parts: Mutex<Vec<(u64, Data)>>,
 }
 
-impl Kept {
+impl PartCache {
     /// A cache of at most `most` parts, at least one.
-    pub(crate) fn new(most: usize) -> Kept {
-        Kept { most: most.max(1), parts: Mutex::default() }
+    pub(crate) fn new(most: usize) -> PartCache {
+        PartCache { most: most.max(1), parts: Mutex::default() }
     }
 
     /// Maximum number of cached parts.
@@ -66,13 +66,13 @@ impl Kept {
 
 /// A part of the contents: number, start, and length.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Part {
+pub(crate) struct PackedPart {
     pub(crate) number: u64,
     pub(crate) start: u64,
     pub(crate) len: u64,
 }
 
-impl Part {
+impl PackedPart {
     /// A range within a decoded part, if all of it is.
     pub(crate) fn slice(&self, at: u64, len: usize, data: &Data) -> Option<Data> {
         let inside = at >= self.start && at + len as u64 <= self.start + self.len;
@@ -89,37 +89,37 @@ pub(crate) trait PackedIndex: Send + Sync + 'static {
     fn size(&self) -> u64;
 
     /// The part that contains an offset.
-    fn part_at(&self, at: u64) -> Option<Part>;
+    fn part_at(&self, at: u64) -> Option<PackedPart>;
 }
 
 /// The state of a file, shared by all handles.
-pub(crate) struct Content<I> {
+pub(crate) struct PackedContent<I> {
     pub(crate) index: I,
-    pub(crate) kept: Kept,
+    pub(crate) kept: PartCache,
     /// Length of the file in bytes.
     packed: u64,
-    /// Locks for active decoders: one task at a time per number ([`Unpack::decoder`]).
+    /// Locks for active decoders: one task at a time per number ([`PackedFile::decoder`]).
     decoders: Arc<RangeLocks>,
 }
 
-impl<I: PackedIndex> Content<I> {
+impl<I: PackedIndex> PackedContent<I> {
     /// The state that another handle has, or one with a new index, and a cache of at most `most` parts.
     ///
     /// # Errors
     /// Those of `index`.
     pub(crate) async fn open(
-        files: &PerDisk<Content<I>>,
-        below: &Below,
+        files: &PerDisk<PackedContent<I>>,
+        below: &LayerBase,
         most: usize,
         index: impl Future<Output = Result<I>>,
-    ) -> Result<Arc<Content<I>>> {
+    ) -> Result<Arc<PackedContent<I>>> {
         let packed = below.device.facts().size;
         if let Some(known) = files.known(below).filter(|content| content.packed == packed) {
             return Ok(known);
         }
-        let content = Content {
+        let content = PackedContent {
             index: index.await?,
-            kept: Kept::new(most),
+            kept: PartCache::new(most),
             packed,
             decoders: Arc::default(),
         };
@@ -128,23 +128,23 @@ impl<I: PackedIndex> Content<I> {
 }
 
 /// A handle to a compressed file.
-pub(crate) trait Unpack: Send + Sync + 'static {
+pub(crate) trait PackedFile: Send + Sync + 'static {
     /// The index of its files.
     type Index: PackedIndex;
 
     /// What all handles share.
-    fn content(&self) -> &Content<Self::Index>;
+    fn content(&self) -> &PackedContent<Self::Index>;
 
     /// The number of the decoder for a part.
-    fn decoder(&self, part: Part) -> u64;
+    fn decoder(&self, part: PackedPart) -> u64;
 
     /// Decodes a part, and caches it; has exclusive use of its decoder.
-    async fn decode(&self, part: Part) -> Result<Data>;
+    async fn decode(&self, part: PackedPart) -> Result<Data>;
 }
 
 /// A decoded part.
-async fn decoded(file: &impl Unpack, part: Part) -> Result<Data> {
-    let Content { kept, decoders, .. } = file.content();
+async fn decoded(file: &impl PackedFile, part: PackedPart) -> Result<Data> {
+    let PackedContent { kept, decoders, .. } = file.content();
     if let Some(data) = kept.find(part.number) {
         return Ok(data);
     }
@@ -158,31 +158,31 @@ async fn decoded(file: &impl Unpack, part: Part) -> Result<Data> {
 }
 
 /// The contents of a compressed file, as a device.
-pub(crate) struct Unpacked<F> {
+pub(crate) struct UnpackedDevice<F> {
     facts: Arc<Facts>,
     file: Arc<F>,
 }
 
-impl<F: Unpack> Unpacked<F> {
+impl<F: PackedFile> UnpackedDevice<F> {
     /// The content of a file, which has these facts.
     pub(crate) fn over(facts: &Facts, file: F) -> Arc<dyn Device> {
         let facts = facts_of_content(facts, file.content().index.size());
-        Arc::new(Unpacked { facts: Arc::new(facts), file: Arc::new(file) })
+        Arc::new(UnpackedDevice { facts: Arc::new(facts), file: Arc::new(file) })
     }
 }
 
-impl<F: Unpack> Device for Unpacked<F> {
+impl<F: PackedFile> Device for UnpackedDevice<F> {
     fn facts(&self) -> Arc<Facts> {
         self.facts.clone()
     }
 
-    fn submit(&self, request: Request) -> Pending {
+    fn submit(&self, request: Request) -> PendingRequest {
         submit(&self.file, request)
     }
 }
 
 /// Reads from a compressed file: at once if the range is in one cached part.
-fn submit<F: Unpack>(file: &Arc<F>, request: Request) -> Pending {
+fn submit<F: PackedFile>(file: &Arc<F>, request: Request) -> PendingRequest {
     let Op::Read(room) = request.op else {
         return Error::new(Kind::Invalid, format!("{} is read-only", F::Index::FILE)).into();
     };
@@ -191,10 +191,10 @@ fn submit<F: Unpack>(file: &Arc<F>, request: Request) -> Pending {
         && let Some(data) = file.content().kept.find(part.number)
         && let Some(data) = part.slice(at, room.len(), &data)
     {
-        return Pending::ready(Ok(Reply::Data(data)));
+        return PendingRequest::ready(Ok(Reply::Data(data)));
     }
     let file = file.clone();
-    Pending::start(async move {
+    PendingRequest::start(async move {
         let part_at = |at| file.content().index.part_at(at);
         let decoded = async |part| decoded(&*file, part).await;
         assemble(at, room, part_at, decoded).await.map(Reply::Data)
@@ -205,8 +205,8 @@ fn submit<F: Unpack>(file: &Arc<F>, request: Request) -> Pending {
 async fn assemble(
     at: u64,
     room: Reservation,
-    part_at: impl Fn(u64) -> Option<Part>,
-    decoded: impl AsyncFn(Part) -> Result<Data>,
+    part_at: impl Fn(u64) -> Option<PackedPart>,
+    decoded: impl AsyncFn(PackedPart) -> Result<Data>,
 ) -> Result<Data> {
     let none = || Error::new(Kind::Io, "the content ends before");
     let end = at + room.len() as u64;

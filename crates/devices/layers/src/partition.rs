@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use blockhaul_block::{Device, DeviceExt, Error, Kind, Result};
-use blockhaul_catalog::{Below, Layer, LayerKind, Opening, ParamKind};
+use blockhaul_catalog::{Layer, LayerBase, LayerKind, OpenFuture, ParamKind};
 
 use crate::declared::{param, param_or, usage};
-use crate::offset::Window;
+use crate::offset::OffsetWindow;
 
 /// The layer `partition`.
 pub static PARTITION: LayerKind = LayerKind {
@@ -61,10 +61,10 @@ impl Layer for Partition {
         Err(Error::new(Kind::Unsupported, "partition: the disk must be opened with the layer"))
     }
 
-    fn open(self: Arc<Self>, below: Below) -> Opening<Arc<dyn Device>> {
+    fn open(self: Arc<Self>, below: LayerBase) -> OpenFuture<Arc<dyn Device>> {
         Box::pin(async move {
             let (offset, range) = self.find(&below.device).await?;
-            Window { offset, range: Some(range) }.wrap(below.device)
+            OffsetWindow { offset, range: Some(range) }.wrap(below.device)
         })
     }
 }

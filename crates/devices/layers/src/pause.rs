@@ -5,8 +5,8 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use blockhaul_block::{Device, Error, Facts, Pending, Request, Result};
-use blockhaul_catalog::{Args, Layer, LayerKind, ParamKind};
+use blockhaul_block::{Device, Error, Facts, PendingRequest, Request, Result};
+use blockhaul_catalog::{Layer, LayerKind, ParamKind, ParamValues};
 use blockhaul_io::Completer;
 
 use crate::declared::{param, param_or};
@@ -38,7 +38,7 @@ blockhaul serve --control disk.ctl -e disk --layer pause memory:64M \
     configure: |args| configure(args),
 };
 
-fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
+fn configure(args: &ParamValues) -> Result<Arc<dyn Layer>> {
     let valve = Arc::new(Valve::default());
     if args.switch("paused") {
         valve.pause();
@@ -50,7 +50,7 @@ fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
 
 struct PauseLayer {
     valve: Arc<Valve>,
-    socket: Option<Arc<Socket>>,
+    socket: Option<Arc<PauseSocket>>,
 }
 
 impl Layer for PauseLayer {
@@ -60,7 +60,7 @@ impl Layer for PauseLayer {
         Ok(Arc::new(PauseDevice { inner, valve, _socket: socket }))
     }
 
-    fn change(&self, args: &Args) -> Result<()> {
+    fn change(&self, args: &ParamValues) -> Result<()> {
         if args.switch("paused") {
             self.valve.pause();
         } else {
@@ -71,7 +71,7 @@ impl Layer for PauseLayer {
 }
 
 /// Makes the layer's own control socket.
-fn listen_at(path: PathBuf, valve: &Arc<Valve>) -> Result<Arc<Socket>> {
+fn listen_at(path: PathBuf, valve: &Arc<Valve>) -> Result<Arc<PauseSocket>> {
     let cannot = |error| {
         Error::system(format!("pause: cannot listen on pause-control={}", path.display()), error)
     };
@@ -82,16 +82,16 @@ fn listen_at(path: PathBuf, valve: &Arc<Valve>) -> Result<Arc<Socket>> {
         .spawn(move || listen(&listener, &control))
         .map_err(cannot)?;
     // The layer's last owner removes the socket; the thread ends with the next connection.
-    Ok(Arc::new(Socket { path, valve: valve.clone() }))
+    Ok(Arc::new(PauseSocket { path, valve: valve.clone() }))
 }
 
 /// The control socket in the file system.
-struct Socket {
+struct PauseSocket {
     path: PathBuf,
     valve: Arc<Valve>,
 }
 
-impl Drop for Socket {
+impl Drop for PauseSocket {
     fn drop(&mut self) {
         self.valve.lock().over = true;
         self.valve.quiet.notify_all();
@@ -144,12 +144,12 @@ fn obey(mut visitor: UnixStream, valve: &Valve) {
 /// Lets requests pass, or holds them.
 #[derive(Default)]
 struct Valve {
-    state: Mutex<State>,
+    state: Mutex<ValveState>,
     quiet: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct ValveState {
     paused: bool,
     under_way: usize,
     waiting: Vec<Completer<Pass>>,
@@ -157,7 +157,7 @@ struct State {
 }
 
 impl Valve {
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, ValveState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -210,7 +210,7 @@ impl Drop for Pass {
 struct PauseDevice {
     inner: Arc<dyn Device>,
     valve: Arc<Valve>,
-    _socket: Option<Arc<Socket>>,
+    _socket: Option<Arc<PauseSocket>>,
 }
 
 impl Device for PauseDevice {
@@ -218,14 +218,14 @@ impl Device for PauseDevice {
         self.inner.facts()
     }
 
-    fn submit(&self, request: Request) -> Pending {
+    fn submit(&self, request: Request) -> PendingRequest {
         let entered = match Valve::enter(&self.valve) {
             Ok(pass) => {
                 let pending = match self.inner.submit(request).now() {
-                    Ok(outcome) => return Pending::ready(outcome),
+                    Ok(outcome) => return PendingRequest::ready(outcome),
                     Err(pending) => pending,
                 };
-                return Pending::start(async move {
+                return PendingRequest::start(async move {
                     let outcome = pending.await;
                     drop(pass);
                     outcome
@@ -235,7 +235,7 @@ impl Device for PauseDevice {
         };
         let inner = self.inner.clone();
         let valve = self.valve.clone();
-        Pending::start(async move {
+        PendingRequest::start(async move {
             let mut wait = entered;
             let pass = loop {
                 // Woken by the end of the pause.

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use blockhaul_block::{Can, Error, Kind, Result};
-use blockhaul_catalog::Below;
+use blockhaul_catalog::LayerBase;
 
 /// Maximum number of disks whose state outlives their handles: each has a temporary file.
 const KEPT_MAX: usize = 1000;
@@ -20,7 +20,7 @@ impl<T> Default for PerDisk<T> {
 
 impl<T> PerDisk<T> {
     /// The value, if a handle to the same storage has it now.
-    pub fn known(&self, below: &Below) -> Option<Arc<T>> {
+    pub fn known(&self, below: &LayerBase) -> Option<Arc<T>> {
         let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         Self::key(below).and_then(|key| all.get(&key)).and_then(Weak::upgrade)
     }
@@ -29,12 +29,12 @@ impl<T> PerDisk<T> {
     ///
     /// # Errors
     /// Those of `make`.
-    pub fn of_name(&self, below: &Below, make: impl FnOnce() -> Result<T>) -> Result<Arc<T>> {
+    pub fn of_name(&self, below: &LayerBase, make: impl FnOnce() -> Result<T>) -> Result<Arc<T>> {
         self.of_key(key_of_name(below), make)
     }
 
     /// The key of a disk; `None`: each handle may have a disk of its own.
-    fn key(below: &Below) -> Option<String> {
+    fn key(below: &LayerBase) -> Option<String> {
         let may_differ =
             below.export.is_some() && !below.device.facts().can.contains(Can::MULTI_CONN);
         (!may_differ).then(|| key_of_name(below))
@@ -47,7 +47,7 @@ impl<T> PerDisk<T> {
     ///
     /// # Errors
     /// Those of `make`.
-    pub fn get(&self, below: &Below, make: impl FnOnce() -> Result<T>) -> Result<Arc<T>> {
+    pub fn get(&self, below: &LayerBase, make: impl FnOnce() -> Result<T>) -> Result<Arc<T>> {
         let Some(key) = Self::key(below) else { return make().map(Arc::new) };
         self.of_key(key, make)
     }
@@ -65,7 +65,7 @@ impl<T> PerDisk<T> {
 }
 
 /// The key of a disk by its name, and by its files: another file may have taken the name.
-fn key_of_name(below: &Below) -> String {
+fn key_of_name(below: &LayerBase) -> String {
     let Some(name) = &below.export else { return String::new() };
     format!("/{name}/{:?}", below.device.facts().files)
 }
@@ -87,7 +87,11 @@ impl<T> KeptPerDisk<T> {
     ///
     /// # Errors
     /// Those of `make`; [`Kind::NoSpace`] if [`KEPT_MAX`] values are needed.
-    pub(crate) fn get(&self, below: &Below, make: impl FnOnce() -> Result<T>) -> Result<Arc<T>> {
+    pub(crate) fn get(
+        &self,
+        below: &LayerBase,
+        make: impl FnOnce() -> Result<T>,
+    ) -> Result<Arc<T>> {
         let mut all = self.values.lock().unwrap_or_else(PoisonError::into_inner);
         all.retain(|_, value| Arc::strong_count(value) > 1 || (self.is_needed)(value));
         let key = key_of_name(below);
@@ -107,19 +111,19 @@ impl<T> KeptPerDisk<T> {
 #[cfg(test)]
 mod tests {
     use blockhaul_block::Facts;
-    use blockhaul_testkit::model::{Completion, Model, ModelDevice};
+    use blockhaul_testkit::model::{CompletionOrder, Model, ModelDevice};
 
     use super::*;
 
     /// A handle that a client has opened by this name, of the file with this number.
-    fn below_of(name: &str, file: u64) -> Below {
+    fn below_of(name: &str, file: u64) -> LayerBase {
         let export = Some(name.to_string());
         let facts = Facts { files: vec![(1, file)], ..Model::all_facts(512) };
-        let device = ModelDevice::new(Model::with_facts(facts), Completion::Immediate);
-        Below { export, ..Below::alone(device) }
+        let device = ModelDevice::new(Model::with_facts(facts), CompletionOrder::Immediate);
+        LayerBase { export, ..LayerBase::alone(device) }
     }
 
-    fn below(name: &str) -> Below {
+    fn below(name: &str) -> LayerBase {
         below_of(name, 7)
     }
 

@@ -3,8 +3,8 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use blockhaul_block::{Device, Error, Facts, Kind, Op, Pending, Request, Result};
-use blockhaul_catalog::{Args, Layer, LayerKind, Param, ParamKind};
+use blockhaul_block::{Device, Error, Facts, Kind, Op, PendingRequest, Request, Result};
+use blockhaul_catalog::{Layer, LayerKind, Param, ParamKind, ParamValues};
 use blockhaul_io::{TokenBucket, Turn};
 
 /// Maximum sleep before the rate is checked again for changes.
@@ -35,13 +35,13 @@ blockhaul copy --source-layer 'rate?rate=100M' sample:64M null:
     configure: |args| configure(args),
 };
 
-fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
+fn configure(args: &ParamValues) -> Result<Arc<dyn Layer>> {
     let (rate, burst) = limits(args)?;
     Ok(Arc::new(RateLayer::new(Arc::new(Bucket::new(rate, burst)))))
 }
 
 /// Rate and burst.
-fn limits(args: &Args) -> Result<(u64, u64)> {
+fn limits(args: &ParamValues) -> Result<(u64, u64)> {
     let Some(rate) = args.rate("rate").filter(|&rate| rate > 0) else {
         let text = "rate: requires a rate above 0, for example rate=100M";
         return Err(Error::new(Kind::Usage, text));
@@ -66,7 +66,7 @@ impl Layer for RateLayer {
         Ok(Arc::new(RateDevice { inner, bucket: self.bucket.clone() }))
     }
 
-    fn change(&self, args: &Args) -> Result<()> {
+    fn change(&self, args: &ParamValues) -> Result<()> {
         let (rate, burst) = limits(args)?;
         self.bucket.set(rate, burst);
         Ok(())
@@ -83,7 +83,7 @@ impl Device for RateDevice {
         self.inner.facts()
     }
 
-    fn submit(&self, request: Request) -> Pending {
+    fn submit(&self, request: Request) -> PendingRequest {
         if !matches!(request.op, Op::Read(_) | Op::Write(_)) {
             return self.inner.submit(request);
         }
@@ -93,7 +93,7 @@ impl Device for RateDevice {
         }
         let inner = self.inner.clone();
         let bucket = self.bucket.clone();
-        Pending::start(async move {
+        PendingRequest::start(async move {
             while let Some(wait) = bucket.wait(turn) {
                 blockhaul_io::sleep(wait).await;
             }

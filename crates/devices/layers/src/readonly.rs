@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use blockhaul_block::{
-    Access, Can, Device, Error, Facts, FileRange, Kind, Pending, Request, Result,
+    Can, Device, Error, Facts, FileRange, Kind, LeaseAccess, PendingRequest, Request, Result,
 };
-use blockhaul_catalog::{Args, Layer, LayerKind};
+use blockhaul_catalog::{Layer, LayerKind, ParamValues};
 
 /// The layer `readonly`.
 pub static READONLY: LayerKind = LayerKind {
@@ -23,13 +23,13 @@ blockhaul serve --layer readonly memory:64M --run 'blockhaul info --is read-only
     configure: |args| configure(args),
 };
 
-struct Readonly;
+struct ReadonlyLayer;
 
-fn configure(_args: &Args) -> Result<Arc<dyn Layer>> {
-    Ok(Arc::new(Readonly))
+fn configure(_args: &ParamValues) -> Result<Arc<dyn Layer>> {
+    Ok(Arc::new(ReadonlyLayer))
 }
 
-impl Layer for Readonly {
+impl Layer for ReadonlyLayer {
     fn wrap(&self, inner: Arc<dyn Device>) -> Result<Arc<dyn Device>> {
         let mut facts = Facts::same(&inner.facts());
         facts.can -= Can::CHANGES;
@@ -48,7 +48,7 @@ impl Device for ReadonlyDevice {
         self.facts.clone()
     }
 
-    fn submit(&self, request: Request) -> Pending {
+    fn submit(&self, request: Request) -> PendingRequest {
         // The fence already refuses these; but the layer must not depend on what is above it.
         if request.kind().changes() {
             return Error::new(Kind::ReadOnly, "the device is read-only").into();
@@ -56,10 +56,10 @@ impl Device for ReadonlyDevice {
         self.inner.submit(request)
     }
 
-    fn file_at(&self, at: u64, len: u64, access: Access) -> Option<FileRange> {
+    fn file_at(&self, at: u64, len: u64, access: LeaseAccess) -> Option<FileRange> {
         match access {
-            Access::Read => self.inner.file_at(at, len, access),
-            Access::Write => None,
+            LeaseAccess::Read => self.inner.file_at(at, len, access),
+            LeaseAccess::Write => None,
         }
     }
 }

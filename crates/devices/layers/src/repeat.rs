@@ -1,41 +1,41 @@
 //! Requests that may be repeated.
 
-use blockhaul_block::{Contexts, Error, Flags, Kind, Op, Request, Result};
+use blockhaul_block::{ContextSet, Error, Kind, Op, Request, RequestFlags, Result};
 use blockhaul_io::{Data, KeptReservation};
 
 use crate::declared::usage;
 
 /// What is needed to repeat a request.
-pub struct Repeat {
-    what: What,
+pub struct RepeatableRequest {
+    what: RepeatableOperation,
     at: u64,
     len: u64,
-    flags: Flags,
+    flags: RequestFlags,
 }
 
-enum What {
+enum RepeatableOperation {
     Read(KeptReservation),
     Write(Data),
     Zero,
     Trim,
     Flush,
     Cache,
-    Extents(Contexts),
+    Extents(ContextSet),
 }
 
-impl Repeat {
+impl RepeatableRequest {
     /// Remembers a request.
-    pub fn of(request: &mut Request) -> Repeat {
+    pub fn of(request: &mut Request) -> RepeatableRequest {
         let what = match &mut request.op {
-            Op::Read(room) => What::Read(room.keep()),
-            Op::Write(data) => What::Write(data.clone()),
-            Op::Zero => What::Zero,
-            Op::Trim => What::Trim,
-            Op::Flush => What::Flush,
-            Op::Cache => What::Cache,
-            Op::Extents(contexts) => What::Extents(*contexts),
+            Op::Read(room) => RepeatableOperation::Read(room.keep()),
+            Op::Write(data) => RepeatableOperation::Write(data.clone()),
+            Op::Zero => RepeatableOperation::Zero,
+            Op::Trim => RepeatableOperation::Trim,
+            Op::Flush => RepeatableOperation::Flush,
+            Op::Cache => RepeatableOperation::Cache,
+            Op::Extents(contexts) => RepeatableOperation::Extents(*contexts),
         };
-        Repeat { what, at: request.at, len: request.len, flags: request.flags }
+        RepeatableRequest { what, at: request.at, len: request.len, flags: request.flags }
     }
 
     /// The request once more; the first one must have completed.
@@ -44,18 +44,18 @@ impl Repeat {
     /// [`Kind::NoMemory`] if a read gets no memory.
     pub async fn request(&self) -> Result<Request> {
         let op = match &self.what {
-            What::Read(kept) => {
+            RepeatableOperation::Read(kept) => {
                 let room = kept.again().await;
                 Op::Read(room.map_err(|error| {
                     Error::new(Kind::NoMemory, "no memory to retry").because(error)
                 })?)
             }
-            What::Write(data) => Op::Write(data.clone()),
-            What::Zero => Op::Zero,
-            What::Trim => Op::Trim,
-            What::Flush => Op::Flush,
-            What::Cache => Op::Cache,
-            What::Extents(contexts) => Op::Extents(*contexts),
+            RepeatableOperation::Write(data) => Op::Write(data.clone()),
+            RepeatableOperation::Zero => Op::Zero,
+            RepeatableOperation::Trim => Op::Trim,
+            RepeatableOperation::Flush => Op::Flush,
+            RepeatableOperation::Cache => Op::Cache,
+            RepeatableOperation::Extents(contexts) => Op::Extents(*contexts),
         };
         Ok(Request { op, at: self.at, len: self.len, flags: self.flags })
     }

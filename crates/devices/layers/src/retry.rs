@@ -4,15 +4,18 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use blockhaul_block::{
-    Can, Device, Error, Facts, Flags, Hints, Kind, OpKind, Outcome, Pending, Request, Result,
+    Can, Device, Error, Facts, Hints, Kind, OpKind, Outcome, PendingRequest, Request, RequestFlags,
+    Result,
 };
-use blockhaul_catalog::{Another, Args, Below, Layer, LayerKind, Opening, ParamKind};
+use blockhaul_catalog::{
+    HandleOpener, Layer, LayerBase, LayerKind, OpenFuture, ParamKind, ParamValues,
+};
 use blockhaul_io::Completer;
 
 use crate::declared::param_or;
-use crate::flushes::{Flushes, loses_data, makes_durable};
+use crate::flushes::{FlushRecord, loses_data, makes_durable};
 use crate::per_disk::PerDisk;
-use crate::repeat::{ALL_CLASSES, Repeat, classes};
+use crate::repeat::{ALL_CLASSES, RepeatableRequest, classes};
 
 /// Maximum delay between two attempts.
 const DELAY_MAX: Duration = Duration::from_secs(3600);
@@ -71,8 +74,8 @@ blockhaul copy --source-layer 'error?error=EIO&read=20%&count=5' \
     configure: |args| configure(args),
 };
 
-fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
-    let plan = Plan {
+fn configure(args: &ParamValues) -> Result<Arc<dyn Layer>> {
+    let plan = RetryOptions {
         retries: args.number("retries").unwrap_or(5),
         delay: args.duration("retry-delay").unwrap_or(Duration::from_secs(2)),
         exponential: args.switch("retry-exponential"),
@@ -83,7 +86,7 @@ fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
     Ok(Arc::new(RetryLayer { plan: Arc::new(plan), disks: PerDisk::default() }))
 }
 
-struct Plan {
+struct RetryOptions {
     retries: u64,
     delay: Duration,
     exponential: bool,
@@ -94,15 +97,15 @@ struct Plan {
 
 /// What the handles to a disk share.
 #[derive(Default)]
-struct Disk {
-    flushes: Flushes,
+struct RetryDisk {
+    flushes: FlushRecord,
     /// If a flush of one handle covers what the others have changed.
-    changes: Arc<Mutex<Changes>>,
+    changes: Arc<Mutex<ChangeCounts>>,
 }
 
 /// Changes that were acknowledged.
 #[derive(Default)]
-struct Changes {
+struct ChangeCounts {
     /// Their number.
     acknowledged: u64,
     /// The first of them, which were acknowledged before a flush began that has succeeded.
@@ -110,24 +113,24 @@ struct Changes {
 }
 
 struct RetryLayer {
-    plan: Arc<Plan>,
-    disks: PerDisk<Disk>,
+    plan: Arc<RetryOptions>,
+    disks: PerDisk<RetryDisk>,
 }
 
 impl Layer for RetryLayer {
     fn wrap(&self, device: Arc<dyn Device>) -> Result<Arc<dyn Device>> {
-        self.device(Below::alone(device))
+        self.device(LayerBase::alone(device))
     }
 
-    fn open(self: Arc<Self>, below: Below) -> Opening<Arc<dyn Device>> {
+    fn open(self: Arc<Self>, below: LayerBase) -> OpenFuture<Arc<dyn Device>> {
         Box::pin(std::future::ready(self.device(below)))
     }
 }
 
 impl RetryLayer {
-    fn device(&self, below: Below) -> Result<Arc<dyn Device>> {
-        let disk = self.disks.get(&below, || Ok(Disk::default()))?;
-        let Below { device, reopen, .. } = below;
+    fn device(&self, below: LayerBase) -> Result<Arc<dyn Device>> {
+        let disk = self.disks.get(&below, || Ok(RetryDisk::default()))?;
+        let LayerBase { device, reopen, .. } = below;
         let below = device.facts();
         // No parked payloads: a write that may be repeated needs its data after the first attempt.
         // Flushes of a reopened device do not report earlier failures.
@@ -137,39 +140,39 @@ impl RetryLayer {
         let is_shared = facts.can.contains(Can::MULTI_CONN);
         let changes = if is_shared { disk.changes.clone() } else { Arc::default() };
         let opened = changes.lock().unwrap_or_else(PoisonError::into_inner).acknowledged;
-        let now = Mutex::new(Now { device, generation: 0, opened, opening: None });
+        let now = Mutex::new(CurrentDevice { device, generation: 0, opened, opening: None });
         let facts = Arc::new(facts);
-        Ok(Arc::new(RetryDevice(Arc::new(Shared { plan, facts, reopen, disk, changes, now }))))
+        Ok(Arc::new(RetryDevice(Arc::new(RetryHandle { plan, facts, reopen, disk, changes, now }))))
     }
 }
 
-struct RetryDevice(Arc<Shared>);
+struct RetryDevice(Arc<RetryHandle>);
 
-struct Shared {
-    plan: Arc<Plan>,
+struct RetryHandle {
+    plan: Arc<RetryOptions>,
     facts: Arc<Facts>,
-    reopen: Option<Arc<dyn Another>>,
-    disk: Arc<Disk>,
+    reopen: Option<Arc<dyn HandleOpener>>,
+    disk: Arc<RetryDisk>,
     /// Those that a flush of this handle covers.
-    changes: Arc<Mutex<Changes>>,
-    now: Mutex<Now>,
+    changes: Arc<Mutex<ChangeCounts>>,
+    now: Mutex<CurrentDevice>,
 }
 
 /// What is needed to decide about repeating a request.
 #[derive(Clone, Copy)]
-struct Asked {
+struct RequestTraits {
     kind: OpKind,
-    flags: Flags,
+    flags: RequestFlags,
 }
 
-impl Asked {
+impl RequestTraits {
     fn makes_durable(self) -> bool {
         makes_durable(self.kind, self.flags)
     }
 }
 
 /// The current device.
-struct Now {
+struct CurrentDevice {
     device: Arc<dyn Device>,
     /// How often it was reopened.
     generation: u64,
@@ -181,9 +184,9 @@ struct Now {
 }
 
 /// An attempt at a request.
-struct Attempt {
+struct RequestAttempt {
     device: Arc<dyn Device>,
-    /// The device's, see [`Now::generation`].
+    /// The device's, see [`CurrentDevice::generation`].
     generation: u64,
     /// Number of changes before it: a flush covers these and no others.
     changes: u64,
@@ -194,42 +197,42 @@ impl Device for RetryDevice {
         self.0.facts.clone()
     }
 
-    fn submit(&self, mut request: Request) -> Pending {
+    fn submit(&self, mut request: Request) -> PendingRequest {
         let shared = &self.0;
-        let asked = Asked { kind: request.kind(), flags: request.flags };
+        let asked = RequestTraits { kind: request.kind(), flags: request.flags };
         let attempt = match shared.start(asked) {
             Ok(started) => started,
             Err(error) => return error.into(),
         };
-        let repeat = Repeat::of(&mut request);
+        let repeat = RepeatableRequest::of(&mut request);
         let first = match attempt.device.submit(request).now() {
             Ok(outcome) if outcome.is_ok() => {
                 let ended = shared.done(asked, &attempt);
-                return Pending::ready(ended.and(outcome));
+                return PendingRequest::ready(ended.and(outcome));
             }
-            Ok(outcome) => Pending::ready(outcome),
+            Ok(outcome) => PendingRequest::ready(outcome),
             Err(pending) => pending,
         };
         let shared = shared.clone();
-        Pending::start(async move {
+        PendingRequest::start(async move {
             let outcome = first.await;
             shared.go_on(outcome, attempt, &repeat, asked).await
         })
     }
 }
 
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, Now> {
+impl RetryHandle {
+    fn lock(&self) -> MutexGuard<'_, CurrentDevice> {
         self.now.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Locked after [`Shared::lock`].
-    fn changes(&self) -> MutexGuard<'_, Changes> {
+    /// Locked after [`RetryHandle::lock`].
+    fn changes(&self) -> MutexGuard<'_, ChangeCounts> {
         self.changes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// An attempt at a request over the current device.
-    fn start(&self, asked: Asked) -> Result<Attempt> {
+    fn start(&self, asked: RequestTraits) -> Result<RequestAttempt> {
         if asked.makes_durable() {
             self.disk.flushes.check()?;
         }
@@ -242,14 +245,14 @@ impl Shared {
         // Handles share them: they are locked for nothing else.
         let counts = self.plan.fail_unflushed;
         let changes = if counts { self.changes().acknowledged } else { 0 };
-        Ok(Attempt { device: now.device.clone(), generation, changes })
+        Ok(RequestAttempt { device: now.device.clone(), generation, changes })
     }
 
     /// An attempt has succeeded; an error if that proves nothing.
-    fn done(&self, asked: Asked, attempt: &Attempt) -> Result<()> {
-        let Asked { kind, flags } = asked;
+    fn done(&self, asked: RequestTraits, attempt: &RequestAttempt) -> Result<()> {
+        let RequestTraits { kind, flags } = asked;
         if self.plan.fail_unflushed && (kind.changes() || kind == OpKind::Flush) {
-            let fua = flags.contains(Flags::FUA);
+            let fua = flags.contains(RequestFlags::FUA);
             let now = self.lock();
             let mut changes = self.changes();
             if now.generation != attempt.generation {
@@ -269,7 +272,7 @@ impl Shared {
     }
 
     /// Whether a request that failed with this error may be repeated.
-    fn may_repeat(&self, asked: Asked, error: &Error) -> bool {
+    fn may_repeat(&self, asked: RequestTraits, error: &Error) -> bool {
         if asked.makes_durable() {
             if loses_data(asked.kind, error) {
                 self.disk.flushes.fail(error);
@@ -287,9 +290,9 @@ impl Shared {
     async fn go_on(
         &self,
         mut outcome: Outcome,
-        mut attempt: Attempt,
-        repeat: &Repeat,
-        asked: Asked,
+        mut attempt: RequestAttempt,
+        repeat: &RepeatableRequest,
+        asked: RequestTraits,
     ) -> Outcome {
         let mut delay = self.plan.delay;
         for number in 0.. {

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use blockhaul_block::{Device, Facts, Hints, Kind, Pending, Request, Result};
-use blockhaul_catalog::{Args, Layer, LayerKind, ParamKind};
+use blockhaul_block::{Device, Facts, Hints, Kind, PendingRequest, Request, Result};
+use blockhaul_catalog::{Layer, LayerKind, ParamKind, ParamValues};
 
 use crate::declared::{opened, param_or};
-use crate::flushes::{Flushes, makes_durable};
+use crate::flushes::{FlushRecord, makes_durable};
 use crate::per_disk::PerDisk;
-use crate::repeat::{ALL_CLASSES, Repeat, classes};
+use crate::repeat::{ALL_CLASSES, RepeatableRequest, classes};
 
 /// The layer `retry-request`.
 pub static RETRY_REQUEST: LayerKind = LayerKind {
@@ -39,14 +39,14 @@ blockhaul serve --layer 'error?read=20%&count=5' --layer 'retry-request?delay=10
     configure: |args| configure(args),
 };
 
-fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
+fn configure(args: &ParamValues) -> Result<Arc<dyn Layer>> {
     let retries = args.number("retries").unwrap_or(2);
     let delay = args.duration("delay").unwrap_or(Duration::from_secs(2));
     let kinds = classes("retry-request", args.text("errors").unwrap_or(ALL_CLASSES))?;
-    let plan = Arc::new(Plan { retries, delay, kinds });
-    let disks = PerDisk::<Flushes>::default();
+    let plan = Arc::new(RetryRequestOptions { retries, delay, kinds });
+    let disks = PerDisk::<FlushRecord>::default();
     opened(move |below| {
-        let flushes = disks.get(&below, || Ok(Flushes::default()))?;
+        let flushes = disks.get(&below, || Ok(FlushRecord::default()))?;
         let inner = flushes.guard(below.device);
         let below = inner.facts();
         // No parked payloads: a write that may be repeated needs its data after the first attempt.
@@ -56,41 +56,41 @@ fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
             | Hints::IN_FLIGHT
             | Hints::EXTENTS;
         let facts = Facts::over(&below).keeping(&below, kept);
-        Ok(Arc::new(RetryDevice { inner, facts: Arc::new(facts), plan: plan.clone() }))
+        Ok(Arc::new(RetryRequestDevice { inner, facts: Arc::new(facts), plan: plan.clone() }))
     })
 }
 
-struct Plan {
+struct RetryRequestOptions {
     retries: u64,
     delay: Duration,
     kinds: Vec<Kind>,
 }
 
-struct RetryDevice {
+struct RetryRequestDevice {
     inner: Arc<dyn Device>,
     facts: Arc<Facts>,
-    plan: Arc<Plan>,
+    plan: Arc<RetryRequestOptions>,
 }
 
-impl Device for RetryDevice {
+impl Device for RetryRequestDevice {
     fn facts(&self) -> Arc<Facts> {
         self.facts.clone()
     }
 
-    fn submit(&self, mut request: Request) -> Pending {
+    fn submit(&self, mut request: Request) -> PendingRequest {
         // A failed flush is not repeated: the repetition may succeed although data is lost.
         if makes_durable(request.kind(), request.flags) {
             return self.inner.submit(request);
         }
-        let repeat = Repeat::of(&mut request);
+        let repeat = RepeatableRequest::of(&mut request);
         let first = match self.inner.submit(request).now() {
-            Ok(Ok(reply)) => return Pending::ready(Ok(reply)),
-            Ok(Err(error)) => Pending::ready(Err(error)),
+            Ok(Ok(reply)) => return PendingRequest::ready(Ok(reply)),
+            Ok(Err(error)) => PendingRequest::ready(Err(error)),
             Err(pending) => pending,
         };
         let inner = self.inner.clone();
         let plan = self.plan.clone();
-        Pending::start(async move {
+        PendingRequest::start(async move {
             let mut outcome = first.await;
             for _ in 0..plan.retries {
                 match &outcome {

@@ -15,29 +15,29 @@ const AHEAD: usize = 4;
 
 /// A layer's own memory.
 #[derive(Clone)]
-pub struct Scratch {
+pub struct ScratchMemory {
     pool: Pool,
     piece: u64,
 }
 
-impl Scratch {
+impl ScratchMemory {
     /// Longest piece in bytes: longer reads cost hardly less per byte.
     pub const PIECE: u64 = 256 << 10;
 
     /// Memory for pieces of at most `piece` bytes.
-    pub fn new(piece: u64) -> Scratch {
+    pub fn new(piece: u64) -> ScratchMemory {
         // A piece is a request's length: it fits.
         let piece = piece.clamp(1, 1 << 30);
-        Scratch { pool: Pool::new(Pool::cost(piece as usize) * PIECES), piece }
+        ScratchMemory { pool: Pool::new(Pool::cost(piece as usize) * PIECES), piece }
     }
 
     /// Memory for use with a device.
-    pub fn for_device(device: &Arc<dyn Device>) -> Scratch {
+    pub fn for_device(device: &Arc<dyn Device>) -> ScratchMemory {
         let facts = device.facts();
         // A filter below may enforce its advertised sizes, although clients may ignore them.
         let most =
             facts.advertised.map_or(u32::MAX, |sizes| sizes.maximum).min(facts.block.maximum);
-        Scratch::new(Self::PIECE.min(u64::from(most)))
+        ScratchMemory::new(Self::PIECE.min(u64::from(most)))
     }
 
     /// The longest piece.
@@ -58,7 +58,7 @@ impl Scratch {
     /// Reads a piece; `None` if the device reports it as zero.
     ///
     /// # Errors
-    /// Those of [`Scratch::room`] and of the device.
+    /// Those of [`ScratchMemory::room`] and of the device.
     pub async fn read(&self, device: &Arc<dyn Device>, at: u64, len: u64) -> Result<Option<Data>> {
         match device.submit(Request::read(at, self.room(len).await?)).await? {
             Reply::Data(data) => Ok(Some(data)),
@@ -70,7 +70,7 @@ impl Scratch {
     /// Reads into existing memory; false if all of it is zero.
     ///
     /// # Errors
-    /// Those of [`Scratch::read`].
+    /// Those of [`ScratchMemory::read`].
     pub async fn fill(&self, device: &Arc<dyn Device>, at: u64, out: &mut [u8]) -> Result<bool> {
         let mut found_data = false;
         let mut next = at;
@@ -91,7 +91,7 @@ impl Scratch {
     /// need not wait for the next piece. False if all of it is zero.
     ///
     /// # Errors
-    /// Those of [`Scratch::read`].
+    /// Those of [`ScratchMemory::read`].
     pub async fn fill_ahead(
         &self,
         device: &Arc<dyn Device>,
@@ -135,7 +135,7 @@ impl Scratch {
     /// Whether the device contains these bytes; without bytes, whether it is zero.
     ///
     /// # Errors
-    /// Those of [`Scratch::read`].
+    /// Those of [`ScratchMemory::read`].
     pub async fn holds(
         &self,
         device: &Arc<dyn Device>,

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use blockhaul_block::{Device, Facts, OpKind, Outcome, Pending, Request, Result};
-use blockhaul_catalog::{Args, Layer, LayerKind};
+use blockhaul_block::{Device, Facts, OpKind, Outcome, PendingRequest, Request, Result};
+use blockhaul_catalog::{Layer, LayerKind, ParamValues};
 
-use crate::out::Out;
+use crate::out::LineOutput;
 
 /// The layer `stats`.
 pub static STATS: LayerKind = LayerKind {
@@ -22,20 +22,20 @@ blockhaul serve --layer stats sample:64M --run 'blockhaul copy "$uri" null:'
     needs_content: false,
     writes_below: true,
     transparent: true,
-    params: &[Out::PARAM, Out::APPEND],
+    params: &[LineOutput::PARAM, LineOutput::APPEND],
     changeable: &[],
     configure: |args| configure(args),
 };
 
-fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
-    let out = Some(Out::open("stats", args)?);
-    Ok(Arc::new(StatsLayer { table: Arc::new(Table { rows: Default::default(), out }) }))
+fn configure(args: &ParamValues) -> Result<Arc<dyn Layer>> {
+    let out = Some(LineOutput::open("stats", args)?);
+    Ok(Arc::new(StatsLayer { table: Arc::new(StatsTable { rows: Default::default(), out }) }))
 }
 
 /// A stats layer whose owner reads the counts; it prints nothing.
 #[derive(Default)]
 pub struct StatsLayer {
-    table: Arc<Table>,
+    table: Arc<StatsTable>,
 }
 
 impl StatsLayer {
@@ -45,7 +45,7 @@ impl StatsLayer {
     }
 
     /// The counts of one kind of request, over all handles.
-    pub fn counts(&self, kind: OpKind) -> Counts {
+    pub fn counts(&self, kind: OpKind) -> OperationCounts {
         self.table.rows[kind as usize].read()
     }
 }
@@ -59,7 +59,7 @@ impl Layer for StatsLayer {
 /// The counts of one kind of request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
-pub struct Counts {
+pub struct OperationCounts {
     /// Submitted requests.
     pub requests: u64,
     /// Failed requests.
@@ -73,15 +73,15 @@ pub struct Counts {
 }
 
 #[derive(Default)]
-struct Table {
+struct StatsTable {
     /// In the order of [`OpKind::ALL`].
-    rows: [Row; 7],
+    rows: [StatsRow; 7],
     /// Output for the table.
-    out: Option<Out>,
+    out: Option<LineOutput>,
 }
 
 #[derive(Default)]
-struct Row {
+struct StatsRow {
     requests: AtomicU64,
     errors: AtomicU64,
     bytes: AtomicU64,
@@ -89,7 +89,7 @@ struct Row {
     longest_us: AtomicU64,
 }
 
-impl Row {
+impl StatsRow {
     fn end(&self, len: u64, outcome: &Outcome, started: Instant) {
         let us = u64::try_from(blockhaul_io::elapsed(started).as_micros()).unwrap_or(u64::MAX);
         match outcome {
@@ -100,8 +100,8 @@ impl Row {
         self.longest_us.fetch_max(us, Ordering::Relaxed);
     }
 
-    fn read(&self) -> Counts {
-        Counts {
+    fn read(&self) -> OperationCounts {
+        OperationCounts {
             requests: self.requests.load(Ordering::Relaxed),
             errors: self.errors.load(Ordering::Relaxed),
             bytes: self.bytes.load(Ordering::Relaxed),
@@ -111,7 +111,7 @@ impl Row {
     }
 }
 
-impl Drop for Table {
+impl Drop for StatsTable {
     fn drop(&mut self) {
         let Some(out) = &self.out else { return };
         // A layer made only to check its options has nothing to report.
@@ -137,7 +137,7 @@ impl Drop for Table {
 
 struct StatsDevice {
     inner: Arc<dyn Device>,
-    table: Arc<Table>,
+    table: Arc<StatsTable>,
 }
 
 impl Device for StatsDevice {
@@ -145,7 +145,7 @@ impl Device for StatsDevice {
         self.inner.facts()
     }
 
-    fn submit(&self, request: Request) -> Pending {
+    fn submit(&self, request: Request) -> PendingRequest {
         let kind = request.kind();
         let len = request.len;
         let started = blockhaul_io::now();
@@ -153,11 +153,11 @@ impl Device for StatsDevice {
         match self.inner.submit(request).now() {
             Ok(outcome) => {
                 self.table.rows[kind as usize].end(len, &outcome, started);
-                Pending::ready(outcome)
+                PendingRequest::ready(outcome)
             }
             Err(pending) => {
                 let table = self.table.clone();
-                Pending::start(async move {
+                PendingRequest::start(async move {
                     let outcome = pending.await;
                     table.rows[kind as usize].end(len, &outcome, started);
                     outcome

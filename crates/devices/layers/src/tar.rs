@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use blockhaul_block::{Device, DeviceExt, Error, Kind, Result};
-use blockhaul_catalog::{Below, Layer, LayerKind, Opening, ParamKind};
+use blockhaul_catalog::{Layer, LayerBase, LayerKind, OpenFuture, ParamKind};
 
 use crate::declared::{param, param_or, usage};
-use crate::offset::Window;
+use crate::offset::OffsetWindow;
 use crate::per_disk::PerDisk;
 
 /// The layer `tar`.
@@ -55,7 +55,7 @@ struct Tar {
     entry: String,
     limit: u64,
     /// The position of the member: offset and length, and the device's size at that time.
-    found: PerDisk<Place>,
+    found: PerDisk<MemberPlace>,
 }
 
 /// Maximum number of members in a message, and bytes of their names.
@@ -63,7 +63,7 @@ const LISTED_MAX: usize = 10;
 const LISTED_NAME_MAX: usize = 100;
 
 /// The position of a member in a device of this size.
-struct Place {
+struct MemberPlace {
     offset: u64,
     len: u64,
     size: u64,
@@ -74,36 +74,36 @@ impl Layer for Tar {
         Err(Error::new(Kind::Unsupported, "tar: the file must be opened with the layer"))
     }
 
-    fn open(self: Arc<Self>, below: Below) -> Opening<Arc<dyn Device>> {
+    fn open(self: Arc<Self>, below: LayerBase) -> OpenFuture<Arc<dyn Device>> {
         Box::pin(async move {
             let size = below.device.facts().size;
             let place = match self.found.known(&below).filter(|place| place.size == size) {
                 Some(place) => place,
                 None => {
                     let (offset, len) = self.find(&below.device).await?;
-                    self.found.get(&below, || Ok(Place { offset, len, size }))?
+                    self.found.get(&below, || Ok(MemberPlace { offset, len, size }))?
                 }
             };
-            let window = Window { offset: place.offset, range: Some(place.len) };
+            let window = OffsetWindow { offset: place.offset, range: Some(place.len) };
             let device = window.wrap(below.device)?;
             // The position is cached as long as a handle uses it.
-            Ok(Arc::new(Member { device, _place: place }) as Arc<dyn Device>)
+            Ok(Arc::new(TarMember { device, _place: place }) as Arc<dyn Device>)
         })
     }
 }
 
 /// The member; keeps its position cached.
-struct Member {
+struct TarMember {
     device: Arc<dyn Device>,
-    _place: Arc<Place>,
+    _place: Arc<MemberPlace>,
 }
 
-impl Device for Member {
+impl Device for TarMember {
     fn facts(&self) -> Arc<blockhaul_block::Facts> {
         self.device.facts()
     }
 
-    fn submit(&self, request: blockhaul_block::Request) -> blockhaul_block::Pending {
+    fn submit(&self, request: blockhaul_block::Request) -> blockhaul_block::PendingRequest {
         self.device.submit(request)
     }
 
@@ -111,7 +111,7 @@ impl Device for Member {
         &self,
         at: u64,
         len: u64,
-        access: blockhaul_block::Access,
+        access: blockhaul_block::LeaseAccess,
     ) -> Option<blockhaul_block::FileRange> {
         self.device.file_at(at, len, access)
     }
@@ -119,7 +119,7 @@ impl Device for Member {
 
 /// Records before a member that apply only to it.
 #[derive(Default)]
-struct Ahead {
+struct MemberOverrides {
     name: Option<Vec<u8>>,
     size: Option<u64>,
     sparse: bool,
@@ -175,8 +175,8 @@ impl Tar {
         let name = device.facts().name.clone();
         let wrong = |kind, why: String| Error::new(kind, format!("tar: {name}: {why}"));
         let size = device.facts().size;
-        let mut reader = Reader { device, size, at: 0, held: Vec::new() };
-        let mut ahead = Ahead::default();
+        let mut reader = TarReader { device, size, at: 0, held: Vec::new() };
+        let mut ahead = MemberOverrides::default();
         let mut search = Search::default();
         let mut at = 0_u64;
         let accepted = |member| self.accepted(member, size).map_err(|(kind, why)| wrong(kind, why));
@@ -189,7 +189,7 @@ impl Tar {
                     None => Err(wrong(Kind::NotFound, self.missing(&search, is_beyond))),
                 };
             };
-            let Some(header) = Header::parse(&header) else {
+            let Some(header) = MemberHeader::parse(&header) else {
                 return Err(wrong(Kind::Invalid, format!("no tar header at offset {at}")));
             };
             let start = at + BLOCK;
@@ -211,7 +211,7 @@ impl Tar {
                 // They apply to other members, or are not needed.
                 b'g' | b'K' | b'V' => {}
                 _ => {
-                    let Ahead { name, size, sparse } = std::mem::take(&mut ahead);
+                    let MemberOverrides { name, size, sparse } = std::mem::take(&mut ahead);
                     let len = size.unwrap_or(header.size);
                     let kind = if sparse { b'S' } else { header.kind };
                     let name = name.as_deref().unwrap_or(&header.name);
@@ -274,15 +274,15 @@ fn next(start: u64, len: u64) -> Option<u64> {
     start.checked_add(len.checked_next_multiple_of(BLOCK)?)
 }
 
-struct Header {
+struct MemberHeader {
     name: Vec<u8>,
     size: u64,
     kind: u8,
 }
 
-impl Header {
+impl MemberHeader {
     /// Parses a header; `None`: it is not one, or its checksum is wrong.
-    fn parse(block: &[u8]) -> Option<Header> {
+    fn parse(block: &[u8]) -> Option<MemberHeader> {
         let sum: u64 = block.iter().map(|&byte| u64::from(byte)).sum();
         let told: u64 = block[148..156].iter().map(|&byte| u64::from(byte)).sum();
         // The field itself counts as blanks.
@@ -298,7 +298,7 @@ impl Header {
         if &block[257..263] == b"ustar\0" && block[345] != 0 {
             name = [text(345..500), b"/", &name].concat();
         }
-        Some(Header { name, size: number(&block[124..136])?, kind: block[156] })
+        Some(MemberHeader { name, size: number(&block[124..136])?, kind: block[156] })
     }
 }
 
@@ -315,7 +315,7 @@ fn number(field: &[u8]) -> Option<u64> {
     if text.is_empty() { Some(0) } else { u64::from_str_radix(text, 8).ok() }
 }
 
-impl Ahead {
+impl MemberOverrides {
     /// What a member of type `L` (GNU's long name) or `x` (pax attributes) says about the next one.
     fn learn(&mut self, kind: u8, bytes: &[u8]) {
         if kind == b'L' {
@@ -352,14 +352,14 @@ impl Ahead {
 }
 
 /// Reads pieces that are often close to each other.
-struct Reader<'a> {
+struct TarReader<'a> {
     device: &'a Arc<dyn Device>,
     size: u64,
     at: u64,
     held: Vec<u8>,
 }
 
-impl Reader<'_> {
+impl TarReader<'_> {
     /// Bytes of the device; `None` beyond its end.
     async fn bytes(&mut self, at: u64, len: u64) -> Result<Option<Vec<u8>>> {
         if at.checked_add(len).is_none_or(|end| end > self.size) {
@@ -401,7 +401,7 @@ mod tests {
     #[test]
     fn attributes_of_pax_are_read_and_nonsense_is_left() {
         let learnt = |bytes: &[u8]| {
-            let mut ahead = Ahead::default();
+            let mut ahead = MemberOverrides::default();
             ahead.learn(b'x', bytes);
             (ahead.name, ahead.size, ahead.sparse)
         };

@@ -5,8 +5,8 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
-use blockhaul_block::{Device, Error, Facts, Kind, Op, Pending, Request, Result};
-use blockhaul_catalog::{Args, Layer, LayerKind, Param, ParamKind};
+use blockhaul_block::{Device, Error, Facts, Kind, Op, PendingRequest, Request, Result};
+use blockhaul_catalog::{Layer, LayerKind, Param, ParamKind, ParamValues};
 use blockhaul_io::Turn;
 
 use crate::declared::{param, usage};
@@ -63,37 +63,37 @@ enum Unit {
 }
 
 /// The limits, by name: what they count, and of which requests; `None`: of all.
-const LIMITS: &[(&str, Unit, Option<Side>)] = &[
+const LIMITS: &[(&str, Unit, Option<RequestDirection>)] = &[
     ("bps-total", Unit::Bytes, None),
-    ("bps-read", Unit::Bytes, Some(Side::Read)),
-    ("bps-write", Unit::Bytes, Some(Side::Write)),
+    ("bps-read", Unit::Bytes, Some(RequestDirection::Read)),
+    ("bps-write", Unit::Bytes, Some(RequestDirection::Write)),
     ("iops-total", Unit::Requests, None),
-    ("iops-read", Unit::Requests, Some(Side::Read)),
-    ("iops-write", Unit::Requests, Some(Side::Write)),
+    ("iops-read", Unit::Requests, Some(RequestDirection::Read)),
+    ("iops-write", Unit::Requests, Some(RequestDirection::Write)),
 ];
 
 /// The direction of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Side {
+enum RequestDirection {
     Read,
     Write,
 }
 
 /// The limits of a layer or a group.
 #[derive(Debug)]
-struct Limits {
+struct ThrottleLimits {
     /// The options that they were made from.
     options: Vec<(&'static str, u64)>,
-    buckets: Vec<(Unit, Option<Side>, Bucket)>,
+    buckets: Vec<(Unit, Option<RequestDirection>, Bucket)>,
     /// Bytes of one request; 0: any number.
     iops_size: u64,
 }
 
 /// The groups that are in use.
-static GROUPS: Mutex<Option<HashMap<String, Weak<Limits>>>> = Mutex::new(None);
+static GROUPS: Mutex<Option<HashMap<String, Weak<ThrottleLimits>>>> = Mutex::new(None);
 
-fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
-    let limits = Limits::new(args)?;
+fn configure(args: &ParamValues) -> Result<Arc<dyn Layer>> {
+    let limits = ThrottleLimits::new(args)?;
     let limits = match args.text("group") {
         None => Arc::new(limits),
         Some(group) => join(group, limits)?,
@@ -102,7 +102,7 @@ fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
 }
 
 /// The limits of a group, which are these if it is new.
-fn join(group: &str, limits: Limits) -> Result<Arc<Limits>> {
+fn join(group: &str, limits: ThrottleLimits) -> Result<Arc<ThrottleLimits>> {
     // A panic cannot leave the map inconsistent.
     let mut groups = GROUPS.lock().unwrap_or_else(PoisonError::into_inner);
     let groups = groups.get_or_insert_default();
@@ -118,8 +118,8 @@ fn join(group: &str, limits: Limits) -> Result<Arc<Limits>> {
     Ok(limits)
 }
 
-impl Limits {
-    fn new(args: &Args) -> Result<Limits> {
+impl ThrottleLimits {
+    fn new(args: &ParamValues) -> Result<ThrottleLimits> {
         let mut options = Vec::new();
         let mut buckets = Vec::new();
         for &(name, unit, side) in LIMITS {
@@ -145,13 +145,13 @@ impl Limits {
         }
         let iops_size = args.size("iops-size").unwrap_or(0);
         options.push(("iops-size", iops_size));
-        Ok(Limits { options, buckets, iops_size })
+        Ok(ThrottleLimits { options, buckets, iops_size })
     }
 
     /// The places of a request in all queues that it is in.
-    fn draw(&self, side: Side, len: u64) -> Vec<(usize, Turn)> {
+    fn draw(&self, side: RequestDirection, len: u64) -> Vec<(usize, Turn)> {
         let requests = if self.iops_size == 0 { 1 } else { len.div_ceil(self.iops_size).max(1) };
-        let concerned = |of: Option<Side>| of.is_none_or(|of| of == side);
+        let concerned = |of: Option<RequestDirection>| of.is_none_or(|of| of == side);
         let buckets = self.buckets.iter().enumerate().filter(|(_, bucket)| concerned(bucket.1));
         let turns = buckets.map(|(index, (unit, _, bucket))| {
             let tokens = if *unit == Unit::Bytes { len } else { requests };
@@ -167,7 +167,7 @@ impl Limits {
     }
 }
 
-struct ThrottleLayer(Arc<Limits>);
+struct ThrottleLayer(Arc<ThrottleLimits>);
 
 impl Layer for ThrottleLayer {
     fn wrap(&self, inner: Arc<dyn Device>) -> Result<Arc<dyn Device>> {
@@ -177,7 +177,7 @@ impl Layer for ThrottleLayer {
 
 struct ThrottleDevice {
     inner: Arc<dyn Device>,
-    limits: Arc<Limits>,
+    limits: Arc<ThrottleLimits>,
 }
 
 impl Device for ThrottleDevice {
@@ -185,10 +185,10 @@ impl Device for ThrottleDevice {
         self.inner.facts()
     }
 
-    fn submit(&self, request: Request) -> Pending {
+    fn submit(&self, request: Request) -> PendingRequest {
         let side = match &request.op {
-            Op::Read(_) => Side::Read,
-            Op::Write(_) | Op::Zero | Op::Trim => Side::Write,
+            Op::Read(_) => RequestDirection::Read,
+            Op::Write(_) | Op::Zero | Op::Trim => RequestDirection::Write,
             _ => return self.inner.submit(request),
         };
         let turns = self.limits.draw(side, request.len);
@@ -197,7 +197,7 @@ impl Device for ThrottleDevice {
         }
         let inner = self.inner.clone();
         let limits = self.limits.clone();
-        Pending::start(async move {
+        PendingRequest::start(async move {
             while let Some(wait) = limits.wait(&turns) {
                 blockhaul_io::sleep(wait).await;
             }

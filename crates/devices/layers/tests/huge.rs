@@ -26,8 +26,8 @@ fn peak() -> u64 {
 /// The device below the layer, of this size, with counters.
 async fn null(size: u64) -> (StatsLayer, Arc<dyn Device>) {
     let registry = Registry { backends: blockhaul_backends::all(), ..Registry::default() };
-    let spec =
-        blockhaul_catalog::Spec::parse(std::ffi::OsStr::new(&format!("null:{size}"))).unwrap();
+    let spec = blockhaul_catalog::DeviceSpec::parse(std::ffi::OsStr::new(&format!("null:{size}")))
+        .unwrap();
     let stack = registry.open(&spec, Vec::new(), blockhaul_catalog::Intent::WRITE).await.unwrap();
     let counter = StatsLayer::new();
     let device = counter.wrap(stack.device().clone()).unwrap();

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blockhaul_block::Kind;
-use blockhaul_catalog::{Below, Intent, Layer};
+use blockhaul_catalog::{Intent, Layer, LayerBase};
 use common::on_workers;
 use peers::{open, run};
 
@@ -30,7 +30,7 @@ fn used() -> Duration {
 
 #[test]
 fn a_header_does_not_decide_how_long_processors_are_busy() {
-    let Some(qemu_img) = blockhaul_testkit::tools::Peer::require("qemu-img") else { return };
+    let Some(qemu_img) = blockhaul_testkit::tools::PeerProgram::require("qemu-img") else { return };
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("disk.luks");
     let mut command = qemu_img.command();
@@ -104,6 +104,6 @@ fn a_header_does_not_decide_how_long_processors_are_busy() {
 /// Puts the layer over the file.
 async fn open_with(path: &Path, layer: Arc<dyn Layer>) {
     let stack = open(path, &[], Intent::READ).await.unwrap();
-    let below = Below::alone(stack.device().clone());
+    let below = LayerBase::alone(stack.device().clone());
     drop(layer.open(below).await);
 }

@@ -3,18 +3,18 @@
 use std::sync::Arc;
 
 use blockhaul_block::{Device, ThreadModel};
-use blockhaul_catalog::{Another, Backend, Exports, Opened, Opening, Target};
+use blockhaul_catalog::{Backend, BackendTarget, Exports, HandleOpener, OpenFuture, OpenedDevice};
 
-use crate::group::{Group, GroupExports};
-use crate::host::Host;
-use crate::keeper::Keeper;
-use crate::settings::Settings;
+use crate::group::{GroupExports, PluginGroup};
+use crate::host::PythonHost;
+use crate::keeper::HostKeeper;
+use crate::settings::PythonSettings;
 use crate::visit::{PythonExports, PythonVisit};
 
 /// The backend `python:SCRIPT`.
-pub struct Python;
+pub struct PythonBackend;
 
-impl Backend for Python {
+impl Backend for PythonBackend {
     fn schemes(&self) -> &'static [&'static str] {
         &["python"]
     }
@@ -48,48 +48,48 @@ blockhaul copy python:zeroes.py disk.raw
         true
     }
 
-    fn open(&self, target: Target) -> Opening<Opened> {
+    fn open(&self, target: BackendTarget) -> OpenFuture<OpenedDevice> {
         Box::pin(async move {
             let shutdown = target.context.registry().shutdown.clone();
-            let settings = Settings::of(&target)?;
+            let settings = PythonSettings::of(&target)?;
             if settings.host.processes > 1 {
-                let group = Group::start(settings, shutdown).await?;
+                let group = PluginGroup::start(settings, shutdown).await?;
                 return group.open(!target.intent.write).await;
             }
-            let host = Host::start(&settings, None, shutdown).await?;
+            let host = PythonHost::start(&settings, None, shutdown).await?;
             // If there may be only one connection at a time, a second would wait for ever.
             let several = host.model != ThreadModel::SerializeConnections;
-            let more = Handles { host, readonly: !target.intent.write };
+            let more = PythonHandles { host, readonly: !target.intent.write };
             let device = more.another().await?;
-            let more = several.then(|| Arc::new(more) as Arc<dyn Another>);
-            Ok(Opened { device, more })
+            let more = several.then(|| Arc::new(more) as Arc<dyn HandleOpener>);
+            Ok(OpenedDevice { device, more })
         })
     }
 
-    fn exports(&self, target: &Target) -> Option<Opening<Arc<dyn Exports>>> {
+    fn exports(&self, target: &BackendTarget) -> Option<OpenFuture<Arc<dyn Exports>>> {
         let target = target.clone();
         Some(Box::pin(async move {
             let shutdown = target.context.registry().shutdown.clone();
-            let settings = Settings::of(&target)?;
+            let settings = PythonSettings::of(&target)?;
             let readonly = !target.intent.write;
             if settings.host.processes > 1 {
-                let group = Group::start(settings, shutdown).await?;
+                let group = PluginGroup::start(settings, shutdown).await?;
                 return Ok(Arc::new(GroupExports { group, readonly }) as Arc<dyn Exports>);
             }
-            let keeper = Keeper::start(settings, shutdown).await?;
+            let keeper = HostKeeper::start(settings, shutdown).await?;
             Ok(Arc::new(PythonExports { keeper, readonly }) as Arc<dyn Exports>)
         }))
     }
 }
 
 /// Handles for this program's own use: each is a separate connection.
-struct Handles {
-    host: Arc<Host>,
+struct PythonHandles {
+    host: Arc<PythonHost>,
     readonly: bool,
 }
 
-impl Another for Handles {
-    fn another(&self) -> Opening<Arc<dyn Device>> {
+impl HandleOpener for PythonHandles {
+    fn another(&self) -> OpenFuture<Arc<dyn Device>> {
         let host = self.host.clone();
         let readonly = self.readonly;
         Box::pin(async move {

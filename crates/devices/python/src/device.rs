@@ -3,15 +3,15 @@
 use std::sync::Arc;
 
 use blockhaul_block::{
-    Device, Error, Facts, Flags, Kind, Op as BlockOp, OpKind, Outcome, Pending, Reply, Request,
-    Result,
+    Device, Error, Facts, Kind, Op as BlockOp, OpKind, Outcome, PendingRequest, Reply, Request,
+    RequestFlags, Result,
 };
 use blockhaul_io::{Completer, Data, Reservation, SharedPart};
 
-use crate::facts::{self, Level};
-use crate::host::{Finish, Inner, Memory, Waiting};
-use crate::visit::Visitor;
-use crate::wire::{self, Ask, Op};
+use crate::facts::{self, PythonAbility};
+use crate::host::{HostState, PendingReply, RequestCompletion, RequestMemory};
+use crate::visit::PythonConnection;
+use crate::wire::{self, HostCommand, HostRequest};
 
 /// Maximum length of calls without a payload: nbdkit's lengths have 32 bits; aligned to any block.
 const RANGE_MAX: u64 = 0xffff_0000;
@@ -19,52 +19,53 @@ const RANGE_MAX: u64 = 0xffff_0000;
 const WARM: u64 = 1 << 20;
 
 /// An open handle. Closed when dropped.
-pub(crate) struct Handle {
-    pub(crate) visitor: Arc<Visitor>,
+pub(crate) struct PythonHandle {
+    pub(crate) visitor: Arc<PythonConnection>,
     pub(crate) number: u32,
     pub(crate) facts: Arc<Facts>,
     /// Whether `zero` is called at all.
     pub(crate) native_zero: bool,
-    pub(crate) fua: Level,
-    pub(crate) cache: Level,
+    pub(crate) fua: PythonAbility,
+    pub(crate) cache: PythonAbility,
 }
 
 /// A handle as a device.
-pub(crate) struct PythonDevice(pub(crate) Arc<Handle>);
+pub(crate) struct PythonDevice(pub(crate) Arc<PythonHandle>);
 
 impl Device for PythonDevice {
     fn facts(&self) -> Arc<Facts> {
         self.0.facts.clone()
     }
 
-    fn submit(&self, request: Request) -> Pending {
+    fn submit(&self, request: Request) -> PendingRequest {
         let handle = self.0.clone();
-        let emulated = request.flags.contains(Flags::FUA) && handle.fua != Level::Native;
+        let emulated =
+            request.flags.contains(RequestFlags::FUA) && handle.fua != PythonAbility::Native;
         match request.kind() {
             OpKind::Read | OpKind::Write | OpKind::Flush | OpKind::Extents if !emulated => {
                 handle.one(request)
             }
-            _ => Pending::start(handle.several(request)),
+            _ => PendingRequest::start(handle.several(request)),
         }
     }
 }
 
 /// A request, for what is done with its answer.
 #[derive(Clone, Copy)]
-struct Asked {
+struct RequestShape {
     kind: OpKind,
     at: u64,
     len: u64,
-    flags: Flags,
+    flags: RequestFlags,
 }
 
-impl Handle {
-    fn inner(&self) -> &Arc<Inner> {
+impl PythonHandle {
+    fn inner(&self) -> &Arc<HostState> {
         &self.visitor.host.inner
     }
 
     /// A request that is one call of the plugin.
-    fn one(self: Arc<Handle>, request: Request) -> Pending {
+    fn one(self: Arc<PythonHandle>, request: Request) -> PendingRequest {
         let lent = match request.op {
             BlockOp::Read(_) | BlockOp::Write(_) => request.len,
             _ => return self.call(request, None),
@@ -73,7 +74,7 @@ impl Handle {
         if let Some(part) = self.inner().memory.try_take(len) {
             return self.call(request, Some(part));
         }
-        Pending::start(async move {
+        PendingRequest::start(async move {
             match self.inner().memory.take(len).await {
                 Some(part) => self.call(request, Some(part)).await,
                 None => Err(Error::new(Kind::NoMemory, "the request exceeds the shared memory")),
@@ -82,12 +83,12 @@ impl Handle {
     }
 
     /// Sends a request, with its memory.
-    fn call(self: Arc<Handle>, request: Request, part: Option<SharedPart>) -> Pending {
+    fn call(self: Arc<PythonHandle>, request: Request, part: Option<SharedPart>) -> PendingRequest {
         let kind = request.kind();
         let at = request.at;
         let len = request.len;
         let flags = request.flags;
-        let (completer, pending) = Pending::completer();
+        let (completer, pending) = PendingRequest::completer();
         let mut part = part;
         let mut room = None;
         match request.op {
@@ -102,28 +103,28 @@ impl Handle {
             }
             _ => {}
         }
-        let fua = flags.contains(Flags::FUA) && self.fua == Level::Native;
-        let ask = Ask {
-            op: Op::of(kind),
+        let fua = flags.contains(RequestFlags::FUA) && self.fua == PythonAbility::Native;
+        let ask = HostRequest {
+            op: HostCommand::of(kind),
             flags: wire::flags(kind, flags, fua),
             handle: self.number,
             at,
             len: len.min(RANGE_MAX),
             memory: part.as_ref().map_or(0, SharedPart::at),
         };
-        let asked = Asked { kind, at, len, flags };
+        let asked = RequestShape { kind, at, len, flags };
         let finish = self.clone().finish(asked, room, completer);
-        let cookie = self.inner().ask(ask, &[], Waiting { memory: part, finish });
+        let cookie = self.inner().ask(ask, &[], PendingReply { memory: part, finish });
         self.with_timeout(pending, kind, cookie)
     }
 
     /// What is done with the answer.
     fn finish(
-        self: Arc<Handle>,
-        asked: Asked,
+        self: Arc<PythonHandle>,
+        asked: RequestShape,
         room: Option<Reservation>,
         completer: Completer<Outcome>,
-    ) -> Finish {
+    ) -> RequestCompletion {
         Box::new(move |answer, memory| {
             let outcome = answer.and_then(|payload| match (asked.kind, room) {
                 (OpKind::Read, Some(room)) => read(room, memory),
@@ -136,13 +137,13 @@ impl Handle {
         })
     }
 
-    fn extents(&self, payload: &[u8], asked: Asked) -> Outcome {
-        let Asked { at, len, flags, .. } = asked;
+    fn extents(&self, payload: &[u8], asked: RequestShape) -> Outcome {
+        let RequestShape { at, len, flags, .. } = asked;
         let mut extents = facts::extents(payload, at, self.facts.size).map_err(|why| {
             Error::new(Kind::Io, format!("{}: extents: {why}", self.facts.name)).complete()
         })?;
         extents.truncate(len);
-        if flags.contains(Flags::ONE_EXTENT) {
+        if flags.contains(RequestFlags::ONE_EXTENT) {
             extents.first_only();
         }
         Ok(Reply::Extents(vec![extents]))
@@ -150,9 +151,14 @@ impl Handle {
 
     /// Fails a request without an answer in time. Its memory stays lent until the answer; a plugin
     /// that does not answer within the same time again is killed, which bounds what it can hold.
-    fn with_timeout(self: Arc<Handle>, pending: Pending, kind: OpKind, cookie: u64) -> Pending {
+    fn with_timeout(
+        self: Arc<PythonHandle>,
+        pending: PendingRequest,
+        kind: OpKind,
+        cookie: u64,
+    ) -> PendingRequest {
         let Some(limit) = self.inner().timeout else { return pending };
-        Pending::start(async move {
+        PendingRequest::start(async move {
             if let Ok(outcome) = blockhaul_io::timeout(limit, pending).await {
                 return outcome;
             }
@@ -171,15 +177,17 @@ impl Handle {
     }
 
     /// A request that may need several calls.
-    async fn several(self: Arc<Handle>, request: Request) -> Outcome {
+    async fn several(self: Arc<PythonHandle>, request: Request) -> Outcome {
         let Request { op, at, len, flags } = request;
-        let fua = flags.contains(Flags::FUA);
-        let native = fua && self.fua == Level::Native;
-        let passed = if native { flags } else { flags - Flags::FUA };
+        let fua = flags.contains(RequestFlags::FUA);
+        let native = fua && self.fua == PythonAbility::Native;
+        let passed = if native { flags } else { flags - RequestFlags::FUA };
         match op {
             BlockOp::Zero => self.clone().zero(at, len, passed).await?,
             BlockOp::Trim => self.clone().pieces(OpKind::Trim, at, len, passed).await?,
-            BlockOp::Cache if self.cache == Level::Emulate => self.clone().warm(at, len).await?,
+            BlockOp::Cache if self.cache == PythonAbility::Emulate => {
+                self.clone().warm(at, len).await?
+            }
             BlockOp::Cache => self.clone().pieces(OpKind::Cache, at, len, passed).await?,
             op => {
                 let request = Request { op, at, len, flags: passed };
@@ -193,11 +201,11 @@ impl Handle {
     }
 
     async fn pieces(
-        self: Arc<Handle>,
+        self: Arc<PythonHandle>,
         kind: OpKind,
         at: u64,
         len: u64,
-        flags: Flags,
+        flags: RequestFlags,
     ) -> Result<()> {
         for (at, len) in pieces(at, len, RANGE_MAX) {
             let request = match kind {
@@ -211,8 +219,8 @@ impl Handle {
     }
 
     /// The plugin's zero, or writes if that is not supported.
-    async fn zero(self: Arc<Handle>, at: u64, len: u64, flags: Flags) -> Result<()> {
-        let fast = flags.contains(Flags::FAST);
+    async fn zero(self: Arc<PythonHandle>, at: u64, len: u64, flags: RequestFlags) -> Result<()> {
+        let fast = flags.contains(RequestFlags::FAST);
         for (at, len) in pieces(at, len, RANGE_MAX) {
             if self.native_zero {
                 match self.clone().pieces(OpKind::Zero, at, len, flags).await {
@@ -225,12 +233,17 @@ impl Handle {
                 let text = "zeroing is no faster than writing here";
                 return Err(Error::new(Kind::Unsupported, text));
             }
-            self.clone().write_zeroes(at, len, flags & Flags::FUA).await?;
+            self.clone().write_zeroes(at, len, flags & RequestFlags::FUA).await?;
         }
         Ok(())
     }
 
-    async fn write_zeroes(self: Arc<Handle>, at: u64, len: u64, flags: Flags) -> Result<()> {
+    async fn write_zeroes(
+        self: Arc<PythonHandle>,
+        at: u64,
+        len: u64,
+        flags: RequestFlags,
+    ) -> Result<()> {
         let most = (Data::ZEROES_MAX as u64).min(self.facts.block.maximum.into());
         let most = most - most % u64::from(self.facts.block.minimum.max(1));
         for (at, len) in pieces(at, len, most.max(1)) {
@@ -241,7 +254,7 @@ impl Handle {
     }
 
     /// Reads, and drops what was read.
-    async fn warm(self: Arc<Handle>, at: u64, len: u64) -> Result<()> {
+    async fn warm(self: Arc<PythonHandle>, at: u64, len: u64) -> Result<()> {
         let most = u64::from(self.facts.block.maximum).min(WARM);
         for (at, len) in pieces(at, len, most) {
             let room = Reservation::unpooled(usize::try_from(len).expect("a piece is small"));
@@ -252,26 +265,26 @@ impl Handle {
 }
 
 /// The reply of a read, in the memory that the plugin has filled.
-fn read(room: Reservation, memory: Memory) -> Outcome {
+fn read(room: Reservation, memory: RequestMemory) -> Outcome {
     let misfit = || Error::misfit();
     match memory {
-        Memory::Ours(part) => {
+        RequestMemory::Ours(part) => {
             let buf = room.into_shared(part).map_err(|_| misfit())?;
             Ok(Reply::Data(buf.into()))
         }
-        Memory::Copied(bytes) => {
+        RequestMemory::Copied(bytes) => {
             let mut buf = room.into_buf();
             let len = buf.len();
             buf.copy_from_slice(bytes.get(..len).ok_or_else(misfit)?);
             Ok(Reply::Data(buf.into()))
         }
-        Memory::None => Err(misfit()),
+        RequestMemory::None => Err(misfit()),
     }
 }
 
-impl Drop for Handle {
+impl Drop for PythonHandle {
     fn drop(&mut self) {
-        self.inner().notify(Op::Close, self.number, self.visitor.number);
+        self.inner().notify(HostCommand::Close, self.number, self.visitor.number);
     }
 }
 

@@ -10,25 +10,25 @@ const EXTENT: usize = 24;
 
 /// How an ability is implemented (nbdkit's numbers).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Level {
+pub(crate) enum PythonAbility {
     None,
     Emulate,
     Native,
 }
 
-impl Level {
-    fn of(number: u8) -> Level {
+impl PythonAbility {
+    fn of(number: u8) -> PythonAbility {
         match number {
-            0 => Level::None,
-            1 => Level::Emulate,
-            _ => Level::Native,
+            0 => PythonAbility::None,
+            1 => PythonAbility::Emulate,
+            _ => PythonAbility::Native,
         }
     }
 }
 
 /// The answer to an open request.
 #[derive(Deserialize)]
-pub(crate) struct Answers {
+pub(crate) struct OpenReply {
     pub(crate) export: String,
     size: u64,
     description: String,
@@ -45,13 +45,13 @@ pub(crate) struct Answers {
     multi_conn: bool,
 }
 
-impl Answers {
-    pub(crate) fn fua(&self) -> Level {
-        Level::of(self.fua)
+impl OpenReply {
+    pub(crate) fn fua(&self) -> PythonAbility {
+        PythonAbility::of(self.fua)
     }
 
-    pub(crate) fn cache(&self) -> Level {
-        Level::of(self.cache)
+    pub(crate) fn cache(&self) -> PythonAbility {
+        PythonAbility::of(self.cache)
     }
 
     /// The facts of a handle. `served`: it is for a server's client; `single`: there is one
@@ -69,10 +69,10 @@ impl Answers {
             can |= Can::WRITE | Can::ZERO;
             can.set(Can::FAST_ZERO, self.fast_zero);
             can.set(Can::TRIM, self.trim);
-            can.set(Can::FUA, self.fua() != Level::None);
+            can.set(Can::FUA, self.fua() != PythonAbility::None);
         }
         can.set(Can::FLUSH, self.flush);
-        can.set(Can::CACHE, self.cache() != Level::None);
+        can.set(Can::CACHE, self.cache() != PythonAbility::None);
         can.set(Can::MULTI_CONN, self.multi_conn && !single);
         if self.extents {
             can |= Can::EXTENTS;
@@ -160,7 +160,7 @@ mod tests {
 
     #[test]
     fn block_sizes_bind_this_program_and_are_advertised_to_clients() {
-        let mut answers: Answers = serde_json::from_str(
+        let mut answers: OpenReply = serde_json::from_str(
             r#"{"export":"","size":1048576,"description":"","block":[512,4096,1048576],
             "write":true,"flush":true,"zero":false,"fast_zero":true,"trim":false,"fua":1,"cache":2,
             "extents":true,"rotational":false,"multi_conn":true}"#,

@@ -5,36 +5,40 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use blockhaul_block::{Device, Error, Kind, Result, ThreadModel};
 use blockhaul_catalog::{
-    Another, Client, Export, Exports, Listed, Opened, Opening, Shutdown, Visit,
+    Export, ExportClient, Exports, HandleOpener, ListedExport, OpenFuture, OpenedDevice, Shutdown,
+    Visit,
 };
 use blockhaul_io::FifoLock;
 
 use crate::group_device::{GroupDevice, GroupHandle};
-use crate::host::Host;
-use crate::keeper::Keeper;
-use crate::settings::Settings;
+use crate::host::PythonHost;
+use crate::keeper::HostKeeper;
+use crate::settings::PythonSettings;
 use crate::visit::PythonVisit;
 
 /// The processes of a plugin.
-pub(crate) struct Group {
-    keepers: Vec<Keeper>,
+pub(crate) struct PluginGroup {
+    keepers: Vec<HostKeeper>,
 }
 
-impl Group {
+impl PluginGroup {
     /// Starts all processes. The first one alone: an error of the script is reported once.
-    pub(crate) async fn start(settings: Settings, shutdown: Shutdown) -> Result<Arc<Group>> {
+    pub(crate) async fn start(
+        settings: PythonSettings,
+        shutdown: Shutdown,
+    ) -> Result<Arc<PluginGroup>> {
         let shown = settings.shown();
         let count = settings.host.processes;
-        let first = Keeper::start(settings.clone(), shutdown.clone()).await?;
+        let first = HostKeeper::start(settings.clone(), shutdown.clone()).await?;
         check_model(&shown, &*first.present().await?)?;
         let others: Vec<_> = (1..count)
-            .map(|_| blockhaul_io::spawn(Keeper::start(settings.clone(), shutdown.clone())))
+            .map(|_| blockhaul_io::spawn(HostKeeper::start(settings.clone(), shutdown.clone())))
             .collect();
         let mut keepers = vec![first];
         for other in others {
             keepers.push(other.await?);
         }
-        Ok(Arc::new(Group { keepers }))
+        Ok(Arc::new(PluginGroup { keepers }))
     }
 
     /// Number of processes.
@@ -43,15 +47,15 @@ impl Group {
     }
 
     /// A device for this program's own use.
-    pub(crate) async fn open(self: Arc<Group>, readonly: bool) -> Result<Opened> {
+    pub(crate) async fn open(self: Arc<PluginGroup>, readonly: bool) -> Result<OpenedDevice> {
         let more = GroupHandles { group: self, readonly };
-        Ok(Opened { device: more.another().await?, more: Some(Arc::new(more)) })
+        Ok(OpenedDevice { device: more.another().await?, more: Some(Arc::new(more)) })
     }
 }
 
 /// Other thread models promise the plugin that no two callbacks overlap, which processes that know
 /// nothing of each other cannot keep.
-fn check_model(shown: &str, host: &Host) -> Result<()> {
+fn check_model(shown: &str, host: &PythonHost) -> Result<()> {
     match host.model {
         ThreadModel::Parallel => Ok(()),
         ThreadModel::SerializeAllRequests | ThreadModel::SerializeRequests if host.coroutines => {
@@ -70,111 +74,111 @@ fn check_model(shown: &str, host: &Host) -> Result<()> {
 
 /// A plugin's exports, in several processes.
 pub(crate) struct GroupExports {
-    pub(crate) group: Arc<Group>,
+    pub(crate) group: Arc<PluginGroup>,
     pub(crate) readonly: bool,
 }
 
 impl Exports for GroupExports {
-    fn admit(&self, client: Client) -> Opening<Arc<dyn Visit>> {
+    fn admit(&self, client: ExportClient) -> OpenFuture<Arc<dyn Visit>> {
         let group = self.group.clone();
         let readonly = self.readonly;
         Box::pin(async move {
-            let session = Session::enter(group, readonly, Some(client)).await?;
+            let session = GroupSession::enter(group, readonly, Some(client)).await?;
             Ok(Arc::new(GroupVisit(session)) as Arc<dyn Visit>)
         })
     }
 
     fn state(&self) -> Option<String> {
-        let states: Vec<_> = self.group.keepers.iter().map(Keeper::state_text).collect();
+        let states: Vec<_> = self.group.keepers.iter().map(HostKeeper::state_text).collect();
         Some(states.join("; "))
     }
 }
 
 /// Handles for this program's own use.
 struct GroupHandles {
-    group: Arc<Group>,
+    group: Arc<PluginGroup>,
     readonly: bool,
 }
 
-impl Another for GroupHandles {
-    fn another(&self) -> Opening<Arc<dyn Device>> {
+impl HandleOpener for GroupHandles {
+    fn another(&self) -> OpenFuture<Arc<dyn Device>> {
         let group = self.group.clone();
         let readonly = self.readonly;
         Box::pin(async move {
-            let session = Session::enter(group, readonly, None).await?;
+            let session = GroupSession::enter(group, readonly, None).await?;
             Ok(session.open_handle("", false).await?.1)
         })
     }
 }
 
 /// A client, with a visit in each process.
-pub(crate) struct Session {
-    pub(crate) group: Arc<Group>,
+pub(crate) struct GroupSession {
+    pub(crate) group: Arc<PluginGroup>,
     readonly: bool,
-    client: Option<Client>,
-    seats: Vec<Seat>,
+    client: Option<ExportClient>,
+    seats: Vec<ProcessVisit>,
 }
 
 /// A client's visit in one of the processes.
 #[derive(Default)]
-struct Seat {
+struct ProcessVisit {
     /// Held while the process is started and entered.
     entering: Arc<FifoLock>,
     visit: Mutex<Option<PythonVisit>>,
 }
 
 /// Why a client has no visit in a process.
-pub(crate) enum Absent {
+pub(crate) enum VisitError {
     /// The process does not run now.
     Process(Error),
     /// The plugin refuses the client, or has ended while it was asked.
     Refused(Error),
 }
 
-impl From<Absent> for Error {
-    fn from(absent: Absent) -> Error {
+impl From<VisitError> for Error {
+    fn from(absent: VisitError) -> Error {
         match absent {
-            Absent::Process(error) | Absent::Refused(error) => error,
+            VisitError::Process(error) | VisitError::Refused(error) => error,
         }
     }
 }
 
-impl Session {
+impl GroupSession {
     /// Admits a client in every process that runs, at least one.
     async fn enter(
-        group: Arc<Group>,
+        group: Arc<PluginGroup>,
         readonly: bool,
-        client: Option<Client>,
-    ) -> Result<Arc<Session>> {
-        let seats = (0..group.len()).map(|_| Seat::default()).collect();
-        let session = Arc::new(Session { group, readonly, client, seats });
+        client: Option<ExportClient>,
+    ) -> Result<Arc<GroupSession>> {
+        let seats = (0..group.len()).map(|_| ProcessVisit::default()).collect();
+        let session = Arc::new(GroupSession { group, readonly, client, seats });
         let mut entered = Err(Error::new(Kind::Io, "no process").complete());
         for index in 0..session.seats.len() {
             match session.visit(index).await {
                 Ok(_) => entered = Ok(()),
-                Err(Absent::Refused(error)) => return Err(error),
-                Err(Absent::Process(error)) => entered = entered.map_err(|_| error),
+                Err(VisitError::Refused(error)) => return Err(error),
+                Err(VisitError::Process(error)) => entered = entered.map_err(|_| error),
             }
         }
         entered.map(|()| session)
     }
 
     /// The visit in a process. If the process has ended, starts another and enters it.
-    pub(crate) async fn visit(&self, index: usize) -> Result<PythonVisit, Absent> {
+    pub(crate) async fn visit(&self, index: usize) -> Result<PythonVisit, VisitError> {
         let seat = &self.seats[index];
         let _turn = seat.entering.lock().await;
         if let Some(visit) = seat.entered() {
             return Ok(visit);
         }
-        let host = self.group.keepers[index].present().await.map_err(Absent::Process)?;
+        let host = self.group.keepers[index].present().await.map_err(VisitError::Process)?;
         let entering = PythonVisit::enter(host, self.readonly, self.client.clone());
-        let visit = entering.await.map_err(Absent::Refused)?;
+        let visit = entering.await.map_err(VisitError::Refused)?;
         *seat.visit() = Some(visit.clone());
         Ok(visit)
     }
 
     async fn open_handle(
-        self: Arc<Session>,
+        self: Arc<GroupSession>,
         name: &str,
         tls: bool,
     ) -> Result<(String, Arc<dyn Device>)> {
@@ -183,7 +187,7 @@ impl Session {
     }
 }
 
-impl Seat {
+impl ProcessVisit {
     /// The visit, if its process runs.
     fn entered(&self) -> Option<PythonVisit> {
         self.visit().clone().filter(|visit| !visit.host().is_gone())
@@ -195,13 +199,13 @@ impl Seat {
 }
 
 /// A client of a server.
-struct GroupVisit(Arc<Session>);
+struct GroupVisit(Arc<GroupSession>);
 
 impl Visit for GroupVisit {
-    fn list(&self, tls: bool) -> Opening<Vec<Listed>> {
+    fn list(&self, tls: bool) -> OpenFuture<Vec<ListedExport>> {
         let session = self.0.clone();
         Box::pin(async move {
-            let running = session.seats.iter().find_map(Seat::entered);
+            let running = session.seats.iter().find_map(ProcessVisit::entered);
             let visit = match running {
                 Some(visit) => visit,
                 None => session.visit(0).await?,
@@ -210,7 +214,7 @@ impl Visit for GroupVisit {
         })
     }
 
-    fn open(&self, name: &str, tls: bool) -> Opening<Option<Export>> {
+    fn open(&self, name: &str, tls: bool) -> OpenFuture<Option<Export>> {
         let session = self.0.clone();
         let name = name.to_string();
         Box::pin(async move {
@@ -220,7 +224,7 @@ impl Visit for GroupVisit {
     }
 
     fn gone(&self) {
-        for visit in self.0.seats.iter().filter_map(Seat::entered) {
+        for visit in self.0.seats.iter().filter_map(ProcessVisit::entered) {
             visit.gone();
         }
     }

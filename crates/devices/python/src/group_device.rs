@@ -10,12 +10,13 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use blockhaul_block::{
-    Can, Device, Error, Facts, Flags, Kind, OpKind, Outcome, Pending, Reply, Request, Result,
+    Can, Device, Error, Facts, Kind, OpKind, Outcome, PendingRequest, Reply, Request, RequestFlags,
+    Result,
 };
 use blockhaul_io::FifoLock;
 
-use crate::group::{Absent, Session};
-use crate::host::Writes;
+use crate::group::{GroupSession, VisitError};
+use crate::host::WriteCounter;
 use crate::process;
 use crate::visit::PythonVisit;
 
@@ -27,11 +28,11 @@ pub(crate) struct GroupDevice(pub(crate) Arc<GroupHandle>);
 
 /// A handle in all processes.
 pub(crate) struct GroupHandle {
-    session: Arc<Session>,
+    session: Arc<GroupSession>,
     name: String,
     tls: bool,
     facts: Arc<Facts>,
-    places: Vec<Place>,
+    places: Vec<HandleSlot>,
     /// Where to look first, so that idle processes take turns.
     turn: AtomicUsize,
     /// A process has ended with writes that were not flushed.
@@ -40,9 +41,9 @@ pub(crate) struct GroupHandle {
 
 /// A handle in one of the processes.
 #[derive(Default)]
-struct Place {
+struct HandleSlot {
     /// None while the process does not run.
-    open: Mutex<Option<Arc<Opened>>>,
+    open: Mutex<Option<Arc<ProcessHandle>>>,
     /// Held while the handle is opened again.
     opening: Arc<FifoLock>,
     /// A task opens it again.
@@ -52,10 +53,10 @@ struct Place {
 }
 
 /// A handle in a process.
-struct Opened {
+struct ProcessHandle {
     device: Arc<dyn Device>,
     visit: PythonVisit,
-    writes: Writes,
+    writes: WriteCounter,
 }
 
 impl Device for GroupDevice {
@@ -63,14 +64,14 @@ impl Device for GroupDevice {
         self.0.facts.clone()
     }
 
-    fn submit(&self, request: Request) -> Pending {
+    fn submit(&self, request: Request) -> PendingRequest {
         let handle = self.0.clone();
         if request.kind() == OpKind::Flush {
-            return Pending::start(handle.flush());
+            return PendingRequest::start(handle.flush());
         }
         match handle.pick() {
             Some(opened) => handle.send(opened, request),
-            None => Pending::start(async move {
+            None => PendingRequest::start(async move {
                 let opened = handle.wait().await?;
                 handle.send(opened, request).await
             }),
@@ -81,7 +82,7 @@ impl Device for GroupDevice {
 impl GroupHandle {
     /// Opens a handle in every process that runs, at least one.
     pub(crate) async fn open(
-        session: Arc<Session>,
+        session: Arc<GroupSession>,
         name: &str,
         tls: bool,
     ) -> Result<(String, Arc<GroupHandle>)> {
@@ -96,7 +97,7 @@ impl GroupHandle {
         let mut places = Vec::new();
         let mut absent = None;
         for task in opening {
-            let place = Place::default();
+            let place = HandleSlot::default();
             match task.await {
                 Ok((found, opened)) => {
                     let facts = opened.device.facts();
@@ -106,8 +107,8 @@ impl GroupHandle {
                     }
                     *place.open() = Some(Arc::new(opened));
                 }
-                Err(Absent::Refused(error)) => return Err(error),
-                Err(Absent::Process(error)) => absent = Some(error),
+                Err(VisitError::Refused(error)) => return Err(error),
+                Err(VisitError::Process(error)) => absent = Some(error),
             }
             places.push(place);
         }
@@ -120,10 +121,10 @@ impl GroupHandle {
     }
 
     /// The running process with the fewest requests; the others are started again meanwhile.
-    fn pick(self: &Arc<GroupHandle>) -> Option<Arc<Opened>> {
+    fn pick(self: &Arc<GroupHandle>) -> Option<Arc<ProcessHandle>> {
         let count = self.places.len();
         let turn = self.turn.fetch_add(1, Ordering::Relaxed);
-        let mut best: Option<(usize, Arc<Opened>)> = None;
+        let mut best: Option<(usize, Arc<ProcessHandle>)> = None;
         for step in 0..count {
             let index = turn.wrapping_add(step) % count;
             let Some(opened) = self.running(index) else {
@@ -139,7 +140,7 @@ impl GroupHandle {
     }
 
     /// The handle in a process, if that runs.
-    fn running(&self, index: usize) -> Option<Arc<Opened>> {
+    fn running(&self, index: usize) -> Option<Arc<ProcessHandle>> {
         let mut open = self.places[index].open();
         let opened = open.clone()?;
         if !opened.is_gone() {
@@ -152,14 +153,14 @@ impl GroupHandle {
     }
 
     /// Notes if a process has ended with writes that were not flushed.
-    fn check_lost(&self, opened: &Opened) {
+    fn check_lost(&self, opened: &ProcessHandle) {
         if opened.is_gone() && self.writes(opened).any() {
             self.lost.store(true, Ordering::Release);
         }
     }
 
     /// The count of writes that a flush of this handle covers.
-    fn writes<'a>(&self, opened: &'a Opened) -> &'a Writes {
+    fn writes<'a>(&self, opened: &'a ProcessHandle) -> &'a WriteCounter {
         if self.facts.can.contains(Can::MULTI_CONN) {
             &opened.visit.host().writes
         } else {
@@ -168,11 +169,15 @@ impl GroupHandle {
     }
 
     /// A request in one process.
-    fn send(self: Arc<GroupHandle>, opened: Arc<Opened>, request: Request) -> Pending {
-        let durable = request.flags.contains(Flags::FUA) || !request.kind().changes();
-        let busy = Busy::begin(opened.clone());
+    fn send(
+        self: Arc<GroupHandle>,
+        opened: Arc<ProcessHandle>,
+        request: Request,
+    ) -> PendingRequest {
+        let durable = request.flags.contains(RequestFlags::FUA) || !request.kind().changes();
+        let busy = RequestInProgress::begin(opened.clone());
         let pending = opened.device.submit(request);
-        Pending::start(async move {
+        PendingRequest::start(async move {
             let outcome = pending.await;
             drop(busy);
             if outcome.is_ok() && !durable {
@@ -234,7 +239,7 @@ impl GroupHandle {
     }
 
     /// The first process that runs again.
-    async fn wait(&self) -> Result<Arc<Opened>> {
+    async fn wait(&self) -> Result<Arc<ProcessHandle>> {
         let mut failed = None;
         for index in 0..self.places.len() {
             match self.renew(index).await {
@@ -246,7 +251,7 @@ impl GroupHandle {
     }
 
     /// The handle in a process, opened again if that has ended.
-    async fn renew(&self, index: usize) -> Result<Arc<Opened>> {
+    async fn renew(&self, index: usize) -> Result<Arc<ProcessHandle>> {
         let place = &self.places[index];
         let _turn = place.opening.lock().await;
         if let Some(opened) = self.running(index) {
@@ -268,7 +273,7 @@ impl GroupHandle {
     }
 }
 
-impl Place {
+impl HandleSlot {
     /// Why the last attempt failed, while it is too early for another.
     fn pause(&self) -> Option<Error> {
         let failed = self.failed();
@@ -276,7 +281,7 @@ impl Place {
         (blockhaul_io::now() < *until).then(|| error.clone())
     }
 
-    fn open(&self) -> MutexGuard<'_, Option<Arc<Opened>>> {
+    fn open(&self) -> MutexGuard<'_, Option<Arc<ProcessHandle>>> {
         self.open.lock().expect("no panic under this lock")
     }
 
@@ -285,23 +290,23 @@ impl Place {
     }
 }
 
-impl Opened {
+impl ProcessHandle {
     fn is_gone(&self) -> bool {
         self.visit.host().is_gone()
     }
 }
 
 /// A request in progress in a process. Its end counts also if nobody waits for it.
-struct Busy(Arc<Opened>);
+struct RequestInProgress(Arc<ProcessHandle>);
 
-impl Busy {
-    fn begin(opened: Arc<Opened>) -> Busy {
+impl RequestInProgress {
+    fn begin(opened: Arc<ProcessHandle>) -> RequestInProgress {
         opened.visit.host().busy.fetch_add(1, Ordering::Relaxed);
-        Busy(opened)
+        RequestInProgress(opened)
     }
 }
 
-impl Drop for Busy {
+impl Drop for RequestInProgress {
     fn drop(&mut self) {
         self.0.visit.host().busy.fetch_sub(1, Ordering::Relaxed);
     }
@@ -309,15 +314,15 @@ impl Drop for Busy {
 
 /// Opens a handle in one process; returns the export's name, too.
 async fn open_in(
-    session: &Session,
+    session: &GroupSession,
     index: usize,
     name: &str,
     tls: bool,
-) -> Result<(String, Opened), Absent> {
+) -> Result<(String, ProcessHandle), VisitError> {
     let visit = session.visit(index).await?;
     let opened = visit.open_handle(name, tls).await;
-    let (found, device) = opened.map_err(Absent::Refused)?;
-    Ok((found, Opened { device, visit, writes: Writes::default() }))
+    let (found, device) = opened.map_err(VisitError::Refused)?;
+    Ok((found, ProcessHandle { device, visit, writes: WriteCounter::default() }))
 }
 
 /// Refuses a handle whose disk is another one than in the other processes.

@@ -9,15 +9,15 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use blockhaul_block::{Error, Kind, Result, ThreadModel};
-use blockhaul_catalog::{Client, Shutdown};
-use blockhaul_io::{Completer, FifoLock, Interest, Remote, SharedMemory, SharedPart};
+use blockhaul_catalog::{ExportClient, Shutdown};
+use blockhaul_io::{Completer, FifoLock, Interest, SharedMemory, SharedPart, WorkerHandle};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use slab::Slab;
 
-use crate::process::{Process, Started, ended_with, stdio_is_free};
-use crate::settings::Settings;
-use crate::wire::{self, Ask, Message, MessageKind, Op};
+use crate::process::{NewProcess, PluginProcess, ended_with, stdio_is_free};
+use crate::settings::PythonSettings;
+use crate::wire::{self, HostCommand, HostMessage, HostRequest, MessageKind};
 
 /// Memory for payloads in flight of one plugin, in bytes; pages are used on demand, the lowest first.
 const MEMORY: usize = 256 << 20;
@@ -33,7 +33,7 @@ const UNLOAD: Duration = Duration::from_secs(30);
 
 /// What a plugin says when it is ready.
 #[derive(Deserialize)]
-struct Ready {
+struct ReadyMessage {
     model: u8,
     api: u8,
     /// It has coroutines.
@@ -47,27 +47,27 @@ struct Ready {
 }
 
 /// A plugin that is ready. It ends when this is dropped.
-pub(crate) struct Host {
-    pub(crate) inner: Arc<Inner>,
+pub(crate) struct PythonHost {
+    pub(crate) inner: Arc<HostState>,
     pub(crate) model: ThreadModel,
     /// Its callbacks are coroutines, which overlap in every thread model.
     pub(crate) coroutines: bool,
     /// Number of requests in progress, where several processes share them.
     pub(crate) busy: AtomicUsize,
     /// Writes that only this process may know of, where a flush covers all clients.
-    pub(crate) writes: Writes,
+    pub(crate) writes: WriteCounter,
     /// The lock for plugins with one connection at a time.
     pub(crate) one_by_one: Arc<FifoLock>,
 }
 
 /// Counts writes without FUA, to know whether the end of a process may lose any.
 #[derive(Default)]
-pub(crate) struct Writes {
+pub(crate) struct WriteCounter {
     acknowledged: AtomicU64,
     flushed: AtomicU64,
 }
 
-impl Writes {
+impl WriteCounter {
     /// A write was acknowledged.
     pub(crate) fn add(&self) {
         self.acknowledged.fetch_add(1, Ordering::AcqRel);
@@ -90,20 +90,20 @@ impl Writes {
 }
 
 /// What the requests and the readers of answers share.
-pub(crate) struct Inner {
+pub(crate) struct HostState {
     /// The name for messages.
     pub(crate) shown: String,
-    pub(crate) process: Arc<Process>,
+    pub(crate) process: Arc<PluginProcess>,
     pub(crate) memory: SharedMemory,
     pub(crate) timeout: Option<Duration>,
     /// Number of processes that run the plugin.
     processes: usize,
     requests: UnixStream,
     links: usize,
-    outgoing: Mutex<Outgoing>,
-    table: Mutex<Table>,
+    outgoing: Mutex<OutgoingRequests>,
+    table: Mutex<ReplyTable>,
     /// Clients by the numbers of their visits.
-    visits: Mutex<BTreeMap<u64, Client>>,
+    visits: Mutex<BTreeMap<u64, ExportClient>>,
     next_visit: AtomicU64,
     next_handle: AtomicU32,
     shutdown: Shutdown,
@@ -117,7 +117,7 @@ pub(crate) struct Inner {
 
 /// Requests that are not sent yet.
 #[derive(Default)]
-struct Outgoing {
+struct OutgoingRequests {
     bytes: Vec<u8>,
     sent: usize,
     /// A task will send them.
@@ -126,8 +126,8 @@ struct Outgoing {
 
 /// Requests that are not answered yet.
 #[derive(Default)]
-struct Table {
-    waiting: Slab<(u32, Waiting)>,
+struct ReplyTable {
+    waiting: Slab<(u32, PendingReply)>,
     generation: u32,
     /// Buffers that the plugin still uses after its callbacks, by their place.
     kept: BTreeMap<u64, SharedPart>,
@@ -137,17 +137,17 @@ struct Table {
 }
 
 /// Completes a request: with its payload, or an error.
-pub(crate) type Finish = Box<dyn FnOnce(Result<&[u8]>, Memory) + Send>;
+pub(crate) type RequestCompletion = Box<dyn FnOnce(Result<&[u8]>, RequestMemory) + Send>;
 
 /// A request that is not answered yet.
-pub(crate) struct Waiting {
+pub(crate) struct PendingReply {
     /// Memory that is lent to the plugin.
     pub(crate) memory: Option<SharedPart>,
-    pub(crate) finish: Finish,
+    pub(crate) finish: RequestCompletion,
 }
 
 /// The memory of a request once it is answered.
-pub(crate) enum Memory {
+pub(crate) enum RequestMemory {
     /// It had none, or it was a write.
     None,
     /// It is ours again.
@@ -156,25 +156,26 @@ pub(crate) enum Memory {
     Copied(Vec<u8>),
 }
 
-impl Host {
+impl PythonHost {
     /// Starts a process for a plugin, configures it and makes it ready.
     pub(crate) async fn start(
-        settings: &Settings,
+        settings: &PythonSettings,
         folder: Option<&Path>,
         shutdown: Shutdown,
-    ) -> Result<Arc<Host>> {
+    ) -> Result<Arc<PythonHost>> {
         let no_memory = |error| Error::system("cannot make memory for a Python process", error);
         let memory = SharedMemory::new("blockhaul-python", MEMORY).map_err(no_memory)?;
         let links = blockhaul_io::worker_count().min(LINKS_MAX);
         let own = memory.clone();
         let python = settings.host.python.clone();
         let of = folder.map(Path::to_path_buf);
-        let started =
-            blockhaul_io::offload(move || Process::start(&python, of.as_deref(), &own, links));
+        let started = blockhaul_io::offload(move || {
+            PluginProcess::start(&python, of.as_deref(), &own, links)
+        });
         let no_thread =
             |lost| Error::new(Kind::Io, "cannot start a thread").complete().because(lost);
-        let Started { process, requests, links } = started.await.map_err(no_thread)??;
-        let inner = Arc::new(Inner {
+        let NewProcess { process, requests, links } = started.await.map_err(no_thread)??;
+        let inner = Arc::new(HostState {
             shown: settings.shown(),
             process,
             memory,
@@ -194,15 +195,16 @@ impl Host {
         });
         for (index, link) in links.into_iter().enumerate() {
             let inner = inner.clone();
-            drop(Remote::to(index).spawn(move || inner.receive(link)));
+            drop(WorkerHandle::to(index).spawn(move || inner.receive(link)));
         }
-        let started = inner.control(Op::Start, 0, 0, &start_message(settings, false)).await;
-        let ready = started.and_then(|answer| inner.parsed::<Ready>("load", &answer));
+        let started =
+            inner.control(HostCommand::Start, 0, 0, &start_message(settings, false)).await;
+        let ready = started.and_then(|answer| inner.parsed::<ReadyMessage>("load", &answer));
         let usage = |error: Error| match error.kind() {
             Kind::Disconnected => error,
             _ => Error::new(Kind::Usage, error.text()),
         };
-        let Ready { model, api, coroutines, .. } = match ready {
+        let ReadyMessage { model, api, coroutines, .. } = match ready {
             Ok(ready) => ready,
             Err(error) => {
                 inner.end();
@@ -216,9 +218,9 @@ impl Host {
         let process = inner.process.id();
         log::debug!("{name} is ready in process {process}, API {api}, {}", model.name());
         let busy = AtomicUsize::new(0);
-        let writes = Writes::default();
+        let writes = WriteCounter::default();
         let one_by_one = Arc::default();
-        Ok(Arc::new(Host { inner, model, coroutines, busy, writes, one_by_one }))
+        Ok(Arc::new(PythonHost { inner, model, coroutines, busy, writes, one_by_one }))
     }
 
     /// Whether its process has ended.
@@ -227,14 +229,14 @@ impl Host {
     }
 }
 
-impl Drop for Host {
+impl Drop for PythonHost {
     fn drop(&mut self) {
         self.inner.end();
     }
 }
 
 /// The first request.
-fn start_message(settings: &Settings, dump: bool) -> Vec<u8> {
+fn start_message(settings: &PythonSettings, dump: bool) -> Vec<u8> {
     let script = settings.script.to_string_lossy();
     let threads = settings.host.threads;
     let config = &settings.config;
@@ -245,14 +247,14 @@ fn start_message(settings: &Settings, dump: bool) -> Vec<u8> {
     all.to_string().into_bytes()
 }
 
-impl Inner {
+impl HostState {
     /// A number for a new handle.
     pub(crate) fn new_handle(&self) -> u32 {
         self.next_handle.fetch_add(1, Ordering::Relaxed)
     }
 
     /// A number for a visit of this client.
-    pub(crate) fn enter(&self, client: Client) -> u64 {
+    pub(crate) fn enter(&self, client: ExportClient) -> u64 {
         let number = self.next_visit.fetch_add(1, Ordering::Relaxed);
         self.visits().insert(number, client);
         number
@@ -265,7 +267,12 @@ impl Inner {
 
     /// Makes a request; `waiting` is finished in any case, maybe before this returns. Call it on a
     /// worker.
-    pub(crate) fn ask(self: &Arc<Inner>, ask: Ask, payload: &[u8], waiting: Waiting) -> u64 {
+    pub(crate) fn ask(
+        self: &Arc<HostState>,
+        ask: HostRequest,
+        payload: &[u8],
+        waiting: PendingReply,
+    ) -> u64 {
         let entered = {
             let mut table = self.table();
             match table.lost.clone() {
@@ -276,7 +283,7 @@ impl Inner {
         let cookie = match entered {
             Ok(cookie) => cookie,
             Err((error, waiting)) => {
-                (waiting.finish)(Err(error), Memory::None);
+                (waiting.finish)(Err(error), RequestMemory::None);
                 return u64::MAX;
             }
         };
@@ -285,7 +292,7 @@ impl Inner {
     }
 
     /// Sends a request without an answer, or one that is in the table.
-    fn send(self: &Arc<Inner>, ask: Ask, cookie: u64, payload: &[u8]) {
+    fn send(self: &Arc<HostState>, ask: HostRequest, cookie: u64, payload: &[u8]) {
         // Both counts are at most LINKS_MAX.
         let link = u16::try_from(blockhaul_io::worker() % self.links).unwrap_or_default();
         let schedule = {
@@ -300,8 +307,8 @@ impl Inner {
     }
 
     /// Asks the host to cancel the coroutine of a request, or with 0 all of a handle.
-    pub(crate) fn cancel(self: &Arc<Inner>, handle: u32, cookie: u64) {
-        self.send(Ask::new(Op::Cancel, handle, cookie), 0, &[]);
+    pub(crate) fn cancel(self: &Arc<HostState>, handle: u32, cookie: u64) {
+        self.send(HostRequest::new(HostCommand::Cancel, handle, cookie), 0, &[]);
     }
 
     /// Whether a request is not answered yet.
@@ -311,21 +318,21 @@ impl Inner {
 
     /// Makes a request other than for data; returns the answer's payload.
     pub(crate) async fn control(
-        self: &Arc<Inner>,
-        op: Op,
+        self: &Arc<HostState>,
+        op: HostCommand,
         handle: u32,
         at: u64,
         payload: &[u8],
     ) -> Result<Vec<u8>> {
         let (completer, ticket) = blockhaul_io::ticket();
-        self.ask(Ask::new(op, handle, at), payload, Waiting::control(completer));
+        self.ask(HostRequest::new(op, handle, at), payload, PendingReply::control(completer));
         let lost = |_| Error::new(Kind::Disconnected, format!("{}: no answer", self.shown));
         // To start takes as long as it takes: nobody is served yet.
-        let limit = self.timeout.filter(|_| op != Op::Start);
+        let limit = self.timeout.filter(|_| op != HostCommand::Start);
         let Some(limit) = limit else { return ticket.await.map_err(lost)? };
         match blockhaul_io::timeout(limit, ticket).await {
             Ok(answer) => answer.map_err(lost)?,
-            Err(blockhaul_io::Elapsed) => {
+            Err(blockhaul_io::TimeoutError) => {
                 self.process.kill();
                 Err(self.too_late(&format!("{op:?}"), limit))
             }
@@ -333,8 +340,8 @@ impl Inner {
     }
 
     /// Makes a request whose answer nobody waits for; an error is logged. Call it on any thread.
-    pub(crate) fn notify(self: &Arc<Inner>, op: Op, handle: u32, at: u64) {
-        let finish: Finish = Box::new(|answer, _| {
+    pub(crate) fn notify(self: &Arc<HostState>, op: HostCommand, handle: u32, at: u64) {
+        let finish: RequestCompletion = Box::new(|answer, _| {
             if let Err(error) = answer
                 && error.kind() != Kind::Disconnected
             {
@@ -346,11 +353,11 @@ impl Inner {
             if self.gone.load(Ordering::Acquire) || table.lost.is_some() {
                 return;
             }
-            table.enter(Waiting { memory: None, finish })
+            table.enter(PendingReply { memory: None, finish })
         };
         // This may be the end of the runtime: sent at once, behind what waits.
         let mut outgoing = self.outgoing();
-        Ask::new(op, handle, at).encode(0, cookie, &[], &mut outgoing.bytes);
+        HostRequest::new(op, handle, at).encode(0, cookie, &[], &mut outgoing.bytes);
         // What does not fit goes with the next request.
         let _ = outgoing.write(&self.requests);
     }
@@ -375,7 +382,7 @@ impl Inner {
     }
 
     /// Sends what waits. One task at a time.
-    async fn flush(self: Arc<Inner>) {
+    async fn flush(self: Arc<HostState>) {
         loop {
             let written = {
                 let mut outgoing = self.outgoing();
@@ -398,7 +405,7 @@ impl Inner {
     }
 
     /// Takes answers from a socket until its end.
-    async fn receive(self: Arc<Inner>, link: UnixStream) {
+    async fn receive(self: Arc<HostState>, link: UnixStream) {
         let mut buffer = vec![0; RECEIVE];
         let mut filled = 0;
         loop {
@@ -436,7 +443,7 @@ impl Inner {
     }
 
     /// Handles the messages in what was received; returns how many bytes these are.
-    fn take_messages(self: &Arc<Inner>, bytes: &[u8]) -> Result<usize> {
+    fn take_messages(self: &Arc<HostState>, bytes: &[u8]) -> Result<usize> {
         let mut used = 0;
         while let Some((message, len)) = wire::decode(&bytes[used..])? {
             self.take(&message);
@@ -445,7 +452,7 @@ impl Inner {
         Ok(used)
     }
 
-    fn take(&self, message: &Message<'_>) {
+    fn take(&self, message: &HostMessage<'_>) {
         match message.kind {
             MessageKind::Answer => self.answered(message),
             MessageKind::Debug => {
@@ -464,15 +471,15 @@ impl Inner {
         }
     }
 
-    fn answered(&self, message: &Message<'_>) {
+    fn answered(&self, message: &HostMessage<'_>) {
         let Some(mut waiting) = self.table().leave(message.number) else {
             log::warn!("{}: an answer without a request", self.shown);
             return;
         };
         let memory = match waiting.memory.take() {
             Some(part) if message.kept => self.keep(part),
-            Some(part) => Memory::Ours(part),
-            None => Memory::None,
+            Some(part) => RequestMemory::Ours(part),
+            None => RequestMemory::None,
         };
         let answer = match message.status {
             0 => Ok(message.payload),
@@ -482,7 +489,7 @@ impl Inner {
     }
 
     /// Keeps a buffer for the plugin, which has an object that refers to it.
-    fn keep(&self, part: SharedPart) -> Memory {
+    fn keep(&self, part: SharedPart) -> RequestMemory {
         let mut copy = vec![0; part.size()];
         part.copy_to(&mut copy);
         let mut table = self.table();
@@ -497,7 +504,7 @@ impl Inner {
             );
             self.process.kill();
         }
-        Memory::Copied(copy)
+        RequestMemory::Copied(copy)
     }
 
     /// The error in an answer: a line for the client, and the traceback for the log.
@@ -551,7 +558,7 @@ impl Inner {
         for (_, (_, waiting)) in waiting {
             // Its memory is dropped before: nobody else uses it any more.
             drop(waiting.memory);
-            (waiting.finish)(Err(error.clone()), Memory::None);
+            (waiting.finish)(Err(error.clone()), RequestMemory::None);
         }
     }
 
@@ -559,26 +566,26 @@ impl Inner {
     fn end(&self) {
         self.needed.store(false, Ordering::Release);
         let mut outgoing = self.outgoing();
-        Ask::new(Op::End, 0, 0).encode(0, 0, &[], &mut outgoing.bytes);
+        HostRequest::new(HostCommand::End, 0, 0).encode(0, 0, &[], &mut outgoing.bytes);
         let _ = outgoing.write(&self.requests);
         // The end of the stream says the same.
         let _ = self.requests.shutdown(std::net::Shutdown::Write);
     }
 
-    fn outgoing(&self) -> MutexGuard<'_, Outgoing> {
+    fn outgoing(&self) -> MutexGuard<'_, OutgoingRequests> {
         self.outgoing.lock().expect("no panic under this lock")
     }
 
-    fn table(&self) -> MutexGuard<'_, Table> {
+    fn table(&self) -> MutexGuard<'_, ReplyTable> {
         self.table.lock().expect("no panic under this lock")
     }
 
-    fn visits(&self) -> MutexGuard<'_, BTreeMap<u64, Client>> {
+    fn visits(&self) -> MutexGuard<'_, BTreeMap<u64, ExportClient>> {
         self.visits.lock().expect("no panic under this lock")
     }
 }
 
-impl Outgoing {
+impl OutgoingRequests {
     /// Sends what the socket takes. True: that was all.
     fn write(&mut self, mut socket: &UnixStream) -> std::io::Result<bool> {
         while self.sent < self.bytes.len() {
@@ -599,9 +606,9 @@ impl Outgoing {
     }
 }
 
-impl Table {
+impl ReplyTable {
     /// Adds a request; returns its cookie.
-    fn enter(&mut self, waiting: Waiting) -> u64 {
+    fn enter(&mut self, waiting: PendingReply) -> u64 {
         self.generation = self.generation.wrapping_add(1);
         let generation = self.generation;
         let index = self.waiting.insert((generation, waiting));
@@ -610,7 +617,7 @@ impl Table {
     }
 
     /// Takes a request out, if it is there.
-    fn leave(&mut self, cookie: u64) -> Option<Waiting> {
+    fn leave(&mut self, cookie: u64) -> Option<PendingReply> {
         let index = self.find(cookie)?;
         Some(self.waiting.remove(index).1)
     }
@@ -622,10 +629,11 @@ impl Table {
     }
 }
 
-impl Waiting {
-    fn control(completer: Completer<Result<Vec<u8>>>) -> Waiting {
-        let finish: Finish = Box::new(|answer, _| completer.complete(answer.map(<[u8]>::to_vec)));
-        Waiting { memory: None, finish }
+impl PendingReply {
+    fn control(completer: Completer<Result<Vec<u8>>>) -> PendingReply {
+        let finish: RequestCompletion =
+            Box::new(|answer, _| completer.complete(answer.map(<[u8]>::to_vec)));
+        PendingReply { memory: None, finish }
     }
 }
 
@@ -645,10 +653,10 @@ fn kind_of(status: u32) -> Kind {
 ///
 /// # Errors
 /// Those of starting the interpreter and of the plugin.
-pub fn dump(settings: &Settings) -> Result<String> {
+pub fn dump(settings: &PythonSettings) -> Result<String> {
     let no_memory = |error| Error::system("cannot make memory for a Python process", error);
     let memory = SharedMemory::new("blockhaul-python", 1 << 20).map_err(no_memory)?;
-    let started = Process::start(&settings.host.python, None, &memory, 1)?;
+    let started = PluginProcess::start(&settings.host.python, None, &memory, 1)?;
     let shown = settings.shown();
     let answer = dump_by(&started, settings)
         .map_err(|error| Error::system(format!("{shown}: no answer"), error));
@@ -660,10 +668,10 @@ pub fn dump(settings: &Settings) -> Result<String> {
         let line = text.split('\0').next_back().unwrap_or_default();
         return Err(Error::new(Kind::Usage, line.to_string()));
     }
-    let ready: Ready = serde_json::from_slice(&payload).map_err(|error| {
+    let ready: ReadyMessage = serde_json::from_slice(&payload).map_err(|error| {
         Error::new(Kind::Io, format!("{shown}: no answer")).complete().because(error)
     })?;
-    let Ready { model, api, text, python, .. } = ready;
+    let ReadyMessage { model, api, text, python, .. } = ready;
     let model = ThreadModel::from_number(model.into()).unwrap_or(ThreadModel::Parallel).name();
     let about = dump_without_script();
     Ok(format!("{about}api_version={api}\nthread_model={model}\npython_version={python}\n{text}"))
@@ -678,11 +686,11 @@ pub fn dump_without_script() -> String {
     )
 }
 
-fn dump_by(started: &Started, settings: &Settings) -> std::io::Result<(u32, Vec<u8>)> {
-    let Started { requests, links, .. } = started;
+fn dump_by(started: &NewProcess, settings: &PythonSettings) -> std::io::Result<(u32, Vec<u8>)> {
+    let NewProcess { requests, links, .. } = started;
     requests.set_nonblocking(false)?;
     let mut message = Vec::new();
-    let ask = Ask::new(Op::Start, 0, 0);
+    let ask = HostRequest::new(HostCommand::Start, 0, 0);
     ask.encode(0, 0, &start_message(settings, true), &mut message);
     (&*requests).write_all(&message)?;
     let mut link = links.first().ok_or(ErrorKind::NotConnected)?;

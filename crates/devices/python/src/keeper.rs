@@ -9,8 +9,8 @@ use blockhaul_block::{Error, Kind, Result};
 use blockhaul_catalog::Shutdown;
 use blockhaul_io::FifoLock;
 
-use crate::host::Host;
-use crate::settings::Settings;
+use crate::host::PythonHost;
+use crate::settings::PythonSettings;
 
 /// A process that has run for this long is restarted at once.
 const STEADY: Duration = Duration::from_secs(30);
@@ -21,21 +21,21 @@ const PAUSE_MAX: Duration = Duration::from_secs(30);
 
 /// Keeps a plugin available for clients. Cloning shares it.
 #[derive(Clone)]
-pub(crate) struct Keeper(Arc<Kept>);
+pub(crate) struct HostKeeper(Arc<KeeperShared>);
 
-struct Kept {
-    settings: Settings,
+struct KeeperShared {
+    settings: PythonSettings,
     /// The working directory of the first start: a background server changes it later, but file
     /// names are relative to it.
     folder: Option<PathBuf>,
     shutdown: Shutdown,
     /// Held while a process is started.
     starting: Arc<FifoLock>,
-    state: Mutex<State>,
+    state: Mutex<KeeperState>,
 }
 
-struct State {
-    host: Option<Arc<Host>>,
+struct KeeperState {
+    host: Option<Arc<PythonHost>>,
     begun: Instant,
     /// Number of processes that were started.
     starts: u64,
@@ -45,12 +45,12 @@ struct State {
     not_before: Option<Instant>,
 }
 
-impl Keeper {
+impl HostKeeper {
     /// Starts the first process, and waits until the plugin is ready.
-    pub(crate) async fn start(settings: Settings, shutdown: Shutdown) -> Result<Keeper> {
+    pub(crate) async fn start(settings: PythonSettings, shutdown: Shutdown) -> Result<HostKeeper> {
         let folder = std::env::current_dir().ok();
-        let host = Host::start(&settings, folder.as_deref(), shutdown.clone()).await?;
-        let state = State {
+        let host = PythonHost::start(&settings, folder.as_deref(), shutdown.clone()).await?;
+        let state = KeeperState {
             host: Some(host),
             begun: blockhaul_io::now(),
             starts: 1,
@@ -59,18 +59,18 @@ impl Keeper {
         };
         let starting = Arc::default();
         let state = Mutex::new(state);
-        Ok(Keeper(Arc::new(Kept { settings, folder, shutdown, starting, state })))
+        Ok(HostKeeper(Arc::new(KeeperShared { settings, folder, shutdown, starting, state })))
     }
 
     /// The plugin, in a new process if the last has ended; an error says when to expect one.
-    pub(crate) async fn present(&self) -> Result<Arc<Host>> {
+    pub(crate) async fn present(&self) -> Result<Arc<PythonHost>> {
         let kept = &self.0;
         let _turn = kept.starting.lock().await;
         if let Some(host) = self.running()? {
             return Ok(host);
         }
         let started =
-            Host::start(&kept.settings, kept.folder.as_deref(), kept.shutdown.clone()).await;
+            PythonHost::start(&kept.settings, kept.folder.as_deref(), kept.shutdown.clone()).await;
         let mut state = self.state();
         state.begun = blockhaul_io::now();
         match started {
@@ -96,7 +96,7 @@ impl Keeper {
     }
 
     /// The plugin, if its process runs; `None`: another may be started now.
-    fn running(&self) -> Result<Option<Arc<Host>>> {
+    fn running(&self) -> Result<Option<Arc<PythonHost>>> {
         let mut state = self.state();
         if let Some(host) = state.host.clone() {
             if !host.is_gone() {
@@ -130,12 +130,12 @@ impl Keeper {
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, KeeperState> {
         self.0.state.lock().expect("no panic under this lock")
     }
 }
 
-impl State {
+impl KeeperState {
     /// A process has ended, or did not start, after running for `lived`.
     fn ended(&mut self, lived: Duration) {
         self.young = if lived < STEADY { self.young.saturating_add(1) } else { 0 };

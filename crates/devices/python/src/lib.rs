@@ -26,12 +26,12 @@ mod wire;
 
 use std::sync::Arc;
 
-pub use backend::Python;
+pub use backend::PythonBackend;
 pub use host::{dump, dump_without_script};
 pub use process::{give_up_starts, kill_all, stdio_is_a_client, wait_for_end};
-pub use settings::{HostSettings, Settings};
+pub use settings::{PythonHostSettings, PythonSettings};
 
 /// Every kind of storage of this crate, for a [`blockhaul_catalog::Registry`].
 pub fn all() -> Vec<Arc<dyn blockhaul_catalog::Backend>> {
-    vec![Arc::new(Python)]
+    vec![Arc::new(PythonBackend)]
 }

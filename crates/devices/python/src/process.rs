@@ -45,7 +45,7 @@ const SOURCES: [&str; 2] = [include_str!("../host/nbdkit.py"), include_str!("../
 const LOOK: Duration = Duration::from_millis(5);
 
 /// All processes that have not ended.
-static RUNNING: Mutex<Vec<Arc<Process>>> = Mutex::new(Vec::new());
+static RUNNING: Mutex<Vec<Arc<PluginProcess>>> = Mutex::new(Vec::new());
 
 /// The program stops: no process is started any more.
 static STOPPING: AtomicBool = AtomicBool::new(false);
@@ -65,7 +65,7 @@ pub(crate) fn stdio_is_free() -> bool {
 }
 
 /// The process of a plugin.
-pub(crate) struct Process {
+pub(crate) struct PluginProcess {
     child: Mutex<Child>,
     id: u32,
     /// Takes requests.
@@ -75,22 +75,22 @@ pub(crate) struct Process {
 }
 
 /// A process, and the sockets to it.
-pub(crate) struct Started {
-    pub(crate) process: Arc<Process>,
+pub(crate) struct NewProcess {
+    pub(crate) process: Arc<PluginProcess>,
     /// Takes requests.
     pub(crate) requests: UnixStream,
     /// Yield answers.
     pub(crate) links: Vec<UnixStream>,
 }
 
-impl Process {
+impl PluginProcess {
     /// Starts an interpreter with the host in it, and this many sockets for answers. Blocks shortly.
     pub(crate) fn start(
         python: &str,
         folder: Option<&Path>,
         memory: &SharedMemory,
         links: usize,
-    ) -> Result<Started> {
+    ) -> Result<NewProcess> {
         let cannot = |error| Error::system(format!("cannot start {python}"), error);
         let (requests, theirs) = UnixStream::pair().map_err(cannot)?;
         let pairs = (0..links).map(|_| UnixStream::pair());
@@ -118,7 +118,7 @@ impl Process {
             .env_remove("LISTEN_FDNAMES")
             .spawn()
             .map_err(cannot)?;
-        let process = Arc::new(Process {
+        let process = Arc::new(PluginProcess {
             id: child.id(),
             child: Mutex::new(child),
             requests: requests.try_clone().map_err(cannot)?,
@@ -142,7 +142,7 @@ impl Process {
             let text = format!("{python} does not run (Python 3.9 or later is needed)");
             return Err(Error::system(text, error));
         }
-        Ok(Started { process, requests, links })
+        Ok(NewProcess { process, requests, links })
     }
 
     pub(crate) fn id(&self) -> u32 {
@@ -221,12 +221,12 @@ fn ancillary_size(descriptors: usize) -> usize {
     rustix::cmsg_space!(ScmRights(1)) + descriptors * size_of::<i32>()
 }
 
-fn running() -> MutexGuard<'static, Vec<Arc<Process>>> {
+fn running() -> MutexGuard<'static, Vec<Arc<PluginProcess>>> {
     RUNNING.lock().expect("no panic under this lock")
 }
 
 /// Those that have not ended.
-fn alive() -> Vec<Arc<Process>> {
+fn alive() -> Vec<Arc<PluginProcess>> {
     running().iter().filter(|process| process.status().is_none()).cloned().collect()
 }
 

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use blockhaul_block::{Error, Kind, Result};
-use blockhaul_catalog::{Target, parse_duration, percent_decode};
+use blockhaul_catalog::{BackendTarget, parse_duration, percent_decode};
 
 /// Default number of threads: nbdkit's threads per connection.
 const THREADS: usize = 16;
@@ -17,18 +17,18 @@ const PYTHON: &str = "python3";
 
 /// Settings for starting a plugin.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Settings {
+pub struct PythonSettings {
     /// The script.
     pub script: PathBuf,
     /// Its parameters in order.
     pub config: Vec<(String, String)>,
     /// The settings around it.
-    pub host: HostSettings,
+    pub host: PythonHostSettings,
 }
 
 /// Settings of the process that runs a plugin.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct HostSettings {
+pub struct PythonHostSettings {
     /// The interpreter: a name on PATH, or a path.
     pub python: String,
     /// Maximum number of callbacks at a time, if the plugin accepts parallel requests.
@@ -39,28 +39,32 @@ pub struct HostSettings {
     pub timeout: Option<Duration>,
 }
 
-impl Default for HostSettings {
-    fn default() -> HostSettings {
-        HostSettings { python: PYTHON.into(), threads: THREADS, processes: 1, timeout: None }
+impl Default for PythonHostSettings {
+    fn default() -> PythonHostSettings {
+        PythonHostSettings { python: PYTHON.into(), threads: THREADS, processes: 1, timeout: None }
     }
 }
 
-impl Settings {
+impl PythonSettings {
     /// A script without parameters.
-    pub fn new(script: impl Into<PathBuf>) -> Settings {
-        Settings { script: script.into(), config: Vec::new(), host: HostSettings::default() }
+    pub fn new(script: impl Into<PathBuf>) -> PythonSettings {
+        PythonSettings {
+            script: script.into(),
+            config: Vec::new(),
+            host: PythonHostSettings::default(),
+        }
     }
 
     /// Parses `SCRIPT?KEY=VALUE&…`. Parameters keep their order and may be repeated.
     ///
     /// # Errors
     /// [`Kind::Usage`] for no script, a parameter without a key, an unknown setting or a wrong value.
-    pub fn parse(text: &str) -> Result<Settings> {
+    pub fn parse(text: &str) -> Result<PythonSettings> {
         let (path, options) = text.split_once('?').unwrap_or((text, ""));
         if path.is_empty() {
             return Err(usage("name the script, for example python:disk.py".into()));
         }
-        let mut settings = Settings::new(percent_decode(path)?);
+        let mut settings = PythonSettings::new(percent_decode(path)?);
         for part in options.split('&').filter(|part| !part.is_empty()) {
             let Some((key, value)) = part.split_once('=') else {
                 return Err(usage(format!("{part:?}: write it as KEY=VALUE")));
@@ -75,8 +79,8 @@ impl Settings {
         Ok(settings)
     }
 
-    pub(crate) fn of(target: &Target) -> Result<Settings> {
-        Settings::parse(target.text()?)
+    pub(crate) fn of(target: &BackendTarget) -> Result<PythonSettings> {
+        PythonSettings::parse(target.text()?)
     }
 
     /// The name for messages.
@@ -86,7 +90,7 @@ impl Settings {
     }
 }
 
-impl HostSettings {
+impl PythonHostSettings {
     fn set(&mut self, name: &str, value: &str) -> Result<()> {
         let error = |why: String| usage(format!("@{name}: {why}"));
         match name {
@@ -128,14 +132,14 @@ mod tests {
     #[test]
     fn parameters_go_to_the_plugin_and_settings_do_not() {
         let text = "a%20b.py?x=1&y=%26&x=2&@threads=3&@processes=4&@timeout=2s&@python=/opt/py/bin/python3";
-        let parsed = Settings::parse(text).unwrap();
+        let parsed = PythonSettings::parse(text).unwrap();
         let config: Vec<_> =
             parsed.config.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
         assert_eq!(config, [("x", "1"), ("y", "&"), ("x", "2")]);
         assert_eq!(parsed.script, Path::new("a b.py"));
         let timeout = Some(Duration::from_secs(2));
         let python = "/opt/py/bin/python3".into();
-        let host = HostSettings { python, threads: 3, processes: 4, timeout };
+        let host = PythonHostSettings { python, threads: 3, processes: 4, timeout };
         assert_eq!(parsed.host, host);
     }
 
@@ -153,7 +157,7 @@ mod tests {
             "x?@a=1",
             "x?a=%zz",
         ] {
-            assert_eq!(Settings::parse(bad).unwrap_err().kind(), Kind::Usage, "{bad}");
+            assert_eq!(PythonSettings::parse(bad).unwrap_err().kind(), Kind::Usage, "{bad}");
         }
     }
 }

@@ -4,28 +4,28 @@ use std::os::fd::AsFd as _;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use blockhaul_block::{Device, Error, Kind, Result, ThreadModel};
-use blockhaul_catalog::{Client, Export, Exports, Listed, Opening, Visit};
+use blockhaul_catalog::{Export, ExportClient, Exports, ListedExport, OpenFuture, Visit};
 use blockhaul_io::FifoGuard;
-use blockhaul_os::Credentials;
+use blockhaul_os::PeerCredentials;
 use serde_json::{Value, json};
 
-use crate::device::{Handle, PythonDevice};
-use crate::facts::Answers;
-use crate::host::{Host, message};
-use crate::keeper::Keeper;
-use crate::wire::Op;
+use crate::device::{PythonDevice, PythonHandle};
+use crate::facts::OpenReply;
+use crate::host::{PythonHost, message};
+use crate::keeper::HostKeeper;
+use crate::wire::HostCommand;
 
 /// Longest name of an export, in bytes (NBD's document).
 const NAME_MAX: usize = 4096;
 
 /// A plugin's exports: each client has its own connection.
 pub(crate) struct PythonExports {
-    pub(crate) keeper: Keeper,
+    pub(crate) keeper: HostKeeper,
     pub(crate) readonly: bool,
 }
 
 impl Exports for PythonExports {
-    fn admit(&self, client: Client) -> Opening<Arc<dyn Visit>> {
+    fn admit(&self, client: ExportClient) -> OpenFuture<Arc<dyn Visit>> {
         let keeper = self.keeper.clone();
         let readonly = self.readonly;
         Box::pin(async move {
@@ -41,35 +41,35 @@ impl Exports for PythonExports {
 }
 
 /// A connection.
-pub(crate) struct Visitor {
-    pub(crate) host: Arc<Host>,
+pub(crate) struct PythonConnection {
+    pub(crate) host: Arc<PythonHost>,
     pub(crate) number: u64,
-    client: Client,
+    client: ExportClient,
     /// It belongs to a server's client, not to this program itself.
     served: bool,
     /// Handles that are open.
-    handles: Mutex<Vec<Weak<Handle>>>,
+    handles: Mutex<Vec<Weak<PythonHandle>>>,
     _turn: Option<FifoGuard>,
 }
 
-impl Drop for Visitor {
+impl Drop for PythonConnection {
     fn drop(&mut self) {
-        self.host.inner.notify(Op::Leave, 0, self.number);
+        self.host.inner.notify(HostCommand::Leave, 0, self.number);
         self.host.inner.leave(self.number);
     }
 }
 
 /// A visit, to be shared with the handles that it opens. Cloning shares it.
 #[derive(Clone)]
-pub(crate) struct PythonVisit(Arc<Visitor>);
+pub(crate) struct PythonVisit(Arc<PythonConnection>);
 
 impl PythonVisit {
     /// Admits a connection, when it is its turn and the plugin accepts it; without a client, it
     /// belongs to this program itself.
     pub(crate) async fn enter(
-        host: Arc<Host>,
+        host: Arc<PythonHost>,
         readonly: bool,
-        client: Option<Client>,
+        client: Option<ExportClient>,
     ) -> Result<PythonVisit> {
         let turn = match host.model {
             ThreadModel::SerializeConnections => host.one_by_one.lock().await,
@@ -80,14 +80,14 @@ impl PythonVisit {
         let number = host.inner.enter(client.clone());
         let handles = Mutex::default();
         let _turn = turn;
-        let visitor = Visitor { host, number, client, served, handles, _turn };
+        let visitor = PythonConnection { host, number, client, served, handles, _turn };
         let about = about(&visitor.client, readonly);
-        visitor.host.inner.control(Op::Enter, 0, number, &message(&about)).await?;
+        visitor.host.inner.control(HostCommand::Enter, 0, number, &message(&about)).await?;
         Ok(PythonVisit(Arc::new(visitor)))
     }
 
     /// The process that it visits.
-    pub(crate) fn host(&self) -> &Arc<Host> {
+    pub(crate) fn host(&self) -> &Arc<PythonHost> {
         &self.0.host
     }
 
@@ -107,8 +107,9 @@ impl PythonVisit {
         opening["export"] = name.into();
         opening["tls"] = tls.into();
         let number = inner.new_handle();
-        let answer = inner.control(Op::Open, number, visitor.number, &message(&opening)).await?;
-        let answers: Answers = inner.parsed("open", &answer)?;
+        let answer =
+            inner.control(HostCommand::Open, number, visitor.number, &message(&opening)).await?;
+        let answers: OpenReply = inner.parsed("open", &answer)?;
         let shown = if answers.export.is_empty() {
             inner.shown.clone()
         } else {
@@ -116,7 +117,7 @@ impl PythonVisit {
         };
         let single = visitor.host.model == ThreadModel::SerializeConnections;
         let facts = answers.facts(&shown, visitor.served, single);
-        let mut handle = Handle {
+        let mut handle = PythonHandle {
             visitor: visitor.clone(),
             number,
             facts: Arc::new(blockhaul_block::Facts::new(shown, 0)),
@@ -136,19 +137,23 @@ impl PythonVisit {
 }
 
 impl Visit for PythonVisit {
-    fn list(&self, tls: bool) -> Opening<Vec<Listed>> {
+    fn list(&self, tls: bool) -> OpenFuture<Vec<ListedExport>> {
         let visitor = self.0.clone();
         Box::pin(async move {
             let inner = &visitor.host.inner;
             let mut about = certified(&visitor.client);
             about["tls"] = tls.into();
-            let answer = inner.control(Op::List, 0, visitor.number, &message(&about)).await?;
+            let answer =
+                inner.control(HostCommand::List, 0, visitor.number, &message(&about)).await?;
             let pairs: Vec<(String, String)> = inner.parsed("list_exports", &answer)?;
-            Ok(pairs.into_iter().map(|(name, description)| Listed { name, description }).collect())
+            Ok(pairs
+                .into_iter()
+                .map(|(name, description)| ListedExport { name, description })
+                .collect())
         })
     }
 
-    fn open(&self, name: &str, tls: bool) -> Opening<Option<Export>> {
+    fn open(&self, name: &str, tls: bool) -> OpenFuture<Option<Export>> {
         let visit = PythonVisit(self.0.clone());
         let name = name.to_string();
         Box::pin(async move {
@@ -166,11 +171,11 @@ impl Visit for PythonVisit {
 }
 
 /// What a plugin may ask about a client when it connects.
-fn about(client: &Client, readonly: bool) -> Value {
+fn about(client: &ExportClient, readonly: bool) -> Value {
     let mut about = json!({ "readonly": readonly });
     let Some(stream) = &client.stream else { return about };
     about["peer_name"] = stream.peer().to_string().into();
-    if let Ok(Some(Credentials { pid, uid, gid })) = Credentials::of_peer(stream.as_fd()) {
+    if let Ok(Some(PeerCredentials { pid, uid, gid })) = PeerCredentials::of_peer(stream.as_fd()) {
         about["peer_pid"] = pid.into();
         about["peer_uid"] = uid.into();
         about["peer_gid"] = gid.into();
@@ -179,7 +184,7 @@ fn about(client: &Client, readonly: bool) -> Value {
 }
 
 /// What its certificate says, once TLS is up.
-fn certified(client: &Client) -> Value {
+fn certified(client: &ExportClient) -> Value {
     match client.certificate.get() {
         Some(certificate) => {
             json!({ "subject": certificate.subject, "issuer": certificate.issuer })

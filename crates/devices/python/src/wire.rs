@@ -11,7 +11,7 @@
 //! | offset of the buffer in the shared memory | 8 | | |
 //! | length of the payload, 0 | 4, 4 | | |
 
-use blockhaul_block::{Error, Flags, Kind, OpKind, Result};
+use blockhaul_block::{Error, Kind, OpKind, RequestFlags, Result};
 
 /// Size of an answer without its payload, in bytes.
 pub(crate) const ANSWER: usize = 24;
@@ -28,7 +28,7 @@ const FAST_ZERO: u8 = 8;
 /// What the host is asked to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
-pub(crate) enum Op {
+pub(crate) enum HostCommand {
     Read = 1,
     Write,
     Flush,
@@ -46,24 +46,24 @@ pub(crate) enum Op {
     End,
 }
 
-impl Op {
-    pub(crate) fn of(kind: OpKind) -> Op {
+impl HostCommand {
+    pub(crate) fn of(kind: OpKind) -> HostCommand {
         match kind {
-            OpKind::Read => Op::Read,
-            OpKind::Write => Op::Write,
-            OpKind::Zero => Op::Zero,
-            OpKind::Trim => Op::Trim,
-            OpKind::Flush => Op::Flush,
-            OpKind::Cache => Op::Cache,
-            OpKind::Extents => Op::Extents,
+            OpKind::Read => HostCommand::Read,
+            OpKind::Write => HostCommand::Write,
+            OpKind::Zero => HostCommand::Zero,
+            OpKind::Trim => HostCommand::Trim,
+            OpKind::Flush => HostCommand::Flush,
+            OpKind::Cache => HostCommand::Cache,
+            OpKind::Extents => HostCommand::Extents,
         }
     }
 }
 
 /// A request to the host.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Ask {
-    pub(crate) op: Op,
+pub(crate) struct HostRequest {
+    pub(crate) op: HostCommand,
     pub(crate) flags: u8,
     pub(crate) handle: u32,
     pub(crate) at: u64,
@@ -71,10 +71,10 @@ pub(crate) struct Ask {
     pub(crate) memory: u64,
 }
 
-impl Ask {
+impl HostRequest {
     /// One without a range.
-    pub(crate) fn new(op: Op, handle: u32, at: u64) -> Ask {
-        Ask { op, flags: 0, handle, at, len: 0, memory: 0 }
+    pub(crate) fn new(op: HostCommand, handle: u32, at: u64) -> HostRequest {
+        HostRequest { op, flags: 0, handle, at, len: 0, memory: 0 }
     }
 
     /// Appends the message. `payload` is short enough for 32 bits (checked by its makers).
@@ -93,13 +93,13 @@ impl Ask {
 }
 
 /// The flags of a callback for those of a request; `fua`: the plugin does FUA itself.
-pub(crate) fn flags(kind: OpKind, flags: Flags, fua: bool) -> u8 {
+pub(crate) fn flags(kind: OpKind, flags: RequestFlags, fua: bool) -> u8 {
     let mut bits = 0;
     let mut set = |yes: bool, bit: u8| bits |= if yes { bit } else { 0 };
     set(fua, FUA);
-    set(kind == OpKind::Zero && !flags.contains(Flags::NO_HOLE), MAY_TRIM);
-    set(flags.contains(Flags::FAST), FAST_ZERO);
-    set(flags.contains(Flags::ONE_EXTENT), REQ_ONE);
+    set(kind == OpKind::Zero && !flags.contains(RequestFlags::NO_HOLE), MAY_TRIM);
+    set(flags.contains(RequestFlags::FAST), FAST_ZERO);
+    set(flags.contains(RequestFlags::ONE_EXTENT), REQ_ONE);
     bits
 }
 
@@ -120,7 +120,7 @@ pub(crate) enum MessageKind {
 
 /// A message of the host.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Message<'a> {
+pub(crate) struct HostMessage<'a> {
     pub(crate) kind: MessageKind,
     /// The request's cookie, or another number.
     pub(crate) number: u64,
@@ -135,7 +135,7 @@ pub(crate) struct Message<'a> {
 ///
 /// # Errors
 /// The host, or a plugin in its process, writes something else.
-pub(crate) fn decode(bytes: &[u8]) -> Result<Option<(Message<'_>, usize)>> {
+pub(crate) fn decode(bytes: &[u8]) -> Result<Option<(HostMessage<'_>, usize)>> {
     let wrong =
         || Error::new(Kind::Io, "the Python process sends something that is no message").complete();
     let Some((head, rest)) = bytes.split_at_checked(ANSWER) else { return Ok(None) };
@@ -154,7 +154,7 @@ pub(crate) fn decode(bytes: &[u8]) -> Result<Option<(Message<'_>, usize)>> {
         return Err(wrong());
     }
     let Some(payload) = rest.get(..len) else { return Ok(None) };
-    let message = Message { kind, number, status: word(8), kept: head[14] & 1 != 0, payload };
+    let message = HostMessage { kind, number, status: word(8), kept: head[14] & 1 != 0, payload };
     Ok(Some((message, ANSWER + len)))
 }
 
@@ -166,13 +166,20 @@ mod tests {
     #[test]
     fn requests_have_the_size_that_the_host_expects() {
         let mut out = Vec::new();
-        let ask = Ask { op: Op::Read, flags: 2, handle: 7, at: 1 << 40, len: 4096, memory: 8192 };
+        let ask = HostRequest {
+            op: HostCommand::Read,
+            flags: 2,
+            handle: 7,
+            at: 1 << 40,
+            len: 4096,
+            memory: 8192,
+        };
         ask.encode(3, 5, b"xy", &mut out);
         assert_eq!(out.len(), 48 + 2);
         assert_eq!(out[..8], [1, 2, 3, 0, 7, 0, 0, 0]);
         assert_eq!((out[8], out[21], out[25], out[33], out[40]), (5, 1, 16, 32, 2));
-        assert_eq!(flags(OpKind::Zero, Flags::FAST, true), 2 | 1 | 8);
-        assert_eq!(flags(OpKind::Zero, Flags::NO_HOLE, false), 0);
+        assert_eq!(flags(OpKind::Zero, RequestFlags::FAST, true), 2 | 1 | 8);
+        assert_eq!(flags(OpKind::Zero, RequestFlags::NO_HOLE, false), 0);
     }
 
     #[test]
@@ -185,7 +192,10 @@ mod tests {
         bytes.extend_from_slice(b"abc");
         let (message, len) = decode(&bytes).unwrap().unwrap();
         let kind = MessageKind::Answer;
-        assert_eq!(message, Message { kind, number: 9, status: 28, kept: true, payload: b"ab" });
+        assert_eq!(
+            message,
+            HostMessage { kind, number: 9, status: 28, kept: true, payload: b"ab" }
+        );
         assert_eq!(len, ANSWER + 2);
         for short in 0..ANSWER + 2 {
             assert!(decode(&bytes[..short]).unwrap().is_none(), "{short}");

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use blockhaul_block::{Error, Kind};
 
-use crate::call::{Broken, Run};
+use crate::call::{RunError, RunOutput};
 
 /// The highest defined exit status; what nbdkit prints as `max_known_status`.
 pub(crate) const KNOWN_STATUS_MAX: i32 = 8;
@@ -28,7 +28,7 @@ const NAMES: [(&str, Kind); 12] = [
 
 /// The result of a method that did not fail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Ended {
+pub(crate) enum MethodResult {
     /// Success, or the answer is yes.
     Done,
     /// The script does not have it.
@@ -39,7 +39,7 @@ pub(crate) enum Ended {
 
 /// A further request of an exit status.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Wish {
+pub(crate) enum ExitRequest {
     /// Stop the server.
     Shutdown,
     /// Close the connection at once.
@@ -49,7 +49,10 @@ pub(crate) enum Wish {
 }
 
 /// Interprets the result of a run (nbdkit-sh-plugin(1), "Exit codes").
-pub(crate) fn meaning(script: &Path, run: &Run) -> (Result<Ended, Error>, Option<Wish>) {
+pub(crate) fn meaning(
+    script: &Path,
+    run: &RunOutput,
+) -> (Result<MethodResult, Error>, Option<ExitRequest>) {
     let shown = script.display();
     let Some(code) = run.status.code() else {
         let number = run.status.signal().unwrap_or(0);
@@ -58,15 +61,15 @@ pub(crate) fn meaning(script: &Path, run: &Run) -> (Result<Ended, Error>, Option
     };
     let failed = |otherwise| Err(error(script, &run.said, otherwise));
     match code {
-        0 => (Ok(Ended::Done), None),
-        2 => (Ok(Ended::Missing), None),
-        3 => (Ok(Ended::No), None),
-        4 => (Ok(Ended::Done), Some(Wish::Shutdown)),
-        5 => (failed(Kind::ShuttingDown), Some(Wish::Shutdown)),
+        0 => (Ok(MethodResult::Done), None),
+        2 => (Ok(MethodResult::Missing), None),
+        3 => (Ok(MethodResult::No), None),
+        4 => (Ok(MethodResult::Done), Some(ExitRequest::Shutdown)),
+        5 => (failed(Kind::ShuttingDown), Some(ExitRequest::Shutdown)),
         // The reply has no receiver.
-        6 => (Ok(Ended::Missing), Some(Wish::Disconnect)),
-        7 => (Ok(Ended::Done), Some(Wish::Leave)),
-        KNOWN_STATUS_MAX => (failed(Kind::ShuttingDown), Some(Wish::Leave)),
+        6 => (Ok(MethodResult::Missing), Some(ExitRequest::Disconnect)),
+        7 => (Ok(MethodResult::Done), Some(ExitRequest::Leave)),
+        KNOWN_STATUS_MAX => (failed(Kind::ShuttingDown), Some(ExitRequest::Leave)),
         _ => (failed(Kind::Io), None),
     }
 }
@@ -97,23 +100,23 @@ fn error(script: &Path, said: &[u8], otherwise: Kind) -> Error {
 }
 
 /// The error of a run without a result.
-pub(crate) fn broken(script: &Path, method: &str, broken: Broken) -> Error {
+pub(crate) fn broken(script: &Path, method: &str, broken: RunError) -> Error {
     let shown = script.display();
     match broken {
-        Broken::System(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {
+        RunError::System(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {
             let text = format!("cannot run {shown}: check that it is executable (chmod +x)");
             Error::system(text, error).complete()
         }
-        Broken::System(error) => {
+        RunError::System(error) => {
             Error::system(format!("cannot run {shown} {method}"), error).of_plugin()
         }
-        Broken::TimedOut(limit) => {
+        RunError::TimedOut(limit) => {
             let limit = limit.as_secs_f32();
             log::error!("{shown}: {method} has not ended within {limit} s and was killed");
             let text = format!("{shown}: {method} has not ended within {limit} s");
             Error::new(Kind::TimedOut, text)
         }
-        Broken::TooMuch => {
+        RunError::TooMuch => {
             let text = format!("{shown}: {method} printed too much and was killed");
             Error::new(Kind::Io, text).complete()
         }
@@ -127,23 +130,24 @@ mod tests {
 
     use super::*;
 
-    fn of(code: i32, said: &str) -> (Result<Ended, Error>, Option<Wish>) {
-        let run = Run { status: ExitStatus::from_raw(code << 8), said: said.into(), printed: 0 };
+    fn of(code: i32, said: &str) -> (Result<MethodResult, Error>, Option<ExitRequest>) {
+        let run =
+            RunOutput { status: ExitStatus::from_raw(code << 8), said: said.into(), printed: 0 };
         meaning(Path::new("/s"), &run)
     }
 
     #[test]
     fn each_status_has_its_meaning() {
         for (code, ended, wish) in [
-            (0, Some(Ended::Done), None),
+            (0, Some(MethodResult::Done), None),
             (1, None, None),
-            (2, Some(Ended::Missing), None),
-            (3, Some(Ended::No), None),
-            (4, Some(Ended::Done), Some(Wish::Shutdown)),
-            (5, None, Some(Wish::Shutdown)),
-            (6, Some(Ended::Missing), Some(Wish::Disconnect)),
-            (7, Some(Ended::Done), Some(Wish::Leave)),
-            (8, None, Some(Wish::Leave)),
+            (2, Some(MethodResult::Missing), None),
+            (3, Some(MethodResult::No), None),
+            (4, Some(MethodResult::Done), Some(ExitRequest::Shutdown)),
+            (5, None, Some(ExitRequest::Shutdown)),
+            (6, Some(MethodResult::Missing), Some(ExitRequest::Disconnect)),
+            (7, Some(MethodResult::Done), Some(ExitRequest::Leave)),
+            (8, None, Some(ExitRequest::Leave)),
             (9, None, None),
             (255, None, None),
         ] {
@@ -169,7 +173,7 @@ mod tests {
             assert_eq!(error.kind(), kind, "{said}");
             assert!(error.text().contains(text), "{said}: {error}");
         }
-        let run = Run { status: ExitStatus::from_raw(9), said: Vec::new(), printed: 0 };
+        let run = RunOutput { status: ExitStatus::from_raw(9), said: Vec::new(), printed: 0 };
         let error = meaning(Path::new("/s"), &run).0.unwrap_err();
         assert!(error.text().contains("signal 9"), "{error}");
     }

@@ -3,17 +3,17 @@
 use std::sync::Arc;
 
 use blockhaul_block::{Device, ThreadModel};
-use blockhaul_catalog::{Another, Backend, Exports, Opened, Opening, Target};
+use blockhaul_catalog::{Backend, BackendTarget, Exports, HandleOpener, OpenFuture, OpenedDevice};
 
-use crate::plugin::Plugin;
-use crate::settings::Settings;
+use crate::plugin::ScriptPlugin;
+use crate::settings::ScriptSettings;
 use crate::source::Language;
 use crate::visit::{ScriptExports, ScriptVisit};
 
 /// The backend `sh:SCRIPT`.
-pub struct Sh;
+pub struct ShBackend;
 
-impl Backend for Sh {
+impl Backend for ShBackend {
     fn schemes(&self) -> &'static [&'static str] {
         &["sh"]
     }
@@ -41,19 +41,19 @@ blockhaul copy 'sh:./d.sh' disk.raw
         true
     }
 
-    fn open(&self, target: Target) -> Opening<Opened> {
+    fn open(&self, target: BackendTarget) -> OpenFuture<OpenedDevice> {
         open(Language::Sh, target)
     }
 
-    fn exports(&self, target: &Target) -> Option<Opening<Arc<dyn Exports>>> {
+    fn exports(&self, target: &BackendTarget) -> Option<OpenFuture<Arc<dyn Exports>>> {
         Some(exports(Language::Sh, target.clone()))
     }
 }
 
 /// The backend `eval:METHOD=SCRIPT&…`.
-pub struct Eval;
+pub struct EvalBackend;
 
-impl Backend for Eval {
+impl Backend for EvalBackend {
     fn schemes(&self) -> &'static [&'static str] {
         &["eval"]
     }
@@ -77,37 +77,37 @@ blockhaul copy 'eval:get_size=echo 1M&pread=head -c $3 /dev/zero' disk.raw
         true
     }
 
-    fn open(&self, target: Target) -> Opening<Opened> {
+    fn open(&self, target: BackendTarget) -> OpenFuture<OpenedDevice> {
         open(Language::Eval, target)
     }
 
-    fn exports(&self, target: &Target) -> Option<Opening<Arc<dyn Exports>>> {
+    fn exports(&self, target: &BackendTarget) -> Option<OpenFuture<Arc<dyn Exports>>> {
         Some(exports(Language::Eval, target.clone()))
     }
 }
 
-fn open(language: Language, target: Target) -> Opening<Opened> {
+fn open(language: Language, target: BackendTarget) -> OpenFuture<OpenedDevice> {
     Box::pin(async move {
         let readonly = !target.intent.write;
-        let plugin = Plugin::start(
-            Settings::parse(language, &target)?,
+        let plugin = ScriptPlugin::start(
+            ScriptSettings::parse(language, &target)?,
             target.context.registry().shutdown.clone(),
         )
         .await?;
-        let more = Handles { plugin, readonly };
+        let more = ScriptHandles { plugin, readonly };
         let device = more.another().await?;
         // If there may be only one connection at a time, a second would wait for ever.
         let several = more.plugin.model != ThreadModel::SerializeConnections;
-        let more = several.then(|| Arc::new(more) as Arc<dyn Another>);
-        Ok(Opened { device, more })
+        let more = several.then(|| Arc::new(more) as Arc<dyn HandleOpener>);
+        Ok(OpenedDevice { device, more })
     })
 }
 
-fn exports(language: Language, target: Target) -> Opening<Arc<dyn Exports>> {
+fn exports(language: Language, target: BackendTarget) -> OpenFuture<Arc<dyn Exports>> {
     Box::pin(async move {
         let readonly = !target.intent.write;
-        let plugin = Plugin::start(
-            Settings::parse(language, &target)?,
+        let plugin = ScriptPlugin::start(
+            ScriptSettings::parse(language, &target)?,
             target.context.registry().shutdown.clone(),
         )
         .await?;
@@ -116,13 +116,13 @@ fn exports(language: Language, target: Target) -> Opening<Arc<dyn Exports>> {
 }
 
 /// Handles for this program's own use: each is a separate connection.
-struct Handles {
-    plugin: Arc<Plugin>,
+struct ScriptHandles {
+    plugin: Arc<ScriptPlugin>,
     readonly: bool,
 }
 
-impl Another for Handles {
-    fn another(&self) -> Opening<Arc<dyn Device>> {
+impl HandleOpener for ScriptHandles {
+    fn another(&self) -> OpenFuture<Arc<dyn Device>> {
         let plugin = self.plugin.clone();
         let readonly = self.readonly;
         Box::pin(async move {

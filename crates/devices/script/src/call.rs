@@ -39,7 +39,7 @@ pub(crate) struct Runner {
 }
 
 /// The destination of standard output.
-pub(crate) enum Output<'a> {
+pub(crate) enum OutputTarget<'a> {
     /// To be read as words.
     Text(&'a mut Vec<u8>),
     /// As many bytes as this, and no others.
@@ -48,7 +48,7 @@ pub(crate) enum Output<'a> {
 
 /// A completed run.
 #[derive(Debug)]
-pub(crate) struct Run {
+pub(crate) struct RunOutput {
     pub(crate) status: ExitStatus,
     /// Standard error.
     pub(crate) said: Vec<u8>,
@@ -58,7 +58,7 @@ pub(crate) struct Run {
 
 /// Why there is no result.
 #[derive(Debug)]
-pub(crate) enum Broken {
+pub(crate) enum RunError {
     /// It did not start, or its pipes failed.
     System(io::Error),
     /// It exceeded its time limit and was killed.
@@ -67,15 +67,15 @@ pub(crate) enum Broken {
     TooMuch,
 }
 
-impl From<io::Error> for Broken {
-    fn from(error: io::Error) -> Broken {
-        Broken::System(error)
+impl From<io::Error> for RunError {
+    fn from(error: io::Error) -> RunError {
+        RunError::System(error)
     }
 }
 
-impl From<rustix::io::Errno> for Broken {
-    fn from(error: rustix::io::Errno) -> Broken {
-        Broken::System(error.into())
+impl From<rustix::io::Errno> for RunError {
+    fn from(error: rustix::io::Errno) -> RunError {
+        RunError::System(error.into())
     }
 }
 
@@ -90,11 +90,11 @@ impl Runner {
         script: &Path,
         args: &[OsString],
         input: &[u8],
-        output: Output<'_>,
-    ) -> Result<Run, Broken> {
+        output: OutputTarget<'_>,
+    ) -> Result<RunOutput, RunError> {
         log::debug!("calling {} {args:?}", script.display());
         let deadline = self.timeout.map(|limit| (blockhaul_io::now() + limit, limit));
-        let mut running = Running::start(self.spawn(script, args)?);
+        let mut running = ScriptProcess::start(self.spawn(script, args)?);
         let run = running.finish(input, output, deadline);
         if let Ok(run) = &run {
             log::debug!("completed {} {:?}: {}", script.display(), args.first(), run.status);
@@ -159,24 +159,24 @@ pub fn kill_all() {
 }
 
 /// A running script. Killed, with its child processes, if dropped before its end.
-struct Running {
+struct ScriptProcess {
     child: Child,
     group: Option<Pid>,
 }
 
-impl Running {
-    fn start(child: Child) -> Running {
+impl ScriptProcess {
+    fn start(child: Child) -> ScriptProcess {
         let group = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
         RUNNING.lock().expect("no panic under this lock").extend(group);
-        Running { child, group }
+        ScriptProcess { child, group }
     }
 
     fn finish(
         &mut self,
         mut input: &[u8],
-        mut output: Output<'_>,
+        mut output: OutputTarget<'_>,
         deadline: Option<(Instant, Duration)>,
-    ) -> Result<Run, Broken> {
+    ) -> Result<RunOutput, RunError> {
         let mut to = self.child.stdin.take().filter(|_| !input.is_empty());
         let mut from = self.child.stdout.take();
         let mut errors = self.child.stderr.take();
@@ -207,9 +207,9 @@ impl Running {
                 && let Some(pipe) = &from
             {
                 match output.take(pipe.as_fd(), &mut printed)? {
-                    Taken::End => from = None,
-                    Taken::Some => {}
-                    Taken::TooMuch => return Err(Broken::TooMuch),
+                    OutputRead::End => from = None,
+                    OutputRead::Some => {}
+                    OutputRead::TooMuch => return Err(RunError::TooMuch),
                 }
             }
             if ready[2]
@@ -221,11 +221,11 @@ impl Running {
         }
         drop(to);
         let status = self.wait(deadline)?;
-        Ok(Run { status, said, printed })
+        Ok(RunOutput { status, said, printed })
     }
 
     /// Waits for the end of the process, whose pipes are already closed.
-    fn wait(&mut self, deadline: Option<(Instant, Duration)>) -> Result<ExitStatus, Broken> {
+    fn wait(&mut self, deadline: Option<(Instant, Duration)>) -> Result<ExitStatus, RunError> {
         if let Some(status) = self.look()? {
             return Ok(status);
         }
@@ -239,7 +239,7 @@ impl Running {
                     if let Some((end, limit)) = deadline
                         && blockhaul_io::now() >= end
                     {
-                        return Err(Broken::TimedOut(limit));
+                        return Err(RunError::TimedOut(limit));
                     }
                     std::thread::sleep(LOOK);
                 }
@@ -263,7 +263,7 @@ impl Running {
     }
 }
 
-impl Drop for Running {
+impl Drop for ScriptProcess {
     fn drop(&mut self) {
         let Some(group) = self.group.take() else { return };
         // Fails only if it has just ended.
@@ -278,19 +278,19 @@ impl Drop for Running {
 }
 
 /// What reading yielded.
-enum Taken {
+enum OutputRead {
     Some,
     End,
     TooMuch,
 }
 
-impl Output<'_> {
-    fn take(&mut self, pipe: BorrowedFd<'_>, printed: &mut u64) -> Result<Taken, Broken> {
+impl OutputTarget<'_> {
+    fn take(&mut self, pipe: BorrowedFd<'_>, printed: &mut u64) -> Result<OutputRead, RunError> {
         let mut spare = [0; 64];
         let got = match self {
-            Output::Text(text) => {
+            OutputTarget::Text(text) => {
                 if text.len() > TEXT_MAX {
-                    return Ok(Taken::TooMuch);
+                    return Ok(OutputRead::TooMuch);
                 }
                 let old = text.len();
                 text.resize(old + STEP, 0);
@@ -298,7 +298,7 @@ impl Output<'_> {
                 text.truncate(old + got.as_ref().map_or(0, |got| got.unwrap_or(0)));
                 got?
             }
-            Output::Bytes(bytes) => {
+            OutputTarget::Bytes(bytes) => {
                 let at = usize::try_from(*printed).unwrap_or(usize::MAX);
                 match bytes.get_mut(at..).filter(|rest| !rest.is_empty()) {
                     Some(rest) => read(pipe, rest)?,
@@ -308,16 +308,18 @@ impl Output<'_> {
             }
         };
         match got {
-            None => Ok(Taken::Some),
-            Some(0) => Ok(Taken::End),
+            None => Ok(OutputRead::Some),
+            Some(0) => Ok(OutputRead::End),
             Some(count) => {
                 *printed += count as u64;
                 match self {
                     // It would continue for ever.
-                    Output::Bytes(bytes) if *printed > bytes.len() as u64 + TEXT_MAX as u64 => {
-                        Ok(Taken::TooMuch)
+                    OutputTarget::Bytes(bytes)
+                        if *printed > bytes.len() as u64 + TEXT_MAX as u64 =>
+                    {
+                        Ok(OutputRead::TooMuch)
                     }
-                    _ => Ok(Taken::Some),
+                    _ => Ok(OutputRead::Some),
                 }
             }
         }
@@ -325,7 +327,7 @@ impl Output<'_> {
 }
 
 /// Reads standard error; returns whether it has ended. Text beyond the maximum is dropped.
-fn take_said(pipe: BorrowedFd<'_>, said: &mut Vec<u8>) -> Result<bool, Broken> {
+fn take_said(pipe: BorrowedFd<'_>, said: &mut Vec<u8>) -> Result<bool, RunError> {
     let mut part = [0; 4096];
     let Some(count) = read(pipe, &mut part)? else { return Ok(false) };
     let room = SAID_MAX.saturating_sub(said.len());
@@ -354,7 +356,7 @@ fn as_fd<T: AsFd>(pipe: &Option<T>) -> Option<BorrowedFd<'_>> {
 fn wait(
     fds: [Option<BorrowedFd<'_>>; 3],
     deadline: Option<(Instant, Duration)>,
-) -> Result<[bool; 3], Broken> {
+) -> Result<[bool; 3], RunError> {
     let mut polled = Vec::with_capacity(fds.len());
     for (index, fd) in fds.iter().enumerate() {
         if let Some(fd) = fd {
@@ -369,7 +371,7 @@ fn wait(
             Some((end, limit)) => {
                 let left = end.saturating_duration_since(blockhaul_io::now());
                 if left.is_zero() {
-                    return Err(Broken::TimedOut(limit));
+                    return Err(RunError::TimedOut(limit));
                 }
                 Some(Timespec {
                     tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
@@ -414,7 +416,7 @@ mod tests {
         let input = vec![7; 1 << 20];
         let mut output = vec![0; 1 << 20];
         let args = ["pwrite".into(), "a b".into()];
-        let run = runner.run(&path, &args, &input, Output::Bytes(&mut output)).unwrap();
+        let run = runner.run(&path, &args, &input, OutputTarget::Bytes(&mut output)).unwrap();
         assert_eq!((run.status.code(), run.printed), (Some(3), 1 << 20));
         assert_eq!(output, input);
         assert_eq!(run.said, format!("pwrite a b\n{}\n", dir.path().display()).as_bytes());
@@ -424,7 +426,8 @@ mod tests {
     fn input_that_nobody_reads_is_no_error_and_too_much_output_is_counted() {
         let (_dir, path, runner) = script("#!/bin/sh\nprintf 1234567\n", None);
         let mut output = [0; 4];
-        let run = runner.run(&path, &[], &vec![1; 1 << 20], Output::Bytes(&mut output)).unwrap();
+        let run =
+            runner.run(&path, &[], &vec![1; 1 << 20], OutputTarget::Bytes(&mut output)).unwrap();
         assert_eq!((run.status.code(), run.printed, &output), (Some(0), 7, b"1234"));
     }
 
@@ -435,8 +438,8 @@ mod tests {
         let child = [1, 10, 100].into_iter().find_map(|times| {
             let (dir, path, runner) = script(lines, Some(Duration::from_millis(300 * times)));
             let mut text = Vec::new();
-            let broken = runner.run(&path, &[], &[], Output::Text(&mut text)).unwrap_err();
-            assert!(matches!(broken, Broken::TimedOut(_)), "{broken:?}");
+            let broken = runner.run(&path, &[], &[], OutputTarget::Text(&mut text)).unwrap_err();
+            assert!(matches!(broken, RunError::TimedOut(_)), "{broken:?}");
             let child = fs::read_to_string(dir.path().join("child")).unwrap_or_default();
             child.ends_with('\n').then_some(child)
         });
@@ -453,7 +456,7 @@ mod tests {
     fn what_does_not_start_is_an_error() {
         let (dir, _, runner) = script("", None);
         let none = dir.path().join("none");
-        let broken = runner.run(&none, &[], &[], Output::Text(&mut Vec::new())).unwrap_err();
-        assert!(matches!(broken, Broken::System(_)), "{broken:?}");
+        let broken = runner.run(&none, &[], &[], OutputTarget::Text(&mut Vec::new())).unwrap_err();
+        assert!(matches!(broken, RunError::System(_)), "{broken:?}");
     }
 }

@@ -4,19 +4,19 @@ use std::ffi::OsString;
 use std::sync::{Arc, OnceLock};
 
 use blockhaul_block::{Error, Kind, Result};
-use blockhaul_catalog::{Client, Listed};
+use blockhaul_catalog::{ExportClient, ListedExport};
 use blockhaul_io::{BlockingPool, FifoGuard};
 
-use crate::answer::Ended;
+use crate::answer::MethodResult;
 use crate::parse;
-use crate::plugin::{Plugin, no_thread};
+use crate::plugin::{ScriptPlugin, no_thread};
 
 /// State shared by a connection's handles.
-pub(crate) struct Connection {
-    pub(crate) plugin: Arc<Plugin>,
+pub(crate) struct ScriptConnection {
+    pub(crate) plugin: Arc<ScriptPlugin>,
     pub(crate) readonly: bool,
     pub(crate) lane: Arc<BlockingPool>,
-    pub(crate) client: Client,
+    pub(crate) client: ExportClient,
     /// It belongs to a server's client, not to this program itself.
     pub(crate) served: bool,
     /// Queried once.
@@ -29,7 +29,7 @@ pub(crate) fn word(value: bool) -> OsString {
     if value { "true".into() } else { "false".into() }
 }
 
-impl Connection {
+impl ScriptConnection {
     /// Runs a job on the connection's lane.
     pub(crate) async fn run<T: Send + 'static>(
         self: Arc<Self>,
@@ -51,14 +51,14 @@ impl Connection {
         self.plugin.call("preconnect", &args, &[], Some(&self.client)).map(drop)
     }
 
-    pub(crate) fn list(self: &Arc<Self>, tls: bool) -> Result<Vec<Listed>> {
+    pub(crate) fn list(self: &Arc<Self>, tls: bool) -> Result<Vec<ListedExport>> {
         let args = [word(self.readonly), word(tls)];
         match self.plugin.words("list_exports", &args, Some(&self.client))? {
-            (Ended::Done, printed) => parse::exports(&String::from_utf8_lossy(&printed))
+            (MethodResult::Done, printed) => parse::exports(&String::from_utf8_lossy(&printed))
                 .map_err(|why| self.wrong("list_exports", why)),
             _ => {
                 let name = self.default_export(tls)?;
-                Ok(vec![Listed { name, description: String::new() }])
+                Ok(vec![ListedExport { name, description: String::new() }])
             }
         }
     }
@@ -70,7 +70,7 @@ impl Connection {
 
     fn ask_default_export(&self, tls: bool) -> Result<String> {
         let args = [word(self.readonly), word(tls)];
-        let (Ended::Done, printed) =
+        let (MethodResult::Done, printed) =
             self.plugin.words("default_export", &args, Some(&self.client))?
         else {
             return Ok(String::new());

@@ -14,10 +14,10 @@ const PLACE: &str = "/tmp";
 const ATTEMPTS: u32 = 100;
 
 /// A directory accessible only to this user, removed with its contents on drop.
-pub(crate) struct Folder(PathBuf);
+pub(crate) struct StateFolder(PathBuf);
 
-impl Folder {
-    pub(crate) fn new() -> Result<Folder> {
+impl StateFolder {
+    pub(crate) fn new() -> Result<StateFolder> {
         let cannot = |error| Error::system(format!("cannot create a directory in {PLACE}"), error);
         for _ in 0..ATTEMPTS {
             let mut salt = [0; 8];
@@ -26,7 +26,7 @@ impl Folder {
             let name = format!("blockhaul-script-{:016x}", u64::from_ne_bytes(salt));
             let path = Path::new(PLACE).join(name);
             match DirBuilder::new().mode(0o700).create(&path) {
-                Ok(()) => return Ok(Folder(path)),
+                Ok(()) => return Ok(StateFolder(path)),
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 Err(error) => return Err(cannot(error)),
             }
@@ -39,7 +39,7 @@ impl Folder {
     }
 }
 
-impl Drop for Folder {
+impl Drop for StateFolder {
     fn drop(&mut self) {
         if let Err(error) = fs::remove_dir_all(&self.0) {
             log::warn!("cannot remove {}: {error}", self.0.display());

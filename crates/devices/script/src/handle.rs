@@ -6,13 +6,13 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::sync::Arc;
 
 use blockhaul_block::{
-    BASE_ALLOCATION, BlockSizes, Can, Device, Error, Extents, Facts, Flags, Kind, Op, Outcome,
-    Pending, Reply, Request, Result, ThreadModel,
+    BASE_ALLOCATION, BlockSizes, Can, Device, Error, Extents, Facts, Kind, Op, Outcome,
+    PendingRequest, Reply, Request, RequestFlags, Result, ThreadModel,
 };
 use blockhaul_io::{Buf, Data};
 
-use crate::answer::Ended;
-use crate::connection::{Connection, word};
+use crate::answer::MethodResult;
+use crate::connection::{ScriptConnection, word};
 use crate::parse;
 
 /// Maximum length of other calls: nbdkit's lengths have 32 bits; aligned to any block.
@@ -22,34 +22,34 @@ const WARM: u64 = 1 << 20;
 
 /// How an ability is implemented.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Level {
+enum ScriptAbility {
     None,
     Emulate,
     Native,
 }
 
 /// An open handle. Closed, on its lane, when dropped.
-pub(crate) struct Handle {
-    connection: Arc<Connection>,
+pub(crate) struct ScriptHandle {
+    connection: Arc<ScriptConnection>,
     /// The output of `open`.
     token: OsString,
     facts: Arc<Facts>,
     /// Whether `zero` is called at all.
     native_zero: bool,
-    fua: Level,
-    cache: Level,
+    fua: ScriptAbility,
+    cache: ScriptAbility,
 }
 
 /// A handle as a device.
-pub(crate) struct ScriptDevice(pub(crate) Arc<Handle>);
+pub(crate) struct ScriptDevice(pub(crate) Arc<ScriptHandle>);
 
 impl Device for ScriptDevice {
     fn facts(&self) -> Arc<Facts> {
         self.0.facts.clone()
     }
 
-    fn submit(&self, request: Request) -> Pending {
-        let (completer, pending) = Pending::completer();
+    fn submit(&self, request: Request) -> PendingRequest {
+        let (completer, pending) = PendingRequest::completer();
         let handle = self.0.clone();
         self.0.connection.lane.run(move || {
             let outcome = handle.perform(request);
@@ -61,24 +61,30 @@ impl Device for ScriptDevice {
     }
 }
 
-impl Handle {
+impl ScriptHandle {
     /// Opens a handle and queries its facts once.
-    pub(crate) fn open(connection: Arc<Connection>, name: &str, tls: bool) -> Result<Arc<Handle>> {
+    pub(crate) fn open(
+        connection: Arc<ScriptConnection>,
+        name: &str,
+        tls: bool,
+    ) -> Result<Arc<ScriptHandle>> {
         let plugin = &connection.plugin;
         let shown =
             if name.is_empty() { plugin.shown() } else { format!("{}/{name}", plugin.shown()) };
         let args = [word(connection.readonly), name.into(), word(tls)];
         let token = match plugin.words("open", &args, Some(&connection.client))? {
-            (Ended::Done, printed) => OsStr::from_bytes(parse::line(&printed)).to_os_string(),
+            (MethodResult::Done, printed) => {
+                OsStr::from_bytes(parse::line(&printed)).to_os_string()
+            }
             _ => OsString::new(),
         };
-        let mut handle = Handle {
+        let mut handle = ScriptHandle {
             connection,
             token,
             facts: Arc::new(Facts::new(shown, 0)),
             native_zero: false,
-            fua: Level::None,
-            cache: Level::None,
+            fua: ScriptAbility::None,
+            cache: ScriptAbility::None,
         };
         // A failure from here on drops the handle, which closes it.
         handle.ask_all()?;
@@ -106,15 +112,16 @@ impl Handle {
         let flush = self.ask("can_flush")?.unwrap_or(false);
         can.set(Can::FLUSH, flush);
         if write {
-            self.fua = fua.unwrap_or(if flush { Level::Emulate } else { Level::None });
-            can.set(Can::FUA, self.fua != Level::None);
+            self.fua =
+                fua.unwrap_or(if flush { ScriptAbility::Emulate } else { ScriptAbility::None });
+            can.set(Can::FUA, self.fua != ScriptAbility::None);
         }
         facts.rotational = self.ask("is_rotational")?.unwrap_or(false);
         let multi = self.ask("can_multi_conn")?.unwrap_or(false);
         let one = self.connection.plugin.model == ThreadModel::SerializeConnections;
         can.set(Can::MULTI_CONN, multi && !one);
-        self.cache = self.ask_level("can_cache")?.unwrap_or(Level::None);
-        can.set(Can::CACHE, self.cache != Level::None);
+        self.cache = self.ask_level("can_cache")?.unwrap_or(ScriptAbility::None);
+        can.set(Can::CACHE, self.cache != ScriptAbility::None);
         if self.ask("can_extents")?.unwrap_or(false) {
             can |= Can::EXTENTS;
             facts.contexts = vec![BASE_ALLOCATION.to_string()];
@@ -133,27 +140,27 @@ impl Handle {
     }
 
     fn ask(&self, method: &'static str) -> Result<Option<bool>> {
-        let Connection { plugin, client, .. } = &*self.connection;
+        let ScriptConnection { plugin, client, .. } = &*self.connection;
         plugin.ask(method, &self.token(), Some(client))
     }
 
     /// The output of a method about the handle; `None` if it is missing.
     fn words(&self, method: &'static str) -> Result<Option<String>> {
-        let Connection { plugin, client, .. } = &*self.connection;
+        let ScriptConnection { plugin, client, .. } = &*self.connection;
         Ok(match plugin.words(method, &self.token(), Some(client))? {
-            (Ended::Done, printed) => {
+            (MethodResult::Done, printed) => {
                 Some(String::from_utf8_lossy(parse::line(&printed)).into_owned())
             }
             _ => None,
         })
     }
 
-    fn ask_level(&self, method: &'static str) -> Result<Option<Level>> {
+    fn ask_level(&self, method: &'static str) -> Result<Option<ScriptAbility>> {
         let Some(text) = self.words(method)? else { return Ok(None) };
         match text.to_ascii_lowercase().as_str() {
-            "none" => Ok(Some(Level::None)),
-            "emulate" => Ok(Some(Level::Emulate)),
-            "native" => Ok(Some(Level::Native)),
+            "none" => Ok(Some(ScriptAbility::None)),
+            "emulate" => Ok(Some(ScriptAbility::Emulate)),
+            "native" => Ok(Some(ScriptAbility::Native)),
             _ => {
                 let why = format!("printed {text:?}, which is neither none, emulate nor native");
                 Err(self.connection.wrong(method, &why))
@@ -214,9 +221,9 @@ impl Handle {
     }
 
     /// Runs a change with the script's own FUA, or followed by a flush.
-    fn durably(&self, flags: Flags, change: impl FnOnce(bool) -> Result<()>) -> Outcome {
-        let fua = flags.contains(Flags::FUA);
-        let native = fua && self.fua == Level::Native;
+    fn durably(&self, flags: RequestFlags, change: impl FnOnce(bool) -> Result<()>) -> Outcome {
+        let fua = flags.contains(RequestFlags::FUA);
+        let native = fua && self.fua == ScriptAbility::Native;
         change(native)?;
         if fua && !native {
             self.change("flush", &self.token(), &[])?;
@@ -224,8 +231,13 @@ impl Handle {
         Ok(Reply::Done)
     }
 
-    fn change(&self, method: &'static str, args: &[OsString], input: &[u8]) -> Result<Ended> {
-        let Connection { plugin, client, .. } = &*self.connection;
+    fn change(
+        &self,
+        method: &'static str,
+        args: &[OsString],
+        input: &[u8],
+    ) -> Result<MethodResult> {
+        let ScriptConnection { plugin, client, .. } = &*self.connection;
         plugin.call(method, args, input, Some(client))
     }
 
@@ -251,12 +263,12 @@ impl Handle {
     }
 
     fn read(&self, at: u64, buf: &mut Buf) -> Result<()> {
-        let Connection { plugin, client, .. } = &*self.connection;
+        let ScriptConnection { plugin, client, .. } = &*self.connection;
         let len = buf.len() as u64;
         let args = self.range(at, len, None);
         match plugin.fill("pread", &args, buf, Some(client))? {
-            (Ended::Done, printed) if printed == len => Ok(()),
-            (Ended::Done, printed) => {
+            (MethodResult::Done, printed) if printed == len => Ok(()),
+            (MethodResult::Done, printed) => {
                 let why = format!("printed {printed} bytes instead of {len}");
                 Err(self.connection.wrong("pread", &why))
             }
@@ -267,12 +279,12 @@ impl Handle {
     fn write(&self, at: u64, bytes: &[u8], fua: bool) -> Result<()> {
         let flags = if fua { "fua" } else { "" };
         match self.change("pwrite", &self.range(at, bytes.len() as u64, Some(flags)), bytes)? {
-            Ended::Missing => Err(self.connection.wrong("pwrite", "not implemented")),
+            MethodResult::Missing => Err(self.connection.wrong("pwrite", "not implemented")),
             _ => Ok(()),
         }
     }
 
-    fn zero(&self, at: u64, len: u64, flags: Flags, fua: bool) -> Result<()> {
+    fn zero(&self, at: u64, len: u64, flags: RequestFlags, fua: bool) -> Result<()> {
         for (at, count) in pieces(at, len, RANGE_MAX) {
             self.zero_piece(at, count, flags, fua)?;
         }
@@ -280,15 +292,18 @@ impl Handle {
     }
 
     /// The script's zero, or writes if that is not supported.
-    fn zero_piece(&self, at: u64, len: u64, flags: Flags, fua: bool) -> Result<()> {
-        let fast = flags.contains(Flags::FAST);
+    fn zero_piece(&self, at: u64, len: u64, flags: RequestFlags, fua: bool) -> Result<()> {
+        let fast = flags.contains(RequestFlags::FAST);
         if self.native_zero {
-            let words =
-                [("fua", fua), ("may_trim", !flags.contains(Flags::NO_HOLE)), ("fast", fast)];
+            let words = [
+                ("fua", fua),
+                ("may_trim", !flags.contains(RequestFlags::NO_HOLE)),
+                ("fast", fast),
+            ];
             let words: Vec<_> =
                 words.into_iter().filter(|word| word.1).map(|word| word.0).collect();
             match self.change("zero", &self.range(at, len, Some(&words.join(","))), &[]) {
-                Ok(Ended::Missing) => {}
+                Ok(MethodResult::Missing) => {}
                 Ok(_) => return Ok(()),
                 Err(error) if error.kind() == Kind::Unsupported && !fast => {}
                 Err(error) => return Err(error),
@@ -306,7 +321,7 @@ impl Handle {
     }
 
     fn cache(&self, at: u64, len: u64) -> Result<()> {
-        if self.cache != Level::Emulate {
+        if self.cache != ScriptAbility::Emulate {
             return self.each_piece("cache", at, len, None);
         }
         let size = u64::from(self.facts.block.maximum).min(WARM).min(len);
@@ -318,12 +333,12 @@ impl Handle {
         Ok(())
     }
 
-    fn extents(&self, at: u64, len: u64, flags: Flags) -> Result<Extents> {
-        let Connection { plugin, client, .. } = &*self.connection;
-        let one = flags.contains(Flags::ONE_EXTENT);
+    fn extents(&self, at: u64, len: u64, flags: RequestFlags) -> Result<Extents> {
+        let ScriptConnection { plugin, client, .. } = &*self.connection;
+        let one = flags.contains(RequestFlags::ONE_EXTENT);
         let words = if one { "req_one" } else { "" };
         let args = self.range(at, len.min(RANGE_MAX), Some(words));
-        let (Ended::Done, printed) = plugin.words("extents", &args, Some(client))? else {
+        let (MethodResult::Done, printed) = plugin.words("extents", &args, Some(client))? else {
             let why = "can_extents says yes, but there is no such method";
             return Err(self.connection.wrong("extents", why));
         };
@@ -338,7 +353,7 @@ impl Handle {
     }
 }
 
-impl Drop for Handle {
+impl Drop for ScriptHandle {
     fn drop(&mut self) {
         let connection = self.connection.clone();
         let token = self.token();

@@ -26,13 +26,13 @@ mod visit;
 
 use std::sync::Arc;
 
-pub use backend::{Eval, Sh};
+pub use backend::{EvalBackend, ShBackend};
 pub use call::kill_all;
 pub use plugin::{dump, wait_for_end};
-pub use settings::{HostSettings, Settings};
+pub use settings::{ScriptHostSettings, ScriptSettings};
 pub use source::Language;
 
 /// Every kind of storage of this crate, for a [`blockhaul_catalog::Registry`].
 pub fn all() -> Vec<Arc<dyn blockhaul_catalog::Backend>> {
-    vec![Arc::new(Sh), Arc::new(Eval)]
+    vec![Arc::new(ShBackend), Arc::new(EvalBackend)]
 }

@@ -1,7 +1,7 @@
 //! Parses the output of scripts: sizes, lists of exports, extents.
 
 use blockhaul_block::{BlockSizes, Extents};
-use blockhaul_catalog::{Listed, parse_size};
+use blockhaul_catalog::{ListedExport, parse_size};
 
 /// Maximum number of exports in one list, and maximum length of a name or description in bytes
 /// (NBD's limit).
@@ -23,7 +23,7 @@ pub(crate) fn line(bytes: &[u8]) -> &[u8] {
 
 /// A list of exports: names, or names and descriptions in one of two orders. An unterminated last
 /// line is ignored.
-pub(crate) fn exports(text: &str) -> Result<Vec<Listed>, &'static str> {
+pub(crate) fn exports(text: &str) -> Result<Vec<ListedExport>, &'static str> {
     let complete = |text: &str| -> Vec<String> {
         let lines = text.split_inclusive('\n').filter_map(|line| line.strip_suffix('\n'));
         lines.map(String::from).collect()
@@ -50,7 +50,7 @@ pub(crate) fn exports(text: &str) -> Result<Vec<Listed>, &'static str> {
     if list.iter().any(|(name, about)| name.len() > STRING_MAX || about.len() > STRING_MAX) {
         return Err("the name or description of an export is too long");
     }
-    Ok(list.into_iter().map(|(name, description)| Listed { name, description }).collect())
+    Ok(list.into_iter().map(|(name, description)| ListedExport { name, description }).collect())
 }
 
 /// The first name of a list of exports.

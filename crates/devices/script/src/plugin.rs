@@ -6,15 +6,15 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use blockhaul_block::{Error, Kind, Result, ThreadModel};
-use blockhaul_catalog::{Client, Shutdown};
+use blockhaul_catalog::{ExportClient, Shutdown};
 use blockhaul_io::{BlockingPool, FifoLock};
 
-use crate::answer::{self, Ended, Wish};
-use crate::call::{self, Output, Runner};
-use crate::folder::Folder;
+use crate::answer::{self, ExitRequest, MethodResult};
+use crate::call::{self, OutputTarget, Runner};
+use crate::folder::StateFolder;
 use crate::parse;
-use crate::settings::Settings;
-use crate::source::{Language, Script, Source};
+use crate::settings::ScriptSettings;
+use crate::source::{Language, Script, ScriptSource};
 
 /// Parses the output of a script; an unknown value becomes the safest.
 fn thread_model(text: &str) -> ThreadModel {
@@ -23,8 +23,8 @@ fn thread_model(text: &str) -> ThreadModel {
 }
 
 /// A script that is ready. It ends when this and everything opened from it are dropped.
-pub(crate) struct Plugin {
-    source: Source,
+pub(crate) struct ScriptPlugin {
+    source: ScriptSource,
     runner: Runner,
     pub(crate) model: ThreadModel,
     /// The thread of the script's life, and of all runs if only one may run at a time.
@@ -34,19 +34,23 @@ pub(crate) struct Plugin {
     /// The lock for scripts with one connection at a time.
     pub(crate) one_by_one: Arc<FifoLock>,
     /// Taken when the plugin ends.
-    folder: Option<Folder>,
+    folder: Option<StateFolder>,
     /// Stops the server that the script was opened for.
     shutdown: Shutdown,
 }
 
-impl Plugin {
+impl ScriptPlugin {
     /// Configures a script and makes it ready.
-    pub(crate) async fn start(settings: Settings, shutdown: Shutdown) -> Result<Arc<Plugin>> {
+    pub(crate) async fn start(
+        settings: ScriptSettings,
+        shutdown: Shutdown,
+    ) -> Result<Arc<ScriptPlugin>> {
         let control = Arc::new(BlockingPool::single(settings.language.name()));
         let (completer, ticket) = blockhaul_io::ticket();
         let own = control.clone();
         control.run(move || {
-            let started = Plugin::begin(&settings, own, shutdown).and_then(Plugin::make_ready);
+            let started =
+                ScriptPlugin::begin(&settings, own, shutdown).and_then(ScriptPlugin::make_ready);
             completer.complete(started.map(Arc::new));
         });
         ticket.await.map_err(no_thread)?
@@ -54,11 +58,11 @@ impl Plugin {
 
     /// Everything up to the last parameter.
     fn begin(
-        settings: &Settings,
+        settings: &ScriptSettings,
         control: Arc<BlockingPool>,
         shutdown: Shutdown,
-    ) -> Result<Plugin> {
-        let folder = Folder::new()?;
+    ) -> Result<ScriptPlugin> {
+        let folder = StateFolder::new()?;
         let runner = Runner::new(folder.path(), settings.host.timeout);
         let pool = Arc::new(BlockingPool::parallel(
             format!("{}-pool", settings.language.name()),
@@ -66,10 +70,12 @@ impl Plugin {
         ));
         let mut config = settings.config.iter().enumerate();
         let source = match settings.language {
-            Language::Eval => Source::eval(),
+            Language::Eval => ScriptSource::eval(),
             Language::Sh => match config.next() {
-                Some((_, (Some(key), value))) if key == "script" => Source::sh(value, &folder)?,
-                Some((_, (None, value))) => Source::sh(value, &folder)?,
+                Some((_, (Some(key), value))) if key == "script" => {
+                    ScriptSource::sh(value, &folder)?
+                }
+                Some((_, (None, value))) => ScriptSource::sh(value, &folder)?,
                 _ => {
                     let text = "sh: name the script first, for example sh:/path/to/script";
                     return Err(Error::new(Kind::Usage, text));
@@ -77,7 +83,7 @@ impl Plugin {
             },
         };
         live(1);
-        let mut plugin = Plugin {
+        let mut plugin = ScriptPlugin {
             source,
             runner,
             model: ThreadModel::SerializeAllRequests,
@@ -90,7 +96,7 @@ impl Plugin {
         let mut magic = None;
         if settings.language == Language::Sh {
             plugin.step("load", &[])?;
-            if let (Ended::Done, printed) = plugin.words("magic_config_key", &[], None)? {
+            if let (MethodResult::Done, printed) = plugin.words("magic_config_key", &[], None)? {
                 magic = Some(String::from_utf8_lossy(parse::line(&printed)).into_owned());
             }
         }
@@ -111,8 +117,8 @@ impl Plugin {
         let wrong = |text: String| Err(Error::new(Kind::Usage, format!("{shown}: {text}")));
         let key = match (key, magic, &self.source) {
             // As nbdkit: a bare value has the key `script`, which the script may change.
-            (None | Some("script"), Some(magic), Source::Sh { .. }) => magic,
-            (None | Some("script"), None, Source::Sh { .. }) => {
+            (None | Some("script"), Some(magic), ScriptSource::Sh { .. }) => magic,
+            (None | Some("script"), None, ScriptSource::Sh { .. }) => {
                 return wrong(format!("{value:?}: write it as KEY=VALUE"));
             }
             (Some(key), ..) => key,
@@ -125,22 +131,22 @@ impl Plugin {
         if !fine {
             return wrong(format!("{key:?} is no name for a parameter"));
         }
-        if matches!(self.source, Source::Eval { .. }) && Source::is_method(key) {
+        if matches!(self.source, ScriptSource::Eval { .. }) && ScriptSource::is_method(key) {
             return match &self.folder {
                 Some(folder) => self.source.add(key, value, folder),
                 None => Ok(()),
             };
         }
         match self.step("config", &[key.into(), value.into()])? {
-            Ended::Missing if matches!(self.source, Source::Eval { .. }) => {
+            MethodResult::Missing if matches!(self.source, ScriptSource::Eval { .. }) => {
                 wrong(format!("{key} is no method, and there is no config= to take it"))
             }
-            Ended::Missing => wrong(format!("it takes no parameters, but {key}= is given")),
+            MethodResult::Missing => wrong(format!("it takes no parameters, but {key}= is given")),
             _ => Ok(()),
         }
     }
 
-    fn make_ready(mut self) -> Result<Plugin> {
+    fn make_ready(mut self) -> Result<ScriptPlugin> {
         self.source.complete()?;
         self.step("config_complete", &[])?;
         self.settle_model()?;
@@ -151,14 +157,14 @@ impl Plugin {
     }
 
     fn settle_model(&mut self) -> Result<()> {
-        if let (Ended::Done, printed) = self.words("thread_model", &[], None)? {
+        if let (MethodResult::Done, printed) = self.words("thread_model", &[], None)? {
             self.model = thread_model(&String::from_utf8_lossy(parse::line(&printed)));
         }
         Ok(())
     }
 
     /// Calls a method of the script's life, which succeeds or is missing.
-    fn step(&self, method: &'static str, args: &[OsString]) -> Result<Ended> {
+    fn step(&self, method: &'static str, args: &[OsString]) -> Result<MethodResult> {
         let usage = |error: Error| Error::new(Kind::Usage, error.text().to_string());
         self.call(method, args, &[], None).map_err(usage)
     }
@@ -182,9 +188,9 @@ impl Plugin {
         method: &'static str,
         args: &[OsString],
         input: &[u8],
-        client: Option<&Client>,
-    ) -> Result<Ended> {
-        let ended = self.run(method, args, input, Output::Text(&mut Vec::new()), client)?.0;
+        client: Option<&ExportClient>,
+    ) -> Result<MethodResult> {
+        let ended = self.run(method, args, input, OutputTarget::Text(&mut Vec::new()), client)?.0;
         self.not_no(method, ended)
     }
 
@@ -193,10 +199,10 @@ impl Plugin {
         &self,
         method: &'static str,
         args: &[OsString],
-        client: Option<&Client>,
-    ) -> Result<(Ended, Vec<u8>)> {
+        client: Option<&ExportClient>,
+    ) -> Result<(MethodResult, Vec<u8>)> {
         let mut printed = Vec::new();
-        let ended = self.run(method, args, &[], Output::Text(&mut printed), client)?.0;
+        let ended = self.run(method, args, &[], OutputTarget::Text(&mut printed), client)?.0;
         Ok((self.not_no(method, ended)?, printed))
     }
 
@@ -205,13 +211,13 @@ impl Plugin {
         &self,
         method: &'static str,
         args: &[OsString],
-        client: Option<&Client>,
+        client: Option<&ExportClient>,
     ) -> Result<Option<bool>> {
-        let output = Output::Text(&mut Vec::new());
+        let output = OutputTarget::Text(&mut Vec::new());
         Ok(match self.run(method, args, &[], output, client)?.0 {
-            Ended::Done => Some(true),
-            Ended::No => Some(false),
-            Ended::Missing => None,
+            MethodResult::Done => Some(true),
+            MethodResult::No => Some(false),
+            MethodResult::Missing => None,
         })
     }
 
@@ -221,14 +227,14 @@ impl Plugin {
         method: &'static str,
         args: &[OsString],
         bytes: &mut [u8],
-        client: Option<&Client>,
-    ) -> Result<(Ended, u64)> {
-        let (ended, printed) = self.run(method, args, &[], Output::Bytes(bytes), client)?;
+        client: Option<&ExportClient>,
+    ) -> Result<(MethodResult, u64)> {
+        let (ended, printed) = self.run(method, args, &[], OutputTarget::Bytes(bytes), client)?;
         Ok((self.not_no(method, ended)?, printed))
     }
 
-    fn not_no(&self, method: &str, ended: Ended) -> Result<Ended> {
-        if ended != Ended::No {
+    fn not_no(&self, method: &str, ended: MethodResult) -> Result<MethodResult> {
+        if ended != MethodResult::No {
             return Ok(ended);
         }
         let script = self.script_of(method);
@@ -241,16 +247,16 @@ impl Plugin {
         method: &'static str,
         args: &[OsString],
         input: &[u8],
-        output: Output<'_>,
-        client: Option<&Client>,
-    ) -> Result<(Ended, u64)> {
+        output: OutputTarget<'_>,
+        client: Option<&ExportClient>,
+    ) -> Result<(MethodResult, u64)> {
         let path = match self.source.script(method) {
-            Script::Missing => return Ok((Ended::Missing, 0)),
+            Script::Missing => return Ok((MethodResult::Missing, 0)),
             Script::Says(words) => {
-                if let Output::Text(text) = output {
+                if let OutputTarget::Text(text) = output {
                     text.extend_from_slice(words.as_bytes());
                 }
-                return Ok((Ended::Done, words.len() as u64));
+                return Ok((MethodResult::Done, words.len() as u64));
             }
             Script::File(path) => path,
         };
@@ -265,21 +271,21 @@ impl Plugin {
         Ok((ended?, run.printed))
     }
 
-    fn grant(&self, wish: Wish, script: &Path, client: Option<&Client>) {
+    fn grant(&self, wish: ExitRequest, script: &Path, client: Option<&ExportClient>) {
         log::debug!("{} asks for {wish:?}", script.display());
         let stream = client.and_then(|client| client.stream.as_ref());
         match (wish, stream) {
-            (Wish::Shutdown, _) => {
+            (ExitRequest::Shutdown, _) => {
                 self.shutdown.request(&format!("{} asks for it", script.display()));
             }
-            (Wish::Disconnect, Some(stream)) => stream.shutdown(),
-            (Wish::Leave, Some(stream)) => stream.shutdown_receive(),
+            (ExitRequest::Disconnect, Some(stream)) => stream.shutdown(),
+            (ExitRequest::Leave, Some(stream)) => stream.shutdown_receive(),
             (_, None) => {}
         }
     }
 }
 
-impl Drop for Plugin {
+impl Drop for ScriptPlugin {
     fn drop(&mut self) {
         let folder = self.folder.take();
         let runner = Runner::new(&self.runner.folder, self.runner.timeout);
@@ -287,11 +293,11 @@ impl Drop for Plugin {
         self.control.run(move || {
             if let Script::File(path) = script {
                 // The last run; an error has no receiver any more.
-                let output = Output::Text(&mut Vec::new());
+                let output = OutputTarget::Text(&mut Vec::new());
                 match runner.run(&path, &["unload".into()], &[], output) {
                     Ok(run) => log::debug!("{} has unloaded: {}", path.display(), run.status),
                     // A failed start was already reported at load.
-                    Err(broken @ call::Broken::System(_)) => {
+                    Err(broken @ call::RunError::System(_)) => {
                         log::debug!("{}", answer::broken(&path, "unload", broken));
                     }
                     Err(broken) => log::warn!("{}", answer::broken(&path, "unload", broken)),
@@ -334,7 +340,7 @@ pub fn wait_for_end(limit: Duration) -> bool {
 ///
 /// # Errors
 /// If the script does not exist, or the thread for it cannot be started.
-pub fn dump(settings: &Settings) -> Result<String> {
+pub fn dump(settings: &ScriptSettings) -> Result<String> {
     let (sender, receiver) = std::sync::mpsc::channel();
     let control = Arc::new(BlockingPool::single(settings.language.name()));
     let own = control.clone();
@@ -347,11 +353,14 @@ pub fn dump(settings: &Settings) -> Result<String> {
     receiver.recv().map_err(no_thread)?
 }
 
-fn dump_here(settings: &Settings, control: Arc<BlockingPool>) -> Result<String> {
+fn dump_here(settings: &ScriptSettings, control: Arc<BlockingPool>) -> Result<String> {
     let name = settings.language.name();
     let bare = settings.language == Language::Sh && settings.config.is_empty();
-    let plugin =
-        if bare { None } else { Some(Plugin::begin(settings, control, Shutdown::default())?) };
+    let plugin = if bare {
+        None
+    } else {
+        Some(ScriptPlugin::begin(settings, control, Shutdown::default())?)
+    };
     let model = match plugin {
         // Without a script there is nothing that would mind.
         None => (ThreadModel::Parallel, None),
@@ -372,7 +381,7 @@ fn dump_here(settings: &Settings, control: Arc<BlockingPool>) -> Result<String> 
     }
     text += &format!("max_known_status={}\n", answer::KNOWN_STATUS_MAX);
     if let Some(plugin) = plugin
-        && let Ok((Ended::Done, printed)) = plugin.words("dump_plugin", &[], None)
+        && let Ok((MethodResult::Done, printed)) = plugin.words("dump_plugin", &[], None)
     {
         text += &String::from_utf8_lossy(&printed);
     }

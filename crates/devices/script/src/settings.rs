@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use blockhaul_block::{Error, Kind, Result};
-use blockhaul_catalog::{Target, parse_duration, percent_decode};
+use blockhaul_catalog::{BackendTarget, parse_duration, percent_decode};
 
 use crate::Language;
 
@@ -14,40 +14,40 @@ const RUNS_MAX: usize = 1024;
 
 /// Settings for starting a script.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Settings {
+pub struct ScriptSettings {
     /// The form of the script.
     pub language: Language,
     /// Parameters in order; no key: a bare value. For `sh` the first is the script.
     pub config: Vec<(Option<String>, String)>,
     /// The settings around the script.
-    pub host: HostSettings,
+    pub host: ScriptHostSettings,
 }
 
 /// Settings of the host for a script.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct HostSettings {
+pub struct ScriptHostSettings {
     /// Maximum number of runs at a time, if the script accepts parallel requests.
     pub threads: usize,
     /// Time after which a run is killed; none: never.
     pub timeout: Option<Duration>,
 }
 
-impl Default for HostSettings {
-    fn default() -> HostSettings {
-        HostSettings { threads: RUNS, timeout: None }
+impl Default for ScriptHostSettings {
+    fn default() -> ScriptHostSettings {
+        ScriptHostSettings { threads: RUNS, timeout: None }
     }
 }
 
-impl Settings {
+impl ScriptSettings {
     /// No parameters yet.
-    pub fn new(language: Language) -> Settings {
-        Settings { language, config: Vec::new(), host: HostSettings::default() }
+    pub fn new(language: Language) -> ScriptSettings {
+        ScriptSettings { language, config: Vec::new(), host: ScriptHostSettings::default() }
     }
 
     /// Parses the text. Parameters keep their order and may be repeated.
-    pub(crate) fn parse(language: Language, target: &Target) -> Result<Settings> {
+    pub(crate) fn parse(language: Language, target: &BackendTarget) -> Result<ScriptSettings> {
         let text = target.text()?;
-        let mut settings = Settings::new(language);
+        let mut settings = ScriptSettings::new(language);
         let options = match (language, text.split_once('?')) {
             (Language::Eval, _) => text.strip_prefix('?').unwrap_or(text),
             (Language::Sh, found) => {
@@ -95,16 +95,16 @@ impl Settings {
 mod tests {
     use super::*;
 
-    fn parse(language: Language, rest: &str) -> Result<Settings> {
-        let target = Target {
+    fn parse(language: Language, rest: &str) -> Result<ScriptSettings> {
+        let target = BackendTarget {
             scheme: language.name().into(),
             rest: rest.into(),
             command: Vec::new(),
-            args: blockhaul_catalog::Args::default(),
+            args: blockhaul_catalog::ParamValues::default(),
             intent: blockhaul_catalog::Intent::READ,
             context: blockhaul_catalog::OpenContext::default(),
         };
-        Settings::parse(language, &target)
+        ScriptSettings::parse(language, &target)
     }
 
     #[test]
@@ -114,7 +114,10 @@ mod tests {
             sh.config.iter().map(|(key, value)| (key.as_deref(), value.as_str())).collect();
         let wanted = [(Some("script"), "a b.sh"), (Some("x"), "1"), (None, "y"), (Some("x"), "2")];
         assert_eq!(config, wanted);
-        assert_eq!(sh.host, HostSettings { threads: 3, timeout: Some(Duration::from_secs(2)) });
+        assert_eq!(
+            sh.host,
+            ScriptHostSettings { threads: 3, timeout: Some(Duration::from_secs(2)) }
+        );
         let eval = parse(Language::Eval, "get_size=echo 1?&pread=a%26b").unwrap();
         assert_eq!(eval.config[0], (Some("get_size".into()), "echo 1?".into()));
         assert_eq!(eval.config[1], (Some("pread".into()), "a&b".into()));

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use blockhaul_block::{Error, Kind, Result};
 
-use crate::folder::Folder;
+use crate::folder::StateFolder;
 
 /// Maximum length of a script on standard input.
 const INLINE_MAX: u64 = 16 << 20;
@@ -92,25 +92,25 @@ pub(crate) enum Script {
 }
 
 /// The scripts of a plugin.
-pub(crate) enum Source {
+pub(crate) enum ScriptSource {
     Sh { script: PathBuf },
     Eval { scripts: BTreeMap<String, Script> },
 }
 
-impl Source {
+impl ScriptSource {
     /// A script by its path, or on standard input.
-    pub(crate) fn sh(path: &str, folder: &Folder) -> Result<Source> {
+    pub(crate) fn sh(path: &str, folder: &StateFolder) -> Result<ScriptSource> {
         let script = match path {
             "-" => inline(folder)?,
             path => fs::canonicalize(path)
                 .map_err(|error| Error::system(format!("cannot find the script {path}"), error))?,
         };
-        Ok(Source::Sh { script })
+        Ok(ScriptSource::Sh { script })
     }
 
     /// No scripts yet.
-    pub(crate) fn eval() -> Source {
-        Source::Eval { scripts: BTreeMap::new() }
+    pub(crate) fn eval() -> ScriptSource {
+        ScriptSource::Eval { scripts: BTreeMap::new() }
     }
 
     /// Whether a key of `eval` is a method.
@@ -119,8 +119,8 @@ impl Source {
     }
 
     /// Adds the commands of a method.
-    pub(crate) fn add(&mut self, method: &str, commands: &str, folder: &Folder) -> Result<()> {
-        let Source::Eval { scripts } = self else { return Ok(()) };
+    pub(crate) fn add(&mut self, method: &str, commands: &str, folder: &StateFolder) -> Result<()> {
+        let ScriptSource::Eval { scripts } = self else { return Ok(()) };
         if scripts.contains_key(method) {
             let text = format!("eval: method {method} is given more than once");
             return Err(Error::new(Kind::Usage, text));
@@ -133,7 +133,7 @@ impl Source {
 
     /// Checks at the end that all required methods exist.
     pub(crate) fn complete(&mut self) -> Result<()> {
-        let Source::Eval { scripts } = self else { return Ok(()) };
+        let ScriptSource::Eval { scripts } = self else { return Ok(()) };
         if !scripts.contains_key("get_size") {
             return Err(Error::new(Kind::Usage, "eval: the method get_size= is required"));
         }
@@ -148,8 +148,8 @@ impl Source {
     /// The implementation of a method.
     pub(crate) fn script(&self, method: &str) -> Script {
         match self {
-            Source::Sh { script } => Script::File(script.clone()),
-            Source::Eval { scripts } => {
+            ScriptSource::Sh { script } => Script::File(script.clone()),
+            ScriptSource::Eval { scripts } => {
                 let found = scripts.get(method).or_else(|| scripts.get("missing"));
                 found.cloned().unwrap_or(Script::Missing)
             }
@@ -159,8 +159,8 @@ impl Source {
     /// Its name in messages.
     pub(crate) fn shown(&self) -> String {
         match self {
-            Source::Sh { script } => format!("sh:{}", script.display()),
-            Source::Eval { .. } => "eval".into(),
+            ScriptSource::Sh { script } => format!("sh:{}", script.display()),
+            ScriptSource::Eval { .. } => "eval".into(),
         }
     }
 }
@@ -182,7 +182,7 @@ fn write(path: &Path, commands: &[u8]) -> Result<()> {
 }
 
 /// The script on standard input, stored as a file.
-fn inline(folder: &Folder) -> Result<PathBuf> {
+fn inline(folder: &StateFolder) -> Result<PathBuf> {
     let cannot = |error| Error::system("cannot read the script on standard input", error);
     let input = std::io::stdin();
     let socket = fs::metadata("/dev/stdin").is_ok_and(|found| found.file_type().is_socket());
@@ -210,8 +210,8 @@ mod tests {
 
     #[test]
     fn what_is_not_given_is_missing_or_implied() {
-        let folder = Folder::new().unwrap();
-        let mut source = Source::eval();
+        let folder = StateFolder::new().unwrap();
+        let mut source = ScriptSource::eval();
         source.add("pwrite", "cat", &folder).unwrap();
         assert!(source.complete().is_err(), "get_size is required");
         source.add("get_size", "echo 1M", &folder).unwrap();
@@ -229,10 +229,10 @@ mod tests {
 
     #[test]
     fn missing_may_be_replaced() {
-        let folder = Folder::new().unwrap();
-        let mut source = Source::eval();
+        let folder = StateFolder::new().unwrap();
+        let mut source = ScriptSource::eval();
         source.add("missing", "exit 1", &folder).unwrap();
         assert_eq!(source.script("trim"), Script::File(folder.path().join("missing")));
-        assert!(Source::is_method("missing") && !Source::is_method("load"));
+        assert!(ScriptSource::is_method("missing") && !ScriptSource::is_method("load"));
     }
 }

@@ -3,22 +3,22 @@
 use std::sync::{Arc, OnceLock};
 
 use blockhaul_block::{Device, Error, Kind, Result, ThreadModel};
-use blockhaul_catalog::{Client, Export, Exports, Listed, Opening, Visit};
+use blockhaul_catalog::{Export, ExportClient, Exports, ListedExport, OpenFuture, Visit};
 use blockhaul_io::BlockingPool;
 
-use crate::connection::Connection;
-use crate::handle::{Handle, ScriptDevice};
+use crate::connection::ScriptConnection;
+use crate::handle::{ScriptDevice, ScriptHandle};
 use crate::parse;
-use crate::plugin::Plugin;
+use crate::plugin::ScriptPlugin;
 
 /// A script's exports: each client has its own connection.
 pub(crate) struct ScriptExports {
-    pub(crate) plugin: Arc<Plugin>,
+    pub(crate) plugin: Arc<ScriptPlugin>,
     pub(crate) readonly: bool,
 }
 
 impl Exports for ScriptExports {
-    fn admit(&self, client: Client) -> Opening<Arc<dyn Visit>> {
+    fn admit(&self, client: ExportClient) -> OpenFuture<Arc<dyn Visit>> {
         let plugin = self.plugin.clone();
         let readonly = self.readonly;
         Box::pin(async move {
@@ -30,15 +30,15 @@ impl Exports for ScriptExports {
 
 /// A connection.
 #[derive(Clone)]
-pub(crate) struct ScriptVisit(Arc<Connection>);
+pub(crate) struct ScriptVisit(Arc<ScriptConnection>);
 
 impl ScriptVisit {
     /// Admits a connection, when it is its turn and the script accepts it; without a client, it
     /// belongs to this program itself.
     pub(crate) async fn enter(
-        plugin: Arc<Plugin>,
+        plugin: Arc<ScriptPlugin>,
         readonly: bool,
-        client: Option<Client>,
+        client: Option<ExportClient>,
     ) -> Result<ScriptVisit> {
         let turn = match plugin.model {
             ThreadModel::SerializeConnections => plugin.one_by_one.lock().await,
@@ -53,9 +53,9 @@ impl ScriptVisit {
         let served = client.is_some();
         let client = client.unwrap_or_default();
         let connection =
-            Connection { plugin, readonly, lane, client, served, default, _turn: turn };
+            ScriptConnection { plugin, readonly, lane, client, served, default, _turn: turn };
         let visit = ScriptVisit(Arc::new(connection));
-        visit.0.clone().run(Connection::preconnect).await?;
+        visit.0.clone().run(ScriptConnection::preconnect).await?;
         Ok(visit)
     }
 
@@ -74,12 +74,12 @@ impl ScriptVisit {
 }
 
 impl Visit for ScriptVisit {
-    fn list(&self, tls: bool) -> Opening<Vec<Listed>> {
+    fn list(&self, tls: bool) -> OpenFuture<Vec<ListedExport>> {
         let connection = self.0.clone();
         Box::pin(async move { connection.run(move |connection| connection.list(tls)).await })
     }
 
-    fn open(&self, name: &str, tls: bool) -> Opening<Option<Export>> {
+    fn open(&self, name: &str, tls: bool) -> OpenFuture<Option<Export>> {
         let visit = self.clone();
         let name = name.to_string();
         Box::pin(async move {
@@ -90,7 +90,7 @@ impl Visit for ScriptVisit {
 }
 
 /// A handle on what the name is for.
-fn open(connection: &Arc<Connection>, name: &str, tls: bool) -> Result<Arc<Handle>> {
+fn open(connection: &Arc<ScriptConnection>, name: &str, tls: bool) -> Result<Arc<ScriptHandle>> {
     let name = if name.is_empty() { connection.default_export(tls)? } else { name.to_string() };
-    Handle::open(connection.clone(), &name, tls)
+    ScriptHandle::open(connection.clone(), &name, tls)
 }

@@ -4,7 +4,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use blockhaul_block::{
-    Can, Contexts, Device, Error, Extents, Facts, Flags, Kind, Op, Pending, Reply, Request, Result,
+    Can, ContextSet, Device, Error, Extents, Facts, Kind, Op, PendingRequest, Reply, Request,
+    RequestFlags, Result,
 };
 use blockhaul_catalog::Layer;
 use blockhaul_layers::support::Runs;
@@ -27,26 +28,26 @@ const RUNS_MAX: usize = 16384;
 
 /// A bitmap, which has a bit for each block of `granularity` bytes.
 #[derive(Debug)]
-pub struct Bitmap {
+pub struct DirtyBitmap {
     name: String,
     size: u64,
     granularity: u64,
     dirty: Mutex<Runs<bool>>,
     /// What was dirty and was handed over to jobs that have not ended. Locked before `dirty`.
-    handed_over: Mutex<Vec<Arc<Bitmap>>>,
+    handed_over: Mutex<Vec<Arc<DirtyBitmap>>>,
     /// Writes are not marked.
     disabled: AtomicBool,
     /// It need not outlive the server.
     transient: AtomicBool,
 }
 
-impl Bitmap {
+impl DirtyBitmap {
     /// A clean bitmap of a disk of `size` bytes.
     ///
     /// # Errors
     /// [`Kind::Usage`] if the granularity is not a power of two from [`GRANULARITY_MIN`] to
     /// [`GRANULARITY_MAX`], or the name is empty or too long.
-    pub fn new(name: &str, size: u64, granularity: u64) -> Result<Bitmap> {
+    pub fn new(name: &str, size: u64, granularity: u64) -> Result<DirtyBitmap> {
         let range = GRANULARITY_MIN..=GRANULARITY_MAX;
         if !granularity.is_power_of_two() || !range.contains(&granularity) {
             let text = "the granularity of a bitmap must be a power of two from 512 to 64M";
@@ -56,15 +57,15 @@ impl Bitmap {
             let text = "the name of a bitmap must have 1 to 1023 bytes, without a NUL";
             return Err(Error::new(Kind::Usage, text));
         }
-        Ok(Bitmap::of(name.to_string(), size, granularity, true))
+        Ok(DirtyBitmap::of(name.to_string(), size, granularity, true))
     }
 
-    fn of(name: String, size: u64, granularity: u64, enabled: bool) -> Bitmap {
+    fn of(name: String, size: u64, granularity: u64, enabled: bool) -> DirtyBitmap {
         let disabled = AtomicBool::new(!enabled);
         let transient = AtomicBool::new(false);
         let dirty = Mutex::default();
         let handed_over = Mutex::default();
-        Bitmap { name, size, granularity, dirty, handed_over, disabled, transient }
+        DirtyBitmap { name, size, granularity, dirty, handed_over, disabled, transient }
     }
 
     /// Its name.
@@ -99,28 +100,28 @@ impl Bitmap {
 
     /// Makes all blocks clean, and returns a bitmap with those that were dirty.
     #[must_use]
-    pub fn take(&self) -> Bitmap {
+    pub fn take(&self) -> DirtyBitmap {
         let dirty = std::mem::take(&mut *self.lock());
-        let taken = Bitmap::of(self.name.clone(), self.size, self.granularity, true);
+        let taken = DirtyBitmap::of(self.name.clone(), self.size, self.granularity, true);
         *taken.lock() = dirty;
         taken
     }
 
     /// Makes all blocks clean, and dirty in `to` those that were dirty here: a job copies them. Until
-    /// [`Bitmap::settle`] or [`Bitmap::give_back`], [`Bitmap::unsettled_ranges`] has them, too.
-    pub fn hand_over(&self, to: &Arc<Bitmap>) {
+    /// [`DirtyBitmap::settle`] or [`DirtyBitmap::give_back`], [`DirtyBitmap::unsettled_ranges`] has them, too.
+    pub fn hand_over(&self, to: &Arc<DirtyBitmap>) {
         let mut handed_over = self.handed_over();
         to.merge(&self.take());
         handed_over.push(to.clone());
     }
 
     /// What was handed over is copied.
-    pub fn settle(&self, taken: &Arc<Bitmap>) {
+    pub fn settle(&self, taken: &Arc<DirtyBitmap>) {
         self.handed_over().retain(|other| !Arc::ptr_eq(other, taken));
     }
 
     /// What was handed over is dirty still.
-    pub fn give_back(&self, taken: &Arc<Bitmap>) {
+    pub fn give_back(&self, taken: &Arc<DirtyBitmap>) {
         self.merge(taken);
         self.settle(taken);
     }
@@ -136,8 +137,8 @@ impl Bitmap {
 
     /// A bitmap that shows the same, for good.
     #[must_use]
-    pub fn frozen(&self) -> Bitmap {
-        let frozen = Bitmap::of(self.name.clone(), self.size, self.granularity, false);
+    pub fn frozen(&self) -> DirtyBitmap {
+        let frozen = DirtyBitmap::of(self.name.clone(), self.size, self.granularity, false);
         frozen.merge(self);
         frozen
     }
@@ -168,7 +169,7 @@ impl Bitmap {
     }
 
     /// Makes dirty here what is dirty in `other`, a bitmap of the same disk.
-    pub fn merge(&self, other: &Bitmap) {
+    pub fn merge(&self, other: &DirtyBitmap) {
         for (at, len) in other.ranges() {
             self.mark(at, at + len);
         }
@@ -190,9 +191,9 @@ impl Bitmap {
     }
 
     /// The state of a range, from its start on.
-    pub(crate) fn extents(&self, at: u64, len: u64, flags: Flags) -> Extents {
+    pub(crate) fn extents(&self, at: u64, len: u64, flags: RequestFlags) -> Extents {
         let end = at.saturating_add(len).min(self.size);
-        let most = if flags.contains(Flags::ONE_EXTENT) { 1 } else { RUNS_MAX };
+        let most = if flags.contains(RequestFlags::ONE_EXTENT) { 1 } else { RUNS_MAX };
         let dirty = self.lock();
         let mut extents = Extents::new();
         let blocks = dirty.iter(at / self.granularity, end.div_ceil(self.granularity));
@@ -211,7 +212,7 @@ impl Bitmap {
         (at, to.saturating_mul(self.granularity).min(self.size).saturating_sub(at))
     }
 
-    fn handed_over(&self) -> MutexGuard<'_, Vec<Arc<Bitmap>>> {
+    fn handed_over(&self) -> MutexGuard<'_, Vec<Arc<DirtyBitmap>>> {
         self.handed_over.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -222,13 +223,13 @@ impl Bitmap {
 
 /// A layer that marks in these bitmaps what is written, and shows them as metadata contexts. All
 /// handles that write to the disk must be under it.
-pub fn tracking(bitmaps: Vec<Arc<Bitmap>>) -> Arc<dyn Layer> {
-    Arc::new(Tracking(bitmaps.into()))
+pub fn tracking(bitmaps: Vec<Arc<DirtyBitmap>>) -> Arc<dyn Layer> {
+    Arc::new(BitmapLayer(bitmaps.into()))
 }
 
-struct Tracking(Arc<[Arc<Bitmap>]>);
+struct BitmapLayer(Arc<[Arc<DirtyBitmap>]>);
 
-impl Layer for Tracking {
+impl Layer for BitmapLayer {
     fn wrap(&self, inner: Arc<dyn Device>) -> Result<Arc<dyn Device>> {
         let below = inner.facts();
         let mut facts = Facts::same(&below);
@@ -239,34 +240,34 @@ impl Layer for Tracking {
         facts.contexts.extend(self.0.iter().map(|bitmap| bitmap.context()));
         facts.can |= Can::EXTENTS;
         let bitmaps = self.0.clone();
-        Ok(Arc::new(Tracked { facts: Arc::new(facts), inner, first, bitmaps }))
+        Ok(Arc::new(BitmapDevice { facts: Arc::new(facts), inner, first, bitmaps }))
     }
 }
 
-struct Tracked {
+struct BitmapDevice {
     facts: Arc<Facts>,
     inner: Arc<dyn Device>,
     /// Index of the context of the first bitmap.
     first: usize,
-    bitmaps: Arc<[Arc<Bitmap>]>,
+    bitmaps: Arc<[Arc<DirtyBitmap>]>,
 }
 
-impl Tracked {
-    fn extents(&self, request: Request, contexts: Contexts) -> Pending {
+impl BitmapDevice {
+    fn extents(&self, request: Request, contexts: ContextSet) -> PendingRequest {
         let Request { at, len, flags, .. } = request;
         let own = contexts.iter().filter_map(|index| index.checked_sub(self.first));
         let own = own.filter_map(|index| self.bitmaps.get(index));
         let own: Vec<Extents> = own.map(|bitmap| bitmap.extents(at, len, flags)).collect();
         let below = contexts.iter().filter(|index| *index < self.first);
-        let below = below.fold(Contexts::empty(), Contexts::with);
+        let below = below.fold(ContextSet::empty(), ContextSet::with);
         if below.is_empty() {
-            return Pending::ready(Ok(Reply::Extents(own)));
+            return PendingRequest::ready(Ok(Reply::Extents(own)));
         }
         let asked = self.inner.submit(Request::extents(at, len, below).with(flags));
         if own.is_empty() {
             return asked;
         }
-        Pending::start(async move {
+        PendingRequest::start(async move {
             let Reply::Extents(mut lists) = asked.await? else { return Err(Error::misfit()) };
             lists.extend(own);
             Ok(Reply::Extents(lists))
@@ -274,12 +275,12 @@ impl Tracked {
     }
 }
 
-impl Device for Tracked {
+impl Device for BitmapDevice {
     fn facts(&self) -> Arc<Facts> {
         self.facts.clone()
     }
 
-    fn submit(&self, request: Request) -> Pending {
+    fn submit(&self, request: Request) -> PendingRequest {
         match request.op {
             // Before it is written: a bitmap may show too much, never too little.
             Op::Write(_) | Op::Zero | Op::Trim => {

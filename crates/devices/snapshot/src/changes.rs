@@ -2,25 +2,27 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use blockhaul_block::{Device, DeviceExt as _, Facts, Op, Outcome, Pending, Request, Result};
+use blockhaul_block::{
+    Device, DeviceExt as _, Facts, Op, Outcome, PendingRequest, Request, Result,
+};
 use blockhaul_catalog::Layer;
 use blockhaul_io::{Data, Notify, RangeLock, RangeLocks, Ticket};
 
-use crate::bitmap::Bitmap;
+use crate::bitmap::DirtyBitmap;
 
-/// The ranges that were written since they were last [taken](Changes::take).
+/// The ranges that were written since they were last [taken](ChangeTracker::take).
 ///
 /// A range is marked when its write has completed, with or without success: whoever takes the range
 /// and then reads it sees what was written. A dirty bitmap is different: it marks before.
 #[derive(Clone)]
-pub struct Changes(Arc<Inner>);
+pub struct ChangeTracker(Arc<ChangeState>);
 
-struct Inner {
-    bitmap: Bitmap,
+struct ChangeState {
+    bitmap: DirtyBitmap,
     /// A range was marked.
     marked: Notify,
     /// Where clients' writes go as well.
-    also: Mutex<Also>,
+    also: Mutex<WriteMirror>,
     /// No write goes to another device any more.
     settled: Notify,
     /// Writes that go there, and ranges that are being copied.
@@ -32,7 +34,7 @@ struct Inner {
 /// A range that is being copied: writes there that go to the other device, too, wait until it is
 /// dropped or [opened](CopyLock::open).
 pub struct CopyLock {
-    changes: Arc<Inner>,
+    changes: Arc<ChangeState>,
     range: (u64, u64),
     lock: Option<RangeLock>,
 }
@@ -60,36 +62,36 @@ impl Drop for CopyLock {
 
 /// Another device for writes.
 #[derive(Default)]
-struct Also {
+struct WriteMirror {
     device: Option<Arc<dyn Device>>,
     /// Number of writes that go there, or to one from before.
     in_flight: usize,
 }
 
-impl Changes {
+impl ChangeTracker {
     /// No changes, of a disk of `size` bytes, in blocks of `granularity` bytes.
     ///
     /// # Errors
     /// If the granularity is not that of a bitmap.
-    pub fn new(size: u64, granularity: u64) -> Result<Changes> {
-        let bitmap = Bitmap::new("changes", size, granularity)?;
+    pub fn new(size: u64, granularity: u64) -> Result<ChangeTracker> {
+        let bitmap = DirtyBitmap::new("changes", size, granularity)?;
         let marked = Notify::default();
         let settled = Notify::default();
         let also = Mutex::default();
         let locks = Arc::default();
         let opened = Mutex::default();
-        Ok(Changes(Arc::new(Inner { bitmap, marked, also, settled, locks, opened })))
+        Ok(ChangeTracker(Arc::new(ChangeState { bitmap, marked, also, settled, locks, opened })))
     }
 
     /// The layer that marks. All handles that write to the disk must be under it.
     pub fn layer(&self) -> Arc<dyn Layer> {
-        Arc::new(Marking(self.0.clone()))
+        Arc::new(ChangeLayer(self.0.clone()))
     }
 
     /// From now on, writes go to this device too before they complete, and mark nothing unless that
     /// fails; `None`: they only mark. What is copied from the disk to the same device meanwhile must
-    /// be [locked](Changes::lock). Writes in flight are finished as they began:
-    /// [settle](Changes::settle) waits for them.
+    /// be [locked](ChangeTracker::lock). Writes in flight are finished as they began:
+    /// [settle](ChangeTracker::settle) waits for them.
     pub fn write_also(&self, device: Option<Arc<dyn Device>>) {
         self.0.also().device = device;
     }
@@ -100,7 +102,7 @@ impl Changes {
     }
 
     /// Once writes go to no other device: waits for those in flight that still do. Before that, a
-    /// copy without [locks](Changes::lock) could overwrite them with older contents, and they could
+    /// copy without [locks](ChangeTracker::lock) could overwrite them with older contents, and they could
     /// overwrite what somebody else writes to that device later.
     pub async fn settle(&self) {
         loop {
@@ -142,7 +144,7 @@ impl Changes {
         self.0.bitmap.dirty_bytes()
     }
 
-    /// A ticket that completes at the next change, or [wake](Changes::wake). Take it before looking
+    /// A ticket that completes at the next change, or [wake](ChangeTracker::wake). Take it before looking
     /// for changes.
     pub fn listen(&self) -> Ticket<()> {
         self.0.marked.listen()
@@ -154,38 +156,38 @@ impl Changes {
     }
 
     /// Whether both are of the same copy.
-    pub fn is_same(&self, other: &Changes) -> bool {
+    pub fn is_same(&self, other: &ChangeTracker) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
 }
 
-struct Marking(Arc<Inner>);
+struct ChangeLayer(Arc<ChangeState>);
 
-impl Layer for Marking {
+impl Layer for ChangeLayer {
     fn wrap(&self, inner: Arc<dyn Device>) -> Result<Arc<dyn Device>> {
         let facts = Arc::new(Facts::same(&inner.facts()));
-        Ok(Arc::new(Marked { facts, inner, changes: self.0.clone() }))
+        Ok(Arc::new(ChangeDevice { facts, inner, changes: self.0.clone() }))
     }
 }
 
-struct Marked {
+struct ChangeDevice {
     facts: Arc<Facts>,
     inner: Arc<dyn Device>,
-    changes: Arc<Inner>,
+    changes: Arc<ChangeState>,
 }
 
-impl Device for Marked {
+impl Device for ChangeDevice {
     fn facts(&self) -> Arc<Facts> {
         self.facts.clone()
     }
 
-    fn submit(&self, request: Request) -> Pending {
+    fn submit(&self, request: Request) -> PendingRequest {
         if !matches!(request.op, Op::Write(_) | Op::Zero | Op::Trim) {
             return self.inner.submit(request);
         }
         if let Some((also, copy)) = self.changes.copy_of(&request) {
             let inner = self.inner.clone();
-            return Pending::start(also.write_both(request, inner, copy));
+            return PendingRequest::start(also.write_both(request, inner, copy));
         }
         let mark = self.changes.mark(&request);
         // Dropped when the write has completed, or at once if it has already.
@@ -193,28 +195,28 @@ impl Device for Marked {
     }
 }
 
-impl Inner {
+impl ChangeState {
     /// The other device, and what to write there; none if the write only marks.
-    fn copy_of(self: &Arc<Self>, request: &Request) -> Option<(Other, Copied)> {
+    fn copy_of(self: &Arc<Self>, request: &Request) -> Option<(MirrorWrite, WriteContent)> {
         let copied = match &request.op {
-            Op::Write(data) => Copied::Data(data.clone()),
-            Op::Zero => Copied::Zeroes,
+            Op::Write(data) => WriteContent::Data(data.clone()),
+            Op::Zero => WriteContent::Zeroes,
             // The contents of what is trimmed are undefined: they are copied from the disk.
             _ => return None,
         };
         let mut also = self.also();
         let device = also.device.clone()?;
         also.in_flight += 1;
-        Some((Other { changes: self.clone(), device }, copied))
+        Some((MirrorWrite { changes: self.clone(), device }, copied))
     }
 
-    fn mark(self: &Arc<Self>, request: &Request) -> Mark {
+    fn mark(self: &Arc<Self>, request: &Request) -> ChangeMark {
         let at = request.at;
         let end = request.end().unwrap_or(u64::MAX);
-        Mark { changes: self.clone(), at, end, equal: false }
+        ChangeMark { changes: self.clone(), at, end, equal: false }
     }
 
-    fn also(&self) -> MutexGuard<'_, Also> {
+    fn also(&self) -> MutexGuard<'_, WriteMirror> {
         self.also.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -229,14 +231,19 @@ impl Inner {
 }
 
 /// The other device, for one write that goes there.
-struct Other {
-    changes: Arc<Inner>,
+struct MirrorWrite {
+    changes: Arc<ChangeState>,
     device: Arc<dyn Device>,
 }
 
-impl Other {
+impl MirrorWrite {
     /// Writes to both. Overlapping writes go one after another, so that both have the same result.
-    async fn write_both(self, request: Request, inner: Arc<dyn Device>, copied: Copied) -> Outcome {
+    async fn write_both(
+        self,
+        request: Request,
+        inner: Arc<dyn Device>,
+        copied: WriteContent,
+    ) -> Outcome {
         let at = request.at;
         let len = request.len;
         let mut mark = self.changes.mark(&request);
@@ -254,7 +261,7 @@ impl Other {
     }
 }
 
-impl Drop for Other {
+impl Drop for MirrorWrite {
     fn drop(&mut self) {
         let mut also = self.changes.also();
         also.in_flight -= 1;
@@ -265,16 +272,16 @@ impl Drop for Other {
 }
 
 /// The contents of a write.
-enum Copied {
+enum WriteContent {
     Data(Data),
     Zeroes,
 }
 
-impl Copied {
+impl WriteContent {
     async fn write(self, device: &Arc<dyn Device>, at: u64, len: u64) -> Result<()> {
         let data = match self {
-            Copied::Zeroes => return device.zero(at, len).await,
-            Copied::Data(data) => data,
+            WriteContent::Zeroes => return device.zero(at, len).await,
+            WriteContent::Data(data) => data,
         };
         let most = (device.facts().block.maximum as usize).max(1);
         let mut done = 0;
@@ -288,15 +295,15 @@ impl Copied {
 }
 
 /// Marks a range when it is dropped.
-struct Mark {
-    changes: Arc<Inner>,
+struct ChangeMark {
+    changes: Arc<ChangeState>,
     at: u64,
     end: u64,
     /// The copy has it: there is nothing to mark.
     equal: bool,
 }
 
-impl Drop for Mark {
+impl Drop for ChangeMark {
     fn drop(&mut self) {
         if !self.equal {
             self.changes.bitmap.mark(self.at, self.end);

@@ -27,13 +27,13 @@ use blockhaul_block::{Device, Error, Kind, Result};
 use blockhaul_catalog::Layer;
 
 pub use crate::bitmap::{
-    BITMAP_CONTEXT, BITMAPS_MAX, Bitmap, DIRTY, GRANULARITY_MAX, GRANULARITY_MIN, tracking,
+    BITMAP_CONTEXT, BITMAPS_MAX, DIRTY, DirtyBitmap, GRANULARITY_MAX, GRANULARITY_MIN, tracking,
 };
-pub use crate::changes::{Changes, CopyLock};
+pub use crate::changes::{ChangeTracker, CopyLock};
 use crate::live::LiveLayer;
-use crate::point::Point;
-pub use crate::remaining::Remaining;
-use crate::view::View;
+use crate::point::PointState;
+pub use crate::remaining::PersistentDirtyMap;
+use crate::view::SnapshotView;
 
 /// Smallest block in bytes.
 pub const BLOCK_MIN: u64 = 4096;
@@ -42,7 +42,7 @@ pub const BLOCK_MAX: u64 = 16 << 20;
 
 /// How a point in time is kept.
 #[derive(Debug, Clone)]
-pub struct Options {
+pub struct PointOptions {
     /// Bytes that are saved at a time: a power of two from [`BLOCK_MIN`] to [`BLOCK_MAX`].
     pub block: u64,
     /// Directory for the file with the saved contents, which has no name; none: that of TMPDIR,
@@ -56,9 +56,9 @@ pub struct Options {
     pub on_failure: OnFailure,
 }
 
-impl Default for Options {
-    fn default() -> Options {
-        Options {
+impl Default for PointOptions {
+    fn default() -> PointOptions {
+        PointOptions {
             block: 64 << 10,
             directory: None,
             max: u64::MAX,
@@ -79,7 +79,7 @@ pub enum OnFailure {
 
 /// Whether readers of a view can release parts of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Trim {
+pub enum ViewTrim {
     /// The view is read-only.
     Refused,
     /// Trim frees what was saved of a range that the reader does not need any more, and later
@@ -90,7 +90,7 @@ pub enum Trim {
 
 /// What a point in time has cost so far.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Stats {
+pub struct SnapshotStats {
     /// Bytes that were saved.
     pub saved: u64,
     /// Bytes that are kept now.
@@ -106,20 +106,20 @@ pub struct Stats {
 /// A point in time. It begins when the [`layer`](Snapshot::layer) is put over a disk with no write
 /// in flight.
 #[derive(Clone)]
-pub struct Snapshot(Arc<Point>);
+pub struct Snapshot(Arc<PointState>);
 
 impl Snapshot {
     /// For a disk of `size` bytes; creates the file for saved contents.
     ///
     /// # Errors
     /// [`Kind::Usage`] if an option is out of range; a file system error.
-    pub fn new(size: u64, options: &Options) -> Result<Snapshot> {
+    pub fn new(size: u64, options: &PointOptions) -> Result<Snapshot> {
         let block = options.block;
         if !block.is_power_of_two() || !(BLOCK_MIN..=BLOCK_MAX).contains(&block) {
             let text = "the block size of a snapshot must be a power of two from 4k to 16M";
             return Err(Error::new(Kind::Usage, text));
         }
-        Ok(Snapshot(Arc::new(Point::new(size, options)?)))
+        Ok(Snapshot(Arc::new(PointState::new(size, options)?)))
     }
 
     /// The layer that saves old contents before they are overwritten. All handles that write to the
@@ -130,8 +130,8 @@ impl Snapshot {
 
     /// The disk as it was. None before the layer was put over a disk. `bitmaps`, of the same disk,
     /// are shown as metadata contexts.
-    pub fn view(&self, bitmaps: Vec<Arc<Bitmap>>, trim: Trim) -> Option<Arc<dyn Device>> {
-        View::of(&self.0, bitmaps, trim).map(|view| Arc::new(view) as Arc<dyn Device>)
+    pub fn view(&self, bitmaps: Vec<Arc<DirtyBitmap>>, trim: ViewTrim) -> Option<Arc<dyn Device>> {
+        SnapshotView::of(&self.0, bitmaps, trim).map(|view| Arc::new(view) as Arc<dyn Device>)
     }
 
     /// Whether both are the same point in time.
@@ -140,7 +140,7 @@ impl Snapshot {
     }
 
     /// What it has cost so far.
-    pub fn stats(&self) -> Stats {
+    pub fn stats(&self) -> SnapshotStats {
         self.0.stats()
     }
 

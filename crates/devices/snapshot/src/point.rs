@@ -5,13 +5,13 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use blockhaul_block::{
-    BASE_ALLOCATION, Contexts, Device, Error, Kind, Reply, Request, Result, ZERO,
+    BASE_ALLOCATION, ContextSet, Device, Error, Kind, Reply, Request, Result, ZERO,
 };
-use blockhaul_io::{Allocate, Data, File, RangeLocks, is_zero};
-use blockhaul_layers::support::{Runs, Scratch, temporary_file};
+use blockhaul_io::{Data, FallocateMode, File, RangeLocks, is_zero};
+use blockhaul_layers::support::{Runs, ScratchMemory, temporary_file};
 use rustix::fs::ftruncate;
 
-use crate::{OnFailure, Options, Stats};
+use crate::{OnFailure, PointOptions, SnapshotStats};
 
 /// Blocks that are locked and saved at a time.
 const PORTION: u64 = 256;
@@ -21,7 +21,7 @@ const ASK_FROM: u64 = 1 << 20;
 
 /// Where the contents of a block at the point in time are. A block leaves `Live` once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) enum State {
+pub(crate) enum BlockPlace {
     /// In the live disk, which nobody has written there since.
     #[default]
     Live,
@@ -34,23 +34,23 @@ pub(crate) enum State {
 }
 
 /// A handle of the live disk, below the layer.
-pub(crate) struct Below {
+pub(crate) struct LiveHandle {
     pub(crate) device: Arc<dyn Device>,
-    pub(crate) scratch: Scratch,
+    pub(crate) scratch: ScratchMemory,
     /// `base:allocation` of the device.
-    pub(crate) base: Option<Contexts>,
+    pub(crate) base: Option<ContextSet>,
 }
 
-impl Below {
-    pub(crate) fn new(device: Arc<dyn Device>) -> Below {
-        let scratch = Scratch::for_device(&device);
+impl LiveHandle {
+    pub(crate) fn new(device: Arc<dyn Device>) -> LiveHandle {
+        let scratch = ScratchMemory::for_device(&device);
         let base = device.facts().context(BASE_ALLOCATION);
-        Below { device, scratch, base }
+        LiveHandle { device, scratch, base }
     }
 }
 
 /// A point in time, for all handles.
-pub(crate) struct Point {
+pub(crate) struct PointState {
     pub(crate) block: u64,
     pub(crate) size: u64,
     /// Saved contents, at their offsets in the disk. Its length is that of the disk.
@@ -58,13 +58,13 @@ pub(crate) struct Point {
     max: u64,
     guest_timeout: Duration,
     on_failure: OnFailure,
-    states: Mutex<Runs<State>>,
+    states: Mutex<Runs<BlockPlace>>,
     /// Held while blocks are saved or released.
     locks: Arc<RangeLocks>,
     /// Why the point in time is lost.
     broken: OnceLock<Error>,
     /// A handle for the view: the first one that the layer was put over.
-    pub(crate) below: OnceLock<Below>,
+    pub(crate) below: OnceLock<LiveHandle>,
     /// Bytes in `store`.
     kept: AtomicU64,
     saved: AtomicU64,
@@ -73,9 +73,9 @@ pub(crate) struct Point {
     longest_wait: AtomicU64,
 }
 
-impl Point {
-    pub(crate) fn new(size: u64, options: &Options) -> Result<Point> {
-        Ok(Point {
+impl PointState {
+    pub(crate) fn new(size: u64, options: &PointOptions) -> Result<PointState> {
+        Ok(PointState {
             block: options.block,
             size,
             store: store(size, options)?,
@@ -93,8 +93,8 @@ impl Point {
         })
     }
 
-    pub(crate) fn stats(&self) -> Stats {
-        Stats {
+    pub(crate) fn stats(&self) -> SnapshotStats {
+        SnapshotStats {
             saved: self.saved.load(Ordering::Relaxed),
             kept: self.kept.load(Ordering::Relaxed),
             waits: self.waits.load(Ordering::Relaxed),
@@ -121,7 +121,7 @@ impl Point {
         }
     }
 
-    fn states(&self) -> MutexGuard<'_, Runs<State>> {
+    fn states(&self) -> MutexGuard<'_, Runs<BlockPlace>> {
         self.states.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -131,7 +131,7 @@ impl Point {
     }
 
     /// The runs of a range of bytes, `most` of them: start, end, state.
-    pub(crate) fn runs(&self, at: u64, end: u64, most: usize) -> Vec<(u64, u64, State)> {
+    pub(crate) fn runs(&self, at: u64, end: u64, most: usize) -> Vec<(u64, u64, BlockPlace)> {
         let (first, last) = self.blocks(at, end);
         let states = self.states();
         let bytes = |block: u64| block.saturating_mul(self.block);
@@ -142,13 +142,13 @@ impl Point {
     /// The ranges that are not in the live disk any more: offset and length in bytes.
     pub(crate) fn changed(&self) -> Vec<(u64, u64)> {
         let runs = self.runs(0, self.size, usize::MAX).into_iter();
-        runs.filter(|(.., state)| *state != State::Live)
+        runs.filter(|(.., state)| *state != BlockPlace::Live)
             .map(|(from, to, _)| (from, to - from))
             .collect()
     }
 
     /// The state of a range of bytes, if there is only one.
-    pub(crate) fn state(&self, at: u64, end: u64) -> Option<State> {
+    pub(crate) fn state(&self, at: u64, end: u64) -> Option<BlockPlace> {
         let (first, last) = self.blocks(at, end);
         let (state, to) = self.states().run(first, last);
         (to == last).then_some(state)
@@ -164,12 +164,12 @@ impl Point {
     fn next_live(&self, first: u64, last: u64) -> Option<(u64, u64)> {
         let states = self.states();
         let mut runs = states.iter(first, last);
-        runs.find(|(_, _, state)| *state == State::Live).map(|(from, to, _)| (from, to))
+        runs.find(|(_, _, state)| *state == BlockPlace::Live).map(|(from, to, _)| (from, to))
     }
 
     /// Saves the old contents of a range of bytes that is about to be written. An error is for the
     /// writer.
-    pub(crate) async fn before_write(&self, below: &Below, at: u64, end: u64) -> Result<()> {
+    pub(crate) async fn before_write(&self, below: &LiveHandle, at: u64, end: u64) -> Result<()> {
         let started = blockhaul_io::now();
         let saving = self.save(below, at, end);
         let saved = match self.guest_timeout {
@@ -202,7 +202,7 @@ impl Point {
         self.longest_wait.fetch_max(nanos, Ordering::Relaxed);
     }
 
-    async fn save(&self, below: &Below, at: u64, end: u64) -> Result<()> {
+    async fn save(&self, below: &LiveHandle, at: u64, end: u64) -> Result<()> {
         let (first, last) = self.blocks(at, end);
         let mut next = first;
         while let Some((from, to)) = self.next_live(next, last) {
@@ -215,7 +215,7 @@ impl Point {
     }
 
     /// Saves those of the locked blocks that are in the live disk.
-    async fn save_portion(&self, below: &Below, first: u64, last: u64) -> Result<()> {
+    async fn save_portion(&self, below: &LiveHandle, first: u64, last: u64) -> Result<()> {
         if (last - first).saturating_mul(self.block) >= ASK_FROM {
             self.find_zeroes(below, first, last).await?;
         }
@@ -230,7 +230,7 @@ impl Point {
     }
 
     /// Marks whole blocks that the device reports as zero.
-    async fn find_zeroes(&self, below: &Below, first: u64, last: u64) -> Result<()> {
+    async fn find_zeroes(&self, below: &LiveHandle, first: u64, last: u64) -> Result<()> {
         let Some(base) = below.base else { return Ok(()) };
         let at = first * self.block;
         let end = (last * self.block).min(self.size);
@@ -243,18 +243,18 @@ impl Point {
         for (from, extent) in list.ranges(at).filter(|(_, extent)| extent.state & ZERO != 0) {
             let to = from.saturating_add(extent.len).min(end);
             let whole_end = if to == self.size { to.div_ceil(self.block) } else { to / self.block };
-            self.change(from.div_ceil(self.block), whole_end, State::Live, State::Zero);
+            self.change(from.div_ceil(self.block), whole_end, BlockPlace::Live, BlockPlace::Zero);
         }
         Ok(())
     }
 
     /// Gives the blocks of one state another one.
-    fn change(&self, first: u64, last: u64, from: State, to: State) {
+    fn change(&self, first: u64, last: u64, from: BlockPlace, to: BlockPlace) {
         self.states().update(first, last, |_, state| if state == from { to } else { state });
     }
 
     /// Copies blocks to the store; their new state.
-    async fn save_blocks(&self, below: &Below, first: u64, last: u64) -> Result<State> {
+    async fn save_blocks(&self, below: &LiveHandle, first: u64, last: u64) -> Result<BlockPlace> {
         let at = first * self.block;
         let end = (last * self.block).min(self.size);
         let mut charge = None;
@@ -271,15 +271,15 @@ impl Point {
             }
             from += len;
         }
-        let Some(charge) = charge else { return Ok(State::Zero) };
+        let Some(charge) = charge else { return Ok(BlockPlace::Zero) };
         charge.keep();
         self.saved.fetch_add(end - at, Ordering::Relaxed);
-        Ok(State::Saved)
+        Ok(BlockPlace::Saved)
     }
 
     /// Counts bytes that are about to be kept; an error if they are too many.
-    fn charge(&self, bytes: u64) -> Result<Charge<'_>> {
-        let charge = Charge { point: self, bytes };
+    fn charge(&self, bytes: u64) -> Result<StoreCharge<'_>> {
+        let charge = StoreCharge { point: self, bytes };
         let kept = self.kept.fetch_add(bytes, Ordering::Relaxed).saturating_add(bytes);
         if kept <= self.max {
             return Ok(charge);
@@ -291,7 +291,7 @@ impl Point {
     /// Reads saved contents.
     pub(crate) async fn read_saved(
         &self,
-        scratch: &Scratch,
+        scratch: &ScratchMemory,
         at: u64,
         out: &mut [u8],
     ) -> Result<()> {
@@ -314,13 +314,15 @@ impl Point {
             let to = last.min(next.saturating_add(PORTION));
             let _lock = self.locks.lock(next, to).await;
             let runs: Vec<_> = self.states().iter(next, to).collect();
-            self.states().set(next, to, State::Released);
-            for (from, to, _) in runs.into_iter().filter(|(_, _, state)| *state == State::Saved) {
+            self.states().set(next, to, BlockPlace::Released);
+            for (from, to, _) in
+                runs.into_iter().filter(|(_, _, state)| *state == BlockPlace::Saved)
+            {
                 let from = from * self.block;
                 let to = (to * self.block).min(self.size);
                 self.kept.fetch_sub(to - from, Ordering::Relaxed);
                 // Frees space where the file system can.
-                let _ = self.store.allocate(Allocate::PunchHole, from, to - from).await;
+                let _ = self.store.allocate(FallocateMode::PunchHole, from, to - from).await;
             }
             next = to;
         }
@@ -329,7 +331,7 @@ impl Point {
 }
 
 /// The file of saved contents, which is as long as the disk: what is not written there is zero.
-fn store(size: u64, options: &Options) -> Result<File> {
+fn store(size: u64, options: &PointOptions) -> Result<File> {
     let file = temporary_file("snapshot", options.directory.as_deref())?;
     ftruncate(&file, size).map_err(|errno| {
         let text = format!(
@@ -342,18 +344,18 @@ fn store(size: u64, options: &Options) -> Result<File> {
 }
 
 /// Bytes that count as kept, unless saving them fails or is given up.
-struct Charge<'a> {
-    point: &'a Point,
+struct StoreCharge<'a> {
+    point: &'a PointState,
     bytes: u64,
 }
 
-impl Charge<'_> {
+impl StoreCharge<'_> {
     fn keep(self) {
         std::mem::forget(self);
     }
 }
 
-impl Drop for Charge<'_> {
+impl Drop for StoreCharge<'_> {
     fn drop(&mut self) {
         self.point.kept.fetch_sub(self.bytes, Ordering::Relaxed);
     }

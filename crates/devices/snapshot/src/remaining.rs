@@ -13,7 +13,7 @@ use std::io;
 use std::os::unix::fs::FileExt as _;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use blockhaul_block::{Device, Facts, Op, Pending, Request, Result};
+use blockhaul_block::{Device, Facts, Op, PendingRequest, Request, Result};
 use blockhaul_catalog::Layer;
 use blockhaul_io::Notify;
 use blockhaul_layers::support::Runs;
@@ -35,29 +35,29 @@ const UNIT: u64 = 512;
 
 /// Is called once, on a thread that may block, when the file cannot be written any more: whatever
 /// refers to it must be removed, durably, before it returns.
-pub type Invalidate = Box<dyn Fn(&str) + Send + Sync>;
+pub type InvalidateCallback = Box<dyn Fn(&str) + Send + Sync>;
 
 /// The blocks in which a copy may differ from its disk.
 #[derive(Clone)]
-pub struct Remaining(Arc<Inner>);
+pub struct PersistentDirtyMap(Arc<DirtyMapFile>);
 
-struct Inner {
+struct DirtyMapFile {
     id: [u8; 16],
     size: u64,
     block: u64,
     file: File,
-    state: Mutex<State>,
+    state: Mutex<DirtyMapState>,
     /// Sectors were written.
     written: Notify,
     broken: OnceLock<String>,
-    invalidate: OnceLock<Invalidate>,
+    invalidate: OnceLock<InvalidateCallback>,
 }
 
 #[derive(Default)]
-struct State {
+struct DirtyMapState {
     /// The bits, as they are or will be in the file.
     set: Vec<u8>,
-    /// Blocks that were written since [`Remaining::cut`], or the beginning.
+    /// Blocks that were written since [`PersistentDirtyMap::cut`], or the beginning.
     fresh: Vec<u8>,
     /// What the first pass has not copied yet, in units.
     todo: Runs<bool>,
@@ -76,13 +76,14 @@ struct State {
     scheduled: bool,
 }
 
-impl Remaining {
+impl PersistentDirtyMap {
     /// For a disk of `size` bytes, in this empty file, open for reading and writing: every block
-    /// differs. Nothing is written before [`Remaining::store`].
-    pub fn create(file: File, id: [u8; 16], size: u64) -> Remaining {
+    /// differs. Nothing is written before [`PersistentDirtyMap::store`].
+    pub fn create(file: File, id: [u8; 16], size: u64) -> PersistentDirtyMap {
         let block = block_of(size);
-        let state = State { set: vec![0xff; bytes_of(size, block)], ..State::default() };
-        Remaining::with(file, (id, size, block), state)
+        let state =
+            DirtyMapState { set: vec![0xff; bytes_of(size, block)], ..DirtyMapState::default() };
+        PersistentDirtyMap::with(file, (id, size, block), state)
     }
 
     /// Continues with a file of an earlier program. Blocks. Returns the number of damaged sectors, too.
@@ -93,7 +94,7 @@ impl Remaining {
         file: File,
         id: [u8; 16],
         size: u64,
-    ) -> std::result::Result<(Remaining, usize), String> {
+    ) -> std::result::Result<(PersistentDirtyMap, usize), String> {
         let block = block_of(size);
         let bits = bytes_of(size, block);
         let sectors = bits.div_ceil(BITS);
@@ -122,16 +123,20 @@ impl Remaining {
             }
         }
         set.truncate(bits);
-        let state = State { set, ..State::default() };
-        Ok((Remaining::with(file, (id, size, block), state), damaged))
+        let state = DirtyMapState { set, ..DirtyMapState::default() };
+        Ok((PersistentDirtyMap::with(file, (id, size, block), state), damaged))
     }
 
-    fn with(file: File, (id, size, block): ([u8; 16], u64, u64), mut state: State) -> Remaining {
+    fn with(
+        file: File,
+        (id, size, block): ([u8; 16], u64, u64),
+        mut state: DirtyMapState,
+    ) -> PersistentDirtyMap {
         let blocks = size.div_ceil(block);
         // Bits behind the last block mean nothing.
         clear(&mut state.set, blocks, bytes_of(size, block) as u64 * 8);
         state.fresh = vec![0; state.set.len()];
-        Remaining(Arc::new(Inner {
+        PersistentDirtyMap(Arc::new(DirtyMapFile {
             id,
             size,
             block,
@@ -144,7 +149,7 @@ impl Remaining {
     }
 
     /// Calls this when the file cannot be written any more. Only the first one counts.
-    pub fn on_failure(&self, invalidate: Invalidate) {
+    pub fn on_failure(&self, invalidate: InvalidateCallback) {
         let _ = self.0.invalidate.set(invalidate);
     }
 
@@ -154,14 +159,14 @@ impl Remaining {
     }
 
     /// Whether both are the same.
-    pub fn is_same(&self, other: &Remaining) -> bool {
+    pub fn is_same(&self, other: &PersistentDirtyMap) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
     /// The layer that marks what is written. All handles that write to the disk must be under it. Put
-    /// it over that of [`Changes`](crate::Changes), if there is one.
+    /// it over that of [`ChangeTracker`](crate::ChangeTracker), if there is one.
     pub fn layer(&self) -> Arc<dyn Layer> {
-        Arc::new(Marking(self.0.clone()))
+        Arc::new(DirtyMapLayer(self.0.clone()))
     }
 
     /// A copy of these ranges, offset and length in bytes, begins; what else differs is what is
@@ -185,7 +190,7 @@ impl Remaining {
     }
 
     /// These ranges, start and end in bytes, were copied by the first pass and flushed. What was
-    /// written there since [`Remaining::begin`] differs still.
+    /// written there since [`PersistentDirtyMap::begin`] differs still.
     pub fn copied(&self, ranges: &[(u64, u64)]) {
         let inner = &self.0;
         let mut state = inner.lock();
@@ -208,13 +213,13 @@ impl Remaining {
         inner.write_soon(&mut state);
     }
 
-    /// Call it before the flush after which [`Remaining::settle`] is called.
+    /// Call it before the flush after which [`PersistentDirtyMap::settle`] is called.
     pub fn cut(&self) {
         self.0.lock().fresh.fill(0);
     }
 
     /// Everything was copied once and flushed, but for these ranges, offset and length in bytes, and
-    /// what was written since [`Remaining::cut`].
+    /// what was written since [`PersistentDirtyMap::cut`].
     pub fn settle(&self, differ: &[(u64, u64)]) {
         let inner = &self.0;
         let mut state = inner.lock();
@@ -278,7 +283,7 @@ impl Remaining {
     }
 }
 
-impl State {
+impl DirtyMapState {
     /// Writes in flight may change their blocks at any time.
     fn keep_in_flight(&mut self) {
         for &(first, last) in self.in_flight.values() {
@@ -293,8 +298,8 @@ impl State {
     }
 }
 
-impl Inner {
-    fn lock(&self) -> MutexGuard<'_, State> {
+impl DirtyMapFile {
+    fn lock(&self) -> MutexGuard<'_, DirtyMapState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -309,7 +314,7 @@ impl Inner {
         (first, end.div_ceil(self.block).max(first))
     }
 
-    fn has_todo(&self, state: &State, block: u64) -> bool {
+    fn has_todo(&self, state: &DirtyMapState, block: u64) -> bool {
         let start = block * self.block / UNIT;
         let end = ((block + 1) * self.block).min(self.size).div_ceil(UNIT);
         let (is_todo, to) = state.todo.run(start, end);
@@ -317,7 +322,7 @@ impl Inner {
     }
 
     /// A write to these blocks begins. Whether it must wait until that is durable.
-    fn enter(self: &Arc<Inner>, first: u64, last: u64) -> (Writing, bool) {
+    fn enter(self: &Arc<DirtyMapFile>, first: u64, last: u64) -> (DirtyMapWrite, bool) {
         let mut state = self.lock();
         state.last += 1;
         let number = state.last;
@@ -333,7 +338,7 @@ impl Inner {
         if waits {
             self.write_soon(&mut state);
         }
-        (Writing { inner: self.clone(), number }, waits)
+        (DirtyMapWrite { inner: self.clone(), number }, waits)
     }
 
     /// Waits until the sectors of these blocks are durable, or the file is given up.
@@ -351,7 +356,7 @@ impl Inner {
         }
     }
 
-    fn write_soon(self: &Arc<Inner>, state: &mut State) {
+    fn write_soon(self: &Arc<DirtyMapFile>, state: &mut DirtyMapState) {
         let idle = state.urgent.is_empty() && state.lazy.is_empty();
         if !idle && !std::mem::replace(&mut state.scheduled, true) {
             let inner = self.clone();
@@ -390,7 +395,7 @@ impl Inner {
     }
 
     /// The place and the bytes of a sector.
-    fn image(&self, state: &State, number: usize) -> (u64, [u8; SECTOR]) {
+    fn image(&self, state: &DirtyMapState, number: usize) -> (u64, [u8; SECTOR]) {
         let mut sector = [0; SECTOR];
         let bits = bits_of(&state.set, number);
         sector[..bits.len()].copy_from_slice(bits);
@@ -411,12 +416,12 @@ impl Inner {
 }
 
 /// A write in flight.
-struct Writing {
-    inner: Arc<Inner>,
+struct DirtyMapWrite {
+    inner: Arc<DirtyMapFile>,
     number: u64,
 }
 
-impl Drop for Writing {
+impl Drop for DirtyMapWrite {
     fn drop(&mut self) {
         let mut state = self.inner.lock();
         if let Some((first, last)) = state.in_flight.remove(&self.number) {
@@ -426,27 +431,27 @@ impl Drop for Writing {
     }
 }
 
-struct Marking(Arc<Inner>);
+struct DirtyMapLayer(Arc<DirtyMapFile>);
 
-impl Layer for Marking {
+impl Layer for DirtyMapLayer {
     fn wrap(&self, inner: Arc<dyn Device>) -> Result<Arc<dyn Device>> {
         let facts = Arc::new(Facts::same(&inner.facts()));
-        Ok(Arc::new(Marked { facts, inner, remaining: self.0.clone() }))
+        Ok(Arc::new(DirtyMapDevice { facts, inner, remaining: self.0.clone() }))
     }
 }
 
-struct Marked {
+struct DirtyMapDevice {
     facts: Arc<Facts>,
     inner: Arc<dyn Device>,
-    remaining: Arc<Inner>,
+    remaining: Arc<DirtyMapFile>,
 }
 
-impl Device for Marked {
+impl Device for DirtyMapDevice {
     fn facts(&self) -> Arc<Facts> {
         self.facts.clone()
     }
 
-    fn submit(&self, request: Request) -> Pending {
+    fn submit(&self, request: Request) -> PendingRequest {
         let changes = matches!(request.op, Op::Write(_) | Op::Zero | Op::Trim);
         let (first, last) = self.remaining.blocks(request.at, request.len);
         if !changes || first >= last {
@@ -459,7 +464,7 @@ impl Device for Marked {
         }
         let inner = self.inner.clone();
         let remaining = self.remaining.clone();
-        Pending::start(async move {
+        PendingRequest::start(async move {
             remaining.stored(first, last).await;
             let outcome = inner.submit(request).await;
             drop(writing);
@@ -562,7 +567,7 @@ mod tests {
         tempfile::tempfile().unwrap()
     }
 
-    fn stored(remaining: &Remaining) -> File {
+    fn stored(remaining: &PersistentDirtyMap) -> File {
         remaining.0.lock().lazy.extend(0..remaining.0.sectors());
         remaining.0.write();
         remaining.0.file.try_clone().unwrap()
@@ -581,7 +586,7 @@ mod tests {
 
     #[test]
     fn a_file_shows_what_is_left_of_a_copy() {
-        let remaining = Remaining::create(file(), ID, SIZE);
+        let remaining = PersistentDirtyMap::create(file(), ID, SIZE);
         assert_eq!(remaining.ranges(), [(0, SIZE)]);
         remaining.begin(&[(0, 512), (1 << 16, 3 << 16), (SIZE - 512, 512)]);
         let (first, _) = remaining.0.enter(50, 51);
@@ -594,13 +599,13 @@ mod tests {
         assert_eq!(remaining.ranges(), left);
         drop(second);
         remaining.copied(&[(0, 512), (2 << 16, 3 << 16)]);
-        let (read, damaged) = Remaining::open(stored(&remaining), ID, SIZE).unwrap();
+        let (read, damaged) = PersistentDirtyMap::open(stored(&remaining), ID, SIZE).unwrap();
         assert_eq!((read.ranges(), damaged), (left[1..].to_vec(), 0));
     }
 
     #[test]
     fn a_follower_differs_where_changes_are() {
-        let remaining = Remaining::create(file(), ID, SIZE);
+        let remaining = PersistentDirtyMap::create(file(), ID, SIZE);
         remaining.begin(&[(0, SIZE)]);
         drop(remaining.0.enter(1, 2));
         let (in_flight, _) = remaining.0.enter(4, 5);
@@ -616,17 +621,18 @@ mod tests {
 
     #[test]
     fn what_is_not_of_this_copy_is_refused_and_what_is_damaged_differs() {
-        let remaining = Remaining::create(file(), ID, SIZE);
+        let remaining = PersistentDirtyMap::create(file(), ID, SIZE);
         remaining.begin(&[(0, 512)]);
         let stored = stored(&remaining);
         let why = |file: &File, id, size| {
-            Remaining::open(file.try_clone().unwrap(), id, size).err().unwrap()
+            PersistentDirtyMap::open(file.try_clone().unwrap(), id, size).err().unwrap()
         };
         assert!(why(&stored, *b"another one.....", SIZE).contains("another job"));
         assert!(why(&stored, ID, SIZE + 512).contains("another size"));
         assert!(why(&file(), ID, SIZE).contains("only 0 bytes"));
         stored.write_all_at(b"x", HEADER as u64 + 3).unwrap();
-        let (read, damaged) = Remaining::open(stored.try_clone().unwrap(), ID, SIZE).unwrap();
+        let (read, damaged) =
+            PersistentDirtyMap::open(stored.try_clone().unwrap(), ID, SIZE).unwrap();
         assert_eq!((read.ranges(), damaged), (vec![(0, SIZE)], 1));
         stored.set_len(HEADER as u64 + 100).unwrap();
         assert!(why(&stored, ID, SIZE).contains("bytes instead of"));
@@ -637,7 +643,7 @@ mod tests {
     #[test]
     fn a_file_that_cannot_be_written_is_given_up_before_anybody_goes_on() {
         let read_only = File::open("/dev/null").unwrap();
-        let remaining = Remaining::create(read_only, ID, SIZE);
+        let remaining = PersistentDirtyMap::create(read_only, ID, SIZE);
         let failures = Arc::new(Mutex::new(Vec::new()));
         let (seen, inner) = (failures.clone(), Arc::downgrade(&remaining.0));
         remaining.on_failure(Box::new(move |why| {

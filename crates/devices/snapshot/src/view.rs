@@ -3,34 +3,38 @@
 use std::sync::Arc;
 
 use blockhaul_block::{
-    BASE_ALLOCATION, Can, Device, Error, Extents, Facts, Flags, HOLE, Kind, Op, Outcome, Pending,
-    Reply, Request, Result, ZERO,
+    BASE_ALLOCATION, Can, Device, Error, Extents, Facts, HOLE, Kind, Op, Outcome, PendingRequest,
+    Reply, Request, RequestFlags, Result, ZERO,
 };
 use blockhaul_io::{Data, Reservation};
 
-use crate::Trim;
-use crate::bitmap::Bitmap;
-use crate::point::{Below, Point, State, bytes_of};
+use crate::ViewTrim;
+use crate::bitmap::DirtyBitmap;
+use crate::point::{BlockPlace, LiveHandle, PointState, bytes_of};
 
 /// Runs of states in one reply about extents.
 const RUNS_MAX: usize = 4096;
 
 /// The view of a point in time.
 #[derive(Clone)]
-pub(crate) struct View {
+pub(crate) struct SnapshotView {
     facts: Arc<Facts>,
-    point: Arc<Point>,
+    point: Arc<PointState>,
     /// Shown as contexts after `base:allocation`.
-    bitmaps: Arc<[Arc<Bitmap>]>,
+    bitmaps: Arc<[Arc<DirtyBitmap>]>,
 }
 
-impl View {
-    pub(crate) fn of(point: &Arc<Point>, bitmaps: Vec<Arc<Bitmap>>, trim: Trim) -> Option<View> {
+impl SnapshotView {
+    pub(crate) fn of(
+        point: &Arc<PointState>,
+        bitmaps: Vec<Arc<DirtyBitmap>>,
+        trim: ViewTrim,
+    ) -> Option<SnapshotView> {
         let below = point.below.get()?.device.facts();
         let mut facts = Facts::over(&below);
         facts.name = format!("{} (snapshot)", below.name).into();
         facts.can = Can::EXTENTS | Can::MULTI_CONN;
-        if trim == Trim::Releases {
+        if trim == ViewTrim::Releases {
             facts.can |= Can::WRITE | Can::TRIM;
         }
         facts.emulated &= facts.can;
@@ -40,10 +44,10 @@ impl View {
         facts.allocation_unit = u32::try_from(point.block).unwrap_or(u32::MAX);
         let facts = Arc::new(facts);
         let point = point.clone();
-        Some(View { facts, point, bitmaps: bitmaps.into() })
+        Some(SnapshotView { facts, point, bitmaps: bitmaps.into() })
     }
 
-    fn below(&self) -> Result<&Below> {
+    fn below(&self) -> Result<&LiveHandle> {
         self.point.below.get().ok_or_else(Error::misfit)
     }
 
@@ -52,12 +56,12 @@ impl View {
         let below = self.below()?;
         let end = at + room.len() as u64;
         let reply = match self.point.state(at, end) {
-            Some(State::Zero) => Reply::Hole,
-            Some(State::Live) => self.read_live(below, at, end, room).await?,
+            Some(BlockPlace::Zero) => Reply::Hole,
+            Some(BlockPlace::Live) => self.read_live(below, at, end, room).await?,
             _ => {
                 let mut buf = room.into_buf();
                 for (from, to, state) in self.point.runs(at, end, usize::MAX) {
-                    if state == State::Live {
+                    if state == BlockPlace::Live {
                         let part = &mut buf[(from - at) as usize..(to - at) as usize];
                         below.scratch.fill(&below.device, from, part).await?;
                     }
@@ -74,14 +78,14 @@ impl View {
     /// Reads a range of which nothing was saved when this began.
     async fn read_live(
         &self,
-        below: &Below,
+        below: &LiveHandle,
         at: u64,
         end: u64,
         room: Reservation,
     ) -> Result<Reply> {
         // Bytes that stay in the kernel are pages that the next write changes.
         let reply = below.device.submit(Request::read(at, room.in_memory())).await?;
-        if self.point.state(at, end) == Some(State::Live) {
+        if self.point.state(at, end) == Some(BlockPlace::Live) {
             return Ok(reply);
         }
         let mut bytes = bytes_of(reply, (end - at) as usize)?;
@@ -91,33 +95,33 @@ impl View {
 
     /// Replaces what was read of blocks that are not in the live disk any more. A block that is
     /// there now was so when it was read.
-    async fn replace(&self, below: &Below, at: u64, bytes: &mut [u8]) -> Result<()> {
+    async fn replace(&self, below: &LiveHandle, at: u64, bytes: &mut [u8]) -> Result<()> {
         let end = at + bytes.len() as u64;
         for (from, to, state) in self.point.runs(at, end, usize::MAX) {
             let part = &mut bytes[(from - at) as usize..(to - at) as usize];
             match state {
-                State::Live => {}
-                State::Zero => part.fill(0),
-                State::Saved => self.point.read_saved(&below.scratch, from, part).await?,
-                State::Released => return Err(released()),
+                BlockPlace::Live => {}
+                BlockPlace::Zero => part.fill(0),
+                BlockPlace::Saved => self.point.read_saved(&below.scratch, from, part).await?,
+                BlockPlace::Released => return Err(released()),
             }
         }
         // What was released meanwhile may have been read as zeroes.
         let now = self.point.runs(at, end, usize::MAX);
-        if now.iter().any(|(_, _, state)| *state == State::Released) {
+        if now.iter().any(|(_, _, state)| *state == BlockPlace::Released) {
             Err(released())
         } else {
             Ok(())
         }
     }
 
-    async fn extents(&self, at: u64, len: u64, flags: Flags) -> Result<Extents> {
+    async fn extents(&self, at: u64, len: u64, flags: RequestFlags) -> Result<Extents> {
         self.point.check()?;
         let below = self.below()?;
         let live = match below.base {
             None => Extents::one(len, 0),
             Some(base) => {
-                let asked = Request::extents(at, len, base).with(flags & Flags::ONE_EXTENT);
+                let asked = Request::extents(at, len, base).with(flags & RequestFlags::ONE_EXTENT);
                 let Reply::Extents(lists) = below.device.submit(asked).await? else {
                     return Err(Error::misfit());
                 };
@@ -128,7 +132,7 @@ impl View {
         // Asked for after the extents: a block that is in the live disk still was so then.
         let states = self.point.runs(at, end, RUNS_MAX);
         let mut extents = merged(at, &live, &states);
-        if flags.contains(Flags::ONE_EXTENT) {
+        if flags.contains(RequestFlags::ONE_EXTENT) {
             extents.first_only();
         }
         self.point.check()?;
@@ -137,14 +141,14 @@ impl View {
 }
 
 /// The extents of the live disk where it still has the contents, else what the states say.
-fn merged(at: u64, live: &Extents, states: &[(u64, u64, State)]) -> Extents {
+fn merged(at: u64, live: &Extents, states: &[(u64, u64, BlockPlace)]) -> Extents {
     let mut extents = Extents::new();
     let mut runs = live.ranges(at).peekable();
     for (from, to, state) in states {
         match state {
-            State::Saved | State::Released => extents.push(to - from, 0),
-            State::Zero => extents.push(to - from, HOLE | ZERO),
-            State::Live => {
+            BlockPlace::Saved | BlockPlace::Released => extents.push(to - from, 0),
+            BlockPlace::Zero => extents.push(to - from, HOLE | ZERO),
+            BlockPlace::Live => {
                 let mut next = *from;
                 while let Some((start, run)) = runs.peek() {
                     let stop = start + run.len;
@@ -168,17 +172,17 @@ fn released() -> Error {
     Error::new(Kind::Invalid, "this part of the snapshot was discarded by its reader")
 }
 
-impl Device for View {
+impl Device for SnapshotView {
     fn facts(&self) -> Arc<Facts> {
         self.facts.clone()
     }
 
-    fn submit(&self, request: Request) -> Pending {
+    fn submit(&self, request: Request) -> PendingRequest {
         let view = self.clone();
         let Request { op, at, len, flags } = request;
         match op {
-            Op::Read(room) => Pending::start(async move { view.read(at, room).await }),
-            Op::Extents(contexts) => Pending::start(async move {
+            Op::Read(room) => PendingRequest::start(async move { view.read(at, room).await }),
+            Op::Extents(contexts) => PendingRequest::start(async move {
                 let mut lists = Vec::with_capacity(contexts.count());
                 for context in contexts.iter() {
                     lists.push(match context.checked_sub(1) {
@@ -191,11 +195,11 @@ impl Device for View {
                 }
                 Ok(Reply::Extents(lists))
             }),
-            Op::Trim => Pending::start(async move {
+            Op::Trim => PendingRequest::start(async move {
                 view.point.release(at, at + len).await?;
                 Ok(Reply::Done)
             }),
-            Op::Flush | Op::Cache => Pending::ready(Ok(Reply::Done)),
+            Op::Flush | Op::Cache => PendingRequest::ready(Ok(Reply::Done)),
             Op::Write(_) | Op::Zero => Error::new(Kind::ReadOnly, "a snapshot is read-only").into(),
         }
     }

@@ -4,16 +4,18 @@ use std::path::Path;
 use std::sync::Arc;
 
 use blockhaul_block::{Device, Error, Kind, Result};
-use blockhaul_catalog::{Backend, Intent, Opened, Opening, Param, ParamKind, Spec, Target};
+use blockhaul_catalog::{
+    Backend, BackendTarget, DeviceSpec, Intent, OpenFuture, OpenedDevice, Param, ParamKind,
+};
 
 use crate::device::{PointDevice, PointFiles};
 use crate::overlay::Overlay;
 use crate::store::Store;
 
 /// The kind of storage `backup:DIR`.
-pub struct Backup;
+pub struct BackupBackend;
 
-impl Backend for Backup {
+impl Backend for BackupBackend {
     fn schemes(&self) -> &'static [&'static str] {
         &["backup"]
     }
@@ -40,7 +42,7 @@ blockhaul serve --layer cow backup:vm --run 'blockhaul info "$uri"'
         PARAMS
     }
 
-    fn open(&self, target: Target) -> Opening<Opened> {
+    fn open(&self, target: BackendTarget) -> OpenFuture<OpenedDevice> {
         Box::pin(async move { open(&target).await })
     }
 }
@@ -52,7 +54,7 @@ const PARAMS: &[Param] = &[Param {
     doc: "The name of the point; the newest one if not given. blockhaul chain list prints all.",
 }];
 
-async fn open(target: &Target) -> Result<Opened> {
+async fn open(target: &BackendTarget) -> Result<OpenedDevice> {
     let dir = target.path();
     if target.intent.write {
         let dir = dir.display();
@@ -70,11 +72,11 @@ async fn open(target: &Target) -> Result<Opened> {
     let intent = Intent { direct: target.intent.direct, ..Intent::READ_IMAGE };
     let mut levels: Vec<Arc<dyn Device>> = Vec::with_capacity(paths.len());
     for path in paths {
-        let stack = registry.open(&Spec::Path(path), Vec::new(), intent).await?;
+        let stack = registry.open(&DeviceSpec::Path(path), Vec::new(), intent).await?;
         levels.push(stack.device().clone());
     }
     let device = PointDevice::new(found, levels, overlay, lock)?;
-    Ok(Opened::from(Arc::new(device) as Arc<dyn Device>))
+    Ok(OpenedDevice::from(Arc::new(device) as Arc<dyn Device>))
 }
 
 /// What the store says about a point; its name and size, and where its bytes are.

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use blockhaul_block::{
-    Access, BASE_ALLOCATION, Can, Contexts, Device, Error, Extents, Facts, FileRange, Flags, Kind,
-    Op, Outcome, Pending, Reply, Request, Result,
+    BASE_ALLOCATION, Can, ContextSet, Device, Error, Extents, Facts, FileRange, Kind, LeaseAccess,
+    Op, Outcome, PendingRequest, Reply, Request, RequestFlags, Result,
 };
 use blockhaul_io::{Pool, Reservation};
 
@@ -24,14 +24,14 @@ pub(crate) type PointFiles = ((String, u64), Overlay, Vec<PathBuf>, Option<File>
 /// A disk at a point in time.
 pub(crate) struct PointDevice {
     facts: Arc<Facts>,
-    shared: Arc<Shared>,
+    shared: Arc<PointData>,
     /// As long as it is open, the point is not removed.
     _lock: Option<File>,
 }
 
-struct Shared {
+struct PointData {
     /// The full backup, then the increments.
-    levels: Vec<(Arc<dyn Device>, Contexts)>,
+    levels: Vec<(Arc<dyn Device>, ContextSet)>,
     overlay: Overlay,
     pool: Pool,
 }
@@ -61,12 +61,12 @@ impl PointDevice {
             facts.one_handle |= below.one_handle;
             facts.files.extend_from_slice(&below.files);
             facts.allocation_unit = facts.allocation_unit.min(below.allocation_unit);
-            let base = below.context(BASE_ALLOCATION).unwrap_or_else(Contexts::first);
+            let base = below.context(BASE_ALLOCATION).unwrap_or_else(ContextSet::first);
             with_contexts.push((level, base));
         }
         facts.emulated &= facts.can;
         let pool = Pool::new(Pool::cost(PIECE) * PIECES);
-        let shared = Arc::new(Shared { levels: with_contexts, overlay, pool });
+        let shared = Arc::new(PointData { levels: with_contexts, overlay, pool });
         Ok(PointDevice { facts: Arc::new(facts), shared, _lock: lock })
     }
 }
@@ -76,7 +76,7 @@ impl Device for PointDevice {
         self.facts.clone()
     }
 
-    fn submit(&self, request: Request) -> Pending {
+    fn submit(&self, request: Request) -> PendingRequest {
         let shared = self.shared.clone();
         let Request { op, at, len, flags } = request;
         let Some(end) = at.checked_add(len) else {
@@ -88,15 +88,15 @@ impl Device for PointDevice {
         let inside = to - at;
         let (device, base) = &shared.levels[level];
         match op {
-            Op::Extents(_) if len <= inside || flags.contains(Flags::ONE_EXTENT) => {
+            Op::Extents(_) if len <= inside || flags.contains(RequestFlags::ONE_EXTENT) => {
                 device.submit(Request::extents(at, len.min(inside), *base).with(flags))
             }
-            Op::Extents(_) => Pending::start(async move { shared.extents(at, end).await }),
+            Op::Extents(_) => PendingRequest::start(async move { shared.extents(at, end).await }),
             op @ (Op::Read(_) | Op::Cache) if len <= inside => {
                 device.submit(Request { op, at, len, flags })
             }
-            Op::Read(room) => Pending::start(async move { shared.read(at, room).await }),
-            Op::Cache => Pending::start(async move {
+            Op::Read(room) => PendingRequest::start(async move { shared.read(at, room).await }),
+            Op::Cache => PendingRequest::start(async move {
                 for (level, from, to) in shared.overlay.within(at, end) {
                     shared.levels[level].0.submit(Request::cache(from, to - from)).await?;
                 }
@@ -108,8 +108,8 @@ impl Device for PointDevice {
         }
     }
 
-    fn file_at(&self, at: u64, len: u64, access: Access) -> Option<FileRange> {
-        if access == Access::Write {
+    fn file_at(&self, at: u64, len: u64, access: LeaseAccess) -> Option<FileRange> {
+        if access == LeaseAccess::Write {
             return None;
         }
         let (level, from, to) = self.shared.overlay.within(at, at.checked_add(len)?).next()?;
@@ -117,7 +117,7 @@ impl Device for PointDevice {
     }
 }
 
-impl Shared {
+impl PointData {
     /// Extents of several files in one list; ends early where a file's list is short.
     async fn extents(&self, at: u64, end: u64) -> Outcome {
         let mut all = Extents::new();

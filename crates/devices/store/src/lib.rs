@@ -15,7 +15,7 @@
 //! interrupted is therefore never listed. An increment is read over the points below it, down to the
 //! last full backup.
 //!
-//! [`Store`] reads the directory, [`Writer`] changes it, and [`Backup`] is the kind of storage
+//! [`Store`] reads the directory, [`StoreWriter`] changes it, and [`BackupBackend`] is the kind of storage
 //! `backup:DIR`.
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 #![cfg_attr(not(test), warn(clippy::missing_errors_doc))]
@@ -33,13 +33,13 @@ mod writer;
 
 use std::sync::Arc;
 
-pub use backend::Backup;
-pub use manifest::{Content, Folding, Full, Increment, Point, check_name};
-pub use ranges::Ranges;
+pub use backend::BackupBackend;
+pub use manifest::{BackupPoint, FoldState, FullBackup, Increment, PointContent, check_name};
+pub use ranges::IncrementRanges;
 pub use store::{CHAIN_MAX, Store};
-pub use writer::{Fold, Writer};
+pub use writer::{Fold, StoreWriter};
 
 /// The kind of storage of this crate, for a [`blockhaul_catalog::Registry`].
 pub fn all() -> Vec<Arc<dyn blockhaul_catalog::Backend>> {
-    vec![Arc::new(Backup)]
+    vec![Arc::new(BackupBackend)]
 }

@@ -17,7 +17,7 @@ const NAME_MAX: usize = 255;
 /// A point in time that a store has.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Point {
+pub struct BackupPoint {
     /// Its number, which no other point of the store has; an increment has it in the names of its files.
     pub number: u32,
     /// Its name; no other point of the store has it.
@@ -29,7 +29,7 @@ pub struct Point {
     /// When it was made, in seconds since 1970.
     pub created: u64,
     /// What its file holds.
-    pub content: Content,
+    pub content: PointContent,
     /// Digest of the manifest of its file `.raw`; none: not computed.
     pub digest: Option<String>,
 }
@@ -37,9 +37,9 @@ pub struct Point {
 /// What the file of a point holds.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase", deny_unknown_fields)]
-pub enum Content {
+pub enum PointContent {
     /// All of the disk.
-    Full(Full),
+    Full(FullBackup),
     /// What has changed since the point before this one.
     Increment(Increment),
 }
@@ -47,12 +47,12 @@ pub enum Content {
 /// A full backup.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Full {
+pub struct FullBackup {
     /// The number in the names of its files: that of an earlier point, if increments were folded into it.
     pub file: u32,
     /// The increment that is being folded into the file: the files with the number of the point. What
     /// they hold is read from there.
-    pub folding: Option<Folding>,
+    pub folding: Option<FoldState>,
 }
 
 /// What an increment holds, and since when.
@@ -72,27 +72,27 @@ pub struct Increment {
 /// An increment that is being folded into a full backup.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Folding {
+pub struct FoldState {
     /// Digest of its ranges.
     pub ranges: String,
     /// Digest of the manifest of its file.
     pub digest: Option<String>,
 }
 
-impl Point {
+impl BackupPoint {
     /// What it holds, if its file holds all of the disk.
-    pub fn full(&self) -> Option<&Full> {
+    pub fn full(&self) -> Option<&FullBackup> {
         match &self.content {
-            Content::Full(full) => Some(full),
-            Content::Increment(_) => None,
+            PointContent::Full(full) => Some(full),
+            PointContent::Increment(_) => None,
         }
     }
 
     /// What it holds, if that is what has changed.
     pub fn increment(&self) -> Option<&Increment> {
         match &self.content {
-            Content::Increment(increment) => Some(increment),
-            Content::Full(_) => None,
+            PointContent::Increment(increment) => Some(increment),
+            PointContent::Full(_) => None,
         }
     }
 
@@ -102,7 +102,7 @@ impl Point {
     }
 
     /// The increment that is being folded into its file.
-    pub fn folding(&self) -> Option<&Folding> {
+    pub fn folding(&self) -> Option<&FoldState> {
         self.full()?.folding.as_ref()
     }
 
@@ -130,16 +130,20 @@ pub fn check_name(name: &str) -> Result<()> {
 /// The whole file.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Text {
+struct ManifestDocument {
     format: String,
-    points: Vec<Point>,
+    points: Vec<BackupPoint>,
     /// Digest of the points.
     digest: String,
 }
 
 /// The text of a manifest.
-pub(crate) fn to_text(points: &[Point]) -> Result<String> {
-    let text = Text { format: FORMAT.into(), points: points.to_vec(), digest: digest(points)? };
+pub(crate) fn to_text(points: &[BackupPoint]) -> Result<String> {
+    let text = ManifestDocument {
+        format: FORMAT.into(),
+        points: points.to_vec(),
+        digest: digest(points)?,
+    };
     let mut text = serde_json::to_string_pretty(&text).map_err(unserialized)?;
     text.push('\n');
     if text.len() as u64 > LENGTH_MAX {
@@ -153,9 +157,9 @@ pub(crate) fn to_text(points: &[Point]) -> Result<String> {
 ///
 /// # Errors
 /// [`Kind::Invalid`] if it is incomplete, was changed by another program, or contradicts itself.
-pub(crate) fn from_text(path: &Path, text: &str) -> Result<Vec<Point>> {
+pub(crate) fn from_text(path: &Path, text: &str) -> Result<Vec<BackupPoint>> {
     let wrong = |why: String| Error::new(Kind::Invalid, format!("{}: {why}", path.display()));
-    let text: Text = serde_json::from_str(text)
+    let text: ManifestDocument = serde_json::from_str(text)
         .map_err(|error| wrong(format!("not a manifest of a backup store: {error}")))?;
     if text.format != FORMAT {
         return Err(wrong(format!("its format is {:?}, not {FORMAT:?}", text.format)));
@@ -169,11 +173,11 @@ pub(crate) fn from_text(path: &Path, text: &str) -> Result<Vec<Point>> {
 }
 
 /// Checks that points can be those of a store.
-fn check(points: &[Point]) -> Result<(), String> {
+fn check(points: &[BackupPoint]) -> Result<(), String> {
     let mut names = HashSet::new();
     let mut numbers = HashSet::new();
     let mut taken = HashSet::new();
-    let mut before: Option<&Point> = None;
+    let mut before: Option<&BackupPoint> = None;
     for point in points {
         let name = &point.name;
         check_name(name).map_err(|error| error.text())?;
@@ -206,7 +210,7 @@ fn check(points: &[Point]) -> Result<(), String> {
     Ok(())
 }
 
-fn digest(points: &[Point]) -> Result<String> {
+fn digest(points: &[BackupPoint]) -> Result<String> {
     let text = serde_json::to_vec(points).map_err(unserialized)?;
     Ok(blake3::hash(&text).to_hex().to_string())
 }
@@ -219,22 +223,22 @@ pub(crate) fn unserialized(error: serde_json::Error) -> Error {
 pub(crate) mod tests {
     use super::*;
 
-    pub(crate) fn full(number: u32, name: &str, size: u64) -> Point {
-        Point {
+    pub(crate) fn full(number: u32, name: &str, size: u64) -> BackupPoint {
+        BackupPoint {
             number,
             name: name.into(),
             checkpoint: name.into(),
             size,
             created: 1,
-            content: Content::Full(Full { file: number, folding: None }),
+            content: PointContent::Full(FullBackup { file: number, folding: None }),
             digest: None,
         }
     }
 
-    pub(crate) fn increment(number: u32, name: &str, parent: &str, size: u64) -> Point {
+    pub(crate) fn increment(number: u32, name: &str, parent: &str, size: u64) -> BackupPoint {
         let (parent, bitmap) = (parent.to_string(), format!("qemu:dirty-bitmap:{parent}"));
         let increment = Increment { parent, bitmap, ranges: String::new(), changed: 0 };
-        Point { content: Content::Increment(increment), ..full(number, name, size) }
+        BackupPoint { content: PointContent::Increment(increment), ..full(number, name, size) }
     }
 
     #[test]
@@ -257,8 +261,8 @@ pub(crate) mod tests {
     #[test]
     fn points_that_contradict_each_other_are_refused() {
         let mut folding = full(1, "a", 9);
-        let two = Some(Folding { ranges: String::new(), digest: None });
-        folding.content = Content::Full(Full { file: 2, folding: two });
+        let two = Some(FoldState { ranges: String::new(), digest: None });
+        folding.content = PointContent::Full(FullBackup { file: 2, folding: two });
         for (points, said) in [
             (vec![full(1, "a", 9), full(2, "a", 9)], "two points have the name"),
             (vec![full(1, "a", 9), full(1, "b", 9)], "the number of another point"),

@@ -7,7 +7,7 @@ const PIECES_MAX: usize = 8 << 20;
 
 /// A run of bytes in one file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Piece {
+pub(crate) struct OverlayPiece {
     /// Where it ends; it starts where the one before it ends.
     pub(crate) end: u64,
     /// The file that has it: 0 is the full backup.
@@ -17,13 +17,13 @@ pub(crate) struct Piece {
 /// The pieces of a disk, in order and without gaps.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Overlay {
-    pieces: Vec<Piece>,
+    pieces: Vec<OverlayPiece>,
 }
 
 impl Overlay {
     /// A disk of `size` bytes that is all in the full backup.
     pub(crate) fn full(size: u64) -> Overlay {
-        let pieces = if size > 0 { vec![Piece { end: size, level: 0 }] } else { Vec::new() };
+        let pieces = if size > 0 { vec![OverlayPiece { end: size, level: 0 }] } else { Vec::new() };
         Overlay { pieces }
     }
 
@@ -62,7 +62,7 @@ impl Overlay {
             Some(last) if last.end >= end => {}
             Some(last) if last.level == level => last.end = end,
             None if end == 0 => {}
-            _ => self.pieces.push(Piece { end, level }),
+            _ => self.pieces.push(OverlayPiece { end, level }),
         }
     }
 

@@ -13,21 +13,21 @@ const LENGTH_MAX: u64 = 512 << 20;
 
 /// Ranges of a disk: offsets and lengths in bytes, ascending, apart from each other and not empty.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Ranges(Vec<(u64, u64)>);
+pub struct IncrementRanges(Vec<(u64, u64)>);
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Line {
+struct RangeLine {
     offset: u64,
     length: u64,
 }
 
-impl Ranges {
+impl IncrementRanges {
     /// Offsets and lengths of a disk of `size` bytes.
     ///
     /// # Errors
     /// [`Kind::Invalid`] if they are not in order, overlap, are empty, or end beyond the disk.
-    pub fn new(ranges: Vec<(u64, u64)>, size: u64) -> Result<Ranges> {
+    pub fn new(ranges: Vec<(u64, u64)>, size: u64) -> Result<IncrementRanges> {
         let mut end = 0;
         for &(at, len) in &ranges {
             let next = at.checked_add(len).filter(|&next| len > 0 && at >= end && next <= size);
@@ -37,7 +37,7 @@ impl Ranges {
             };
             end = next.ok_or_else(wrong)?;
         }
-        Ok(Ranges(ranges))
+        Ok(IncrementRanges(ranges))
     }
 
     /// Offsets and lengths.
@@ -71,18 +71,18 @@ impl Ranges {
     }
 
     /// Reads the list of an increment of a disk of `size` bytes, whose digest is known.
-    pub(crate) fn read(path: &Path, size: u64, digest: &str) -> Result<Ranges> {
+    pub(crate) fn read(path: &Path, size: u64, digest: &str) -> Result<IncrementRanges> {
         let wrong = |why: &str| Error::new(Kind::Invalid, format!("{}: {why}", path.display()));
         let text = files::read(path, LENGTH_MAX)?;
         let text = text
             .ok_or_else(|| Error::new(Kind::NotFound, format!("{} is missing", path.display())))?;
         let mut found = Vec::new();
         for line in text.lines().filter(|line| *line != "[]") {
-            let line: Line = serde_json::from_str(line)
+            let line: RangeLine = serde_json::from_str(line)
                 .map_err(|error| wrong(&format!("not a range: {error}")))?;
             found.push((line.offset, line.length));
         }
-        let ranges = Ranges::new(found, size).map_err(|error| wrong(&error.text()))?;
+        let ranges = IncrementRanges::new(found, size).map_err(|error| wrong(&error.text()))?;
         if ranges.digest() == digest {
             Ok(ranges)
         } else {
@@ -100,15 +100,15 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("ranges");
         for list in [vec![], vec![(0, 5)], vec![(0, 5), (5, 1), (90, 10)]] {
-            let ranges = Ranges::new(list, 100).unwrap();
+            let ranges = IncrementRanges::new(list, 100).unwrap();
             std::fs::write(&path, ranges.to_text()).unwrap();
-            assert_eq!(Ranges::read(&path, 100, &ranges.digest()).unwrap(), ranges);
-            assert!(Ranges::read(&path, 100, "0").is_err());
+            assert_eq!(IncrementRanges::read(&path, 100, &ranges.digest()).unwrap(), ranges);
+            assert!(IncrementRanges::read(&path, 100, "0").is_err());
         }
-        assert!(Ranges::read(&path, 99, &Ranges::default().digest()).is_err());
+        assert!(IncrementRanges::read(&path, 99, &IncrementRanges::default().digest()).is_err());
         for text in ["x", "{\"offset\": 1}", "{\"offset\": -1, \"length\": 1}", "[1]"] {
             std::fs::write(&path, text).unwrap();
-            assert!(Ranges::read(&path, 100, "0").is_err(), "{text}");
+            assert!(IncrementRanges::read(&path, 100, "0").is_err(), "{text}");
         }
     }
 
@@ -121,7 +121,7 @@ mod tests {
             vec![(5, 5), (0, 1)],
             vec![(u64::MAX, 2)],
         ] {
-            assert!(Ranges::new(list, 100).is_err());
+            assert!(IncrementRanges::new(list, 100).is_err());
         }
     }
 }

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use blockhaul_block::{Error, Kind, Result};
 
 use crate::files::{self, failed};
-use crate::manifest::{self, Point};
-use crate::ranges::Ranges;
+use crate::manifest::{self, BackupPoint};
+use crate::ranges::IncrementRanges;
 
 /// Maximum number of points from a full backup to the last increment on it: each needs a descriptor.
 pub const CHAIN_MAX: usize = 512;
@@ -17,15 +17,15 @@ pub const CHAIN_MAX: usize = 512;
 #[derive(Debug, Clone)]
 pub struct Store {
     dir: PathBuf,
-    points: Vec<Point>,
+    points: Vec<BackupPoint>,
 }
 
 /// A file that has a part of a point.
 #[derive(Debug)]
-pub(crate) struct Level {
+pub(crate) struct OverlayLevel {
     pub(crate) number: u32,
     /// What it has; `None`: all of the disk.
-    pub(crate) ranges: Option<Ranges>,
+    pub(crate) ranges: Option<IncrementRanges>,
 }
 
 impl Store {
@@ -87,16 +87,16 @@ impl Store {
     }
 
     /// The points, the oldest first.
-    pub fn points(&self) -> &[Point] {
+    pub fn points(&self) -> &[BackupPoint] {
         &self.points
     }
 
-    pub(crate) fn replaced(&self, points: Vec<Point>) -> Store {
+    pub(crate) fn replaced(&self, points: Vec<BackupPoint>) -> Store {
         Store { dir: self.dir.clone(), points }
     }
 
     /// The newest point.
-    pub fn newest(&self) -> Option<&Point> {
+    pub fn newest(&self) -> Option<&BackupPoint> {
         self.points.last()
     }
 
@@ -104,7 +104,7 @@ impl Store {
     ///
     /// # Errors
     /// [`Kind::NotFound`] if there is none, with the names that there are.
-    pub fn point(&self, name: Option<&str>) -> Result<&Point> {
+    pub fn point(&self, name: Option<&str>) -> Result<&BackupPoint> {
         let found = match name {
             None => self.newest(),
             Some(name) => self.points.iter().find(|point| point.name == name),
@@ -126,7 +126,7 @@ impl Store {
     ///
     /// # Errors
     /// [`Kind::Unsupported`] if there are more than [`CHAIN_MAX`].
-    pub fn chain(&self, point: &Point) -> Result<&[Point]> {
+    pub fn chain(&self, point: &BackupPoint) -> Result<&[BackupPoint]> {
         let last = self.points.iter().position(|one| one.number == point.number);
         let upto = &self.points[..last.map_or(0, |last| last + 1)];
         let first = upto.iter().rposition(|one| one.full().is_some()).unwrap_or(0);
@@ -152,20 +152,20 @@ impl Store {
     }
 
     /// Reads the ranges of an increment of a disk of `size` bytes.
-    pub(crate) fn ranges(&self, number: u32, size: u64, digest: &str) -> Result<Ranges> {
+    pub(crate) fn ranges(&self, number: u32, size: u64, digest: &str) -> Result<IncrementRanges> {
         let path = files::numbered(&self.dir, number, files::RANGES);
-        Ranges::read(&path, size, digest)
+        IncrementRanges::read(&path, size, digest)
     }
 
     /// The files of a point, the full backup first. Checks that all are there and have the right size.
     /// Blocks.
-    pub(crate) fn levels(&self, point: &Point) -> Result<Vec<Level>> {
+    pub(crate) fn levels(&self, point: &BackupPoint) -> Result<Vec<OverlayLevel>> {
         let mut levels = Vec::new();
         for one in self.chain(point)? {
             let mut add = |number, ranges: Option<&str>| -> Result<()> {
                 self.check_size(number, one.size)?;
                 let read = |digest| self.ranges(number, one.size, digest);
-                levels.push(Level { number, ranges: ranges.map(read).transpose()? });
+                levels.push(OverlayLevel { number, ranges: ranges.map(read).transpose()? });
                 Ok(())
             };
             add(one.file(), one.increment().map(|increment| increment.ranges.as_str()))?;
@@ -195,7 +195,7 @@ impl Store {
     ///
     /// # Errors
     /// What is wrong with the first one.
-    pub fn check(&self, point: &Point) -> Result<()> {
+    pub fn check(&self, point: &BackupPoint) -> Result<()> {
         self.levels(point).map(drop)
     }
 
@@ -204,7 +204,7 @@ impl Store {
     /// # Errors
     /// The directory cannot be read.
     pub fn orphans(&self) -> Result<Vec<String>> {
-        let used: Vec<u32> = self.points.iter().flat_map(Point::files).collect();
+        let used: Vec<u32> = self.points.iter().flat_map(BackupPoint::files).collect();
         let mut names = names(&self.dir, |error| failed("cannot list", &self.dir, error))?;
         names.retain(|name| files::number_of(name).is_some_and(|number| !used.contains(&number)));
         names.sort();
@@ -213,7 +213,7 @@ impl Store {
 
     /// Prevents that the point is removed until the result is dropped. `None` if nothing in the store
     /// was ever locked, or its file system has no locks.
-    pub(crate) fn hold(&self, point: &Point) -> Result<Option<File>> {
+    pub(crate) fn hold(&self, point: &BackupPoint) -> Result<Option<File>> {
         let path = self.dir.join(files::READERS);
         let file = match File::open(&path) {
             Ok(file) => file,

@@ -7,15 +7,15 @@ use blockhaul_block::{Error, Kind, Result};
 use rustix::fs::FlockOperation;
 
 use crate::files::{self, failed};
-use crate::manifest::{self, Content, Folding, Full, Point};
-use crate::ranges::Ranges;
+use crate::manifest::{self, BackupPoint, FoldState, FullBackup, PointContent};
+use crate::ranges::IncrementRanges;
 use crate::store::{self, Store};
 
 /// A store that no other program changes until this is dropped.
 #[derive(Debug)]
-pub struct Writer {
+pub struct StoreWriter {
     store: Store,
-    unfinished: Option<Point>,
+    unfinished: Option<BackupPoint>,
     readers: File,
     _lock: File,
 }
@@ -28,15 +28,15 @@ pub struct Fold {
     /// The file of the full backup.
     pub to: PathBuf,
     /// What is copied.
-    pub ranges: Ranges,
+    pub ranges: IncrementRanges,
 }
 
-impl Writer {
+impl StoreWriter {
     /// Locks the store in `dir`, which is created if it does not exist. Blocks.
     ///
     /// # Errors
     /// [`Kind::InUse`] if another program changes it; and those of [`Store::open_or_new`].
-    pub fn lock(dir: &Path) -> Result<Writer> {
+    pub fn lock(dir: &Path) -> Result<StoreWriter> {
         Store::open_or_new(dir)?;
         match std::fs::create_dir(dir) {
             Ok(()) => blockhaul_io::sync_folder(dir)
@@ -64,7 +64,7 @@ impl Writer {
         // Only now it cannot change any more.
         let store = Store::open_or_new(dir)?;
         let unfinished = read_unfinished(&store)?;
-        Ok(Writer { store, unfinished, readers, _lock: lock })
+        Ok(StoreWriter { store, unfinished, readers, _lock: lock })
     }
 
     /// The points.
@@ -73,7 +73,7 @@ impl Writer {
     }
 
     /// The point that an earlier run has begun.
-    pub fn unfinished(&self) -> Option<&Point> {
+    pub fn unfinished(&self) -> Option<&BackupPoint> {
         self.unfinished.as_ref()
     }
 
@@ -107,7 +107,7 @@ impl Writer {
     ///
     /// # Errors
     /// A file cannot be written.
-    pub fn begin(&mut self, point: Point, ranges: Option<&Ranges>) -> Result<()> {
+    pub fn begin(&mut self, point: BackupPoint, ranges: Option<&IncrementRanges>) -> Result<()> {
         self.list(point.number, ranges)?;
         let text = serde_json::to_vec_pretty(&point).map_err(manifest::unserialized)?;
         files::replace(&self.store.dir().join(files::UNFINISHED), &text)?;
@@ -119,7 +119,7 @@ impl Writer {
     ///
     /// # Errors
     /// The file cannot be written.
-    pub fn list(&self, number: u32, ranges: Option<&Ranges>) -> Result<()> {
+    pub fn list(&self, number: u32, ranges: Option<&IncrementRanges>) -> Result<()> {
         let Some(ranges) = ranges else { return Ok(()) };
         files::replace(&self.ranges(number), ranges.to_text().as_bytes())
     }
@@ -153,7 +153,7 @@ impl Writer {
         }
         let digest = digests.map(|(_, digest)| digest.to_string());
         let mut points = self.store.points().to_vec();
-        points.push(Point { created, digest, ..point });
+        points.push(BackupPoint { created, digest, ..point });
         self.replace(points)?;
         self.unfinished = None;
         files::remove(&self.journal(number))?;
@@ -189,9 +189,11 @@ impl Writer {
             let Some(increment) = next.increment() else { return Ok(None) };
             // All that is needed is there and in order.
             self.store.check(next)?;
-            let folding = Folding { ranges: increment.ranges.clone(), digest: next.digest.clone() };
-            let full = Full { file: oldest.file(), folding: Some(folding) };
-            let folded = Point { content: Content::Full(full), digest: None, ..next.clone() };
+            let folding =
+                FoldState { ranges: increment.ranges.clone(), digest: next.digest.clone() };
+            let full = FullBackup { file: oldest.file(), folding: Some(folding) };
+            let folded =
+                BackupPoint { content: PointContent::Full(full), digest: None, ..next.clone() };
             let left = [&[folded], rest].concat();
             self.replace_without_oldest(left)?;
         }
@@ -203,7 +205,7 @@ impl Writer {
         Ok(Some(Fold { from, to, ranges }))
     }
 
-    /// Ends a fold: all is copied. `digests` as for [`Writer::publish`]. Blocks.
+    /// Ends a fold: all is copied. `digests` as for [`StoreWriter::publish`]. Blocks.
     ///
     /// # Errors
     /// A file cannot be made durable. The fold can be repeated then.
@@ -216,14 +218,14 @@ impl Writer {
         if let Some((text, _)) = digests {
             files::replace(&self.store.digests(file), text.as_bytes())?;
         }
-        point.content = Content::Full(Full { file, folding: None });
+        point.content = PointContent::Full(FullBackup { file, folding: None });
         point.digest = digests.map(|(_, digest)| digest.to_string());
         self.replace(points)?;
         self.remove_files(number)
     }
 
     /// Replaces the points by all but the oldest, unless somebody reads that one.
-    fn replace_without_oldest(&mut self, points: Vec<Point>) -> Result<()> {
+    fn replace_without_oldest(&mut self, points: Vec<BackupPoint>) -> Result<()> {
         let old = self.store.points().to_vec();
         let Some(oldest) = old.first() else { return Ok(()) };
         self.refuse_readers(oldest)?;
@@ -237,7 +239,7 @@ impl Writer {
         Ok(())
     }
 
-    fn refuse_readers(&self, point: &Point) -> Result<()> {
+    fn refuse_readers(&self, point: &BackupPoint) -> Result<()> {
         match blockhaul_os::locked_by_others(&self.readers, point.number.into()) {
             Ok(true) => {
                 let text = format!(
@@ -254,7 +256,7 @@ impl Writer {
         }
     }
 
-    fn replace(&mut self, points: Vec<Point>) -> Result<()> {
+    fn replace(&mut self, points: Vec<BackupPoint>) -> Result<()> {
         let text = manifest::to_text(&points)?;
         files::replace(&self.store.dir().join(files::MANIFEST), text.as_bytes())?;
         self.store = self.store.replaced(points);
@@ -269,10 +271,10 @@ impl Writer {
 }
 
 /// The point that an earlier run has begun and not listed.
-fn read_unfinished(store: &Store) -> Result<Option<Point>> {
+fn read_unfinished(store: &Store) -> Result<Option<BackupPoint>> {
     let path = store.dir().join(files::UNFINISHED);
     let Some(text) = files::read(&path, manifest::LENGTH_MAX)? else { return Ok(None) };
-    let point: Point = serde_json::from_str(&text).map_err(|error| {
+    let point: BackupPoint = serde_json::from_str(&text).map_err(|error| {
         let text = format!("{}: {error}: remove it to begin again", path.display());
         Error::new(Kind::Invalid, text)
     })?;
@@ -283,7 +285,7 @@ fn read_unfinished(store: &Store) -> Result<Option<Point>> {
         return Ok(None);
     }
     // The number is used in names of files that are replaced.
-    if store.points().iter().flat_map(Point::files).any(|number| number == point.number) {
+    if store.points().iter().flat_map(BackupPoint::files).any(|number| number == point.number) {
         let text = format!("{}: its number is that of another point", path.display());
         return Err(Error::new(Kind::Invalid, text));
     }

@@ -1,4 +1,4 @@
-//! Stores made with [`Writer`], read as devices.
+//! Stores made with [`StoreWriter`], read as devices.
 #![allow(clippy::unwrap_used, reason = "a test that fails")]
 
 use std::fs;
@@ -6,9 +6,11 @@ use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 
 use blockhaul_block::{Kind, Result};
-use blockhaul_catalog::{Intent, Registry, Spec, Stack};
-use blockhaul_store::{Content, Full, Increment, Point, Ranges, Store, Writer};
-use blockhaul_testkit::conform::{self, Options, Subject};
+use blockhaul_catalog::{DeviceSpec, Intent, Registry, Stack};
+use blockhaul_store::{
+    BackupPoint, FullBackup, Increment, IncrementRanges, PointContent, Store, StoreWriter,
+};
+use blockhaul_testkit::conform::{self, ConformOptions, Subject};
 use blockhaul_testkit::rng::{self, Rng};
 
 const SIZE: u64 = (1 << 20) + 512;
@@ -20,14 +22,14 @@ fn registry() -> Registry {
 }
 
 async fn open(dir: &Path, point: &str) -> Result<Stack> {
-    let spec = Spec::parse(format!("backup:{}?point={point}", dir.display()).as_ref())?;
+    let spec = DeviceSpec::parse(format!("backup:{}?point={point}", dir.display()).as_ref())?;
     registry().open(&spec, Vec::new(), Intent::READ).await
 }
 
 fn on_a_worker<T: Send + 'static, F: Future<Output = T> + 'static>(
     work: impl FnOnce() -> F + Send + 'static,
 ) -> T {
-    blockhaul_io::Runtime::start(&blockhaul_io::Config::default()).unwrap().block_on(work)
+    blockhaul_io::Runtime::start(&blockhaul_io::RuntimeConfig::default()).unwrap().block_on(work)
 }
 
 /// A store, and what the disk was at each of its points.
@@ -51,15 +53,15 @@ impl Made {
         made
     }
 
-    fn point(&self, writer: &Writer, name: &str) -> Point {
+    fn point(&self, writer: &StoreWriter, name: &str) -> BackupPoint {
         let number = writer.next_number().unwrap();
         let (name, checkpoint) = (name.to_string(), name.to_string());
-        let content = Content::Full(Full { file: number, folding: None });
-        Point { number, name, checkpoint, size: SIZE, created: 0, content, digest: None }
+        let content = PointContent::Full(FullBackup { file: number, folding: None });
+        BackupPoint { number, name, checkpoint, size: SIZE, created: 0, content, digest: None }
     }
 
     fn full(&mut self, name: &str, disk: Vec<u8>) {
-        let mut writer = Writer::lock(self.dir()).unwrap();
+        let mut writer = StoreWriter::lock(self.dir()).unwrap();
         let point = self.point(&writer, name);
         let number = point.number;
         writer.begin(point, None).unwrap();
@@ -79,16 +81,16 @@ impl Made {
             disk[at as usize..(at + len) as usize].copy_from_slice(&new);
             at += len + rng.between(1, SIZE / 4);
         }
-        let ranges = Ranges::new(list, SIZE).unwrap();
-        let mut writer = Writer::lock(self.dir()).unwrap();
+        let ranges = IncrementRanges::new(list, SIZE).unwrap();
+        let mut writer = StoreWriter::lock(self.dir()).unwrap();
         let increment = Increment {
             parent,
             bitmap: "b".into(),
             ranges: ranges.digest(),
             changed: ranges.total(),
         };
-        let content = Content::Increment(increment);
-        let point = Point { content, ..self.point(&writer, name) };
+        let content = PointContent::Increment(increment);
+        let point = BackupPoint { content, ..self.point(&writer, name) };
         let raw = writer.store().raw(point.number);
         writer.begin(point, Some(&ranges)).unwrap();
         let file = fs::File::create(raw).unwrap();
@@ -134,8 +136,8 @@ fn points_keep_the_contract_of_devices() {
     let made = Made::new(&mut rng(), 3);
     let (_, disk) = made.disks.last().unwrap().clone();
     let dir = made.dir().to_path_buf();
-    let content = conform::Content::oracle(move |at| disk[at as usize]);
-    conform::check("backup", Options::default().content(content), move || {
+    let content = conform::InitialContent::oracle(move |at| disk[at as usize]);
+    conform::check("backup", ConformOptions::default().content(content), move || {
         let dir = dir.clone();
         async move { open(&dir, "p3").await.map(Subject::from) }
     });
@@ -146,7 +148,7 @@ fn every_point_is_the_disk_at_its_time_also_after_each_fold() {
     let mut made = Made::new(&mut rng(), 4);
     made.assert_points();
     while made.disks.len() > 1 {
-        let mut writer = Writer::lock(made.dir()).unwrap();
+        let mut writer = StoreWriter::lock(made.dir()).unwrap();
         let fold = writer.begin_fold().unwrap().unwrap();
         made.disks.remove(0);
         // Nothing is copied yet, then a part, then all of it twice.
@@ -159,7 +161,7 @@ fn every_point_is_the_disk_at_its_time_also_after_each_fold() {
         }
         // A program that was killed here goes on.
         drop(writer);
-        let mut writer = Writer::lock(made.dir()).unwrap();
+        let mut writer = StoreWriter::lock(made.dir()).unwrap();
         assert_eq!(writer.begin_fold().unwrap().unwrap().ranges, fold.ranges);
         writer.end_fold(None).unwrap();
         made.assert_points();
@@ -175,7 +177,7 @@ fn a_point_that_is_read_is_not_removed() {
     on_a_worker(move || async move {
         let newer = open(&dir, "p1").await.unwrap();
         let oldest = open(&dir, "p0").await.unwrap();
-        let mut writer = Writer::lock(&dir).unwrap();
+        let mut writer = StoreWriter::lock(&dir).unwrap();
         let error = writer.begin_fold().unwrap_err();
         assert!(error.to_string().contains("\"p0\" is being read"), "{error}");
         drop(oldest);
@@ -191,30 +193,30 @@ fn a_point_that_is_read_is_not_removed() {
 #[test]
 fn two_programs_do_not_change_a_store() {
     let made = Made::new(&mut rng(), 1);
-    let writer = Writer::lock(made.dir()).unwrap();
-    let error = Writer::lock(made.dir()).unwrap_err();
+    let writer = StoreWriter::lock(made.dir()).unwrap();
+    let error = StoreWriter::lock(made.dir()).unwrap_err();
     assert!(error.to_string().contains("in use by another"), "{error}");
     made.assert_points();
     drop(writer);
-    Writer::lock(made.dir()).unwrap();
+    StoreWriter::lock(made.dir()).unwrap();
 }
 
 #[test]
 fn a_point_that_is_not_published_does_not_exist() {
     let made = Made::new(&mut rng(), 1);
-    let mut writer = Writer::lock(made.dir()).unwrap();
+    let mut writer = StoreWriter::lock(made.dir()).unwrap();
     let point = made.point(&writer, "p2");
     writer.begin(point.clone(), None).unwrap();
     fs::write(writer.store().raw(point.number), "half").unwrap();
     drop(writer);
     made.assert_points();
-    let mut writer = Writer::lock(made.dir()).unwrap();
+    let mut writer = StoreWriter::lock(made.dir()).unwrap();
     assert_eq!(writer.unfinished(), Some(&point));
     writer.abandon().unwrap();
     assert_eq!(writer.unfinished(), None);
     assert!(writer.store().orphans().unwrap().is_empty());
     drop(writer);
-    assert_eq!(Writer::lock(made.dir()).unwrap().unfinished(), None);
+    assert_eq!(StoreWriter::lock(made.dir()).unwrap().unfinished(), None);
 }
 
 #[test]
@@ -244,11 +246,11 @@ fn other_directories_are_refused() {
     let other = folder.path().join("other");
     fs::create_dir(&other).unwrap();
     fs::write(other.join("letter"), "dear").unwrap();
-    let error = Writer::lock(&other).unwrap_err();
+    let error = StoreWriter::lock(&other).unwrap_err();
     assert!(error.to_string().contains("choose an empty directory"), "{error}");
     assert_eq!(fs::read_dir(&other).unwrap().count(), 1, "nothing was created");
-    let error = Writer::lock(&other.join("letter")).unwrap_err();
+    let error = StoreWriter::lock(&other.join("letter")).unwrap_err();
     assert_eq!(error.kind(), Kind::Usage, "{error}");
     assert_eq!(Store::open(&folder.path().join("none")).unwrap_err().kind(), Kind::NotFound);
-    Writer::lock(&folder.path().join("new")).unwrap();
+    StoreWriter::lock(&folder.path().join("new")).unwrap();
 }

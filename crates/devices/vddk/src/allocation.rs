@@ -15,29 +15,29 @@ const WORDS: usize = UNITS / 64;
 
 /// The units of a part: set if allocated.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Bits {
+pub(crate) enum UnitBits {
     /// All are the same.
     Uniform(bool),
     /// A bit for each.
     Mixed(Box<[u64]>),
 }
 
-impl Bits {
+impl UnitBits {
     /// Sets `units`; those outside a part are ignored.
     pub(crate) fn set(&mut self, units: std::ops::Range<usize>) {
         let start = units.start;
         let end = units.end.min(UNITS);
-        if start >= end || *self == Bits::Uniform(true) {
+        if start >= end || *self == UnitBits::Uniform(true) {
             return;
         }
         if (start, end) == (0, UNITS) {
-            *self = Bits::Uniform(true);
+            *self = UnitBits::Uniform(true);
             return;
         }
-        if let Bits::Uniform(false) = self {
-            *self = Bits::Mixed(vec![0; WORDS].into());
+        if let UnitBits::Uniform(false) = self {
+            *self = UnitBits::Mixed(vec![0; WORDS].into());
         }
-        let Bits::Mixed(words) = self else { return };
+        let UnitBits::Mixed(words) = self else { return };
         for word in start / 64..=(end - 1) / 64 {
             let from = start.max(word * 64) % 64;
             let to = end.min(word * 64 + 64) - word * 64;
@@ -46,11 +46,11 @@ impl Bits {
     }
 
     /// Sets all that `other` has set.
-    pub(crate) fn add(&mut self, other: &Bits) {
+    pub(crate) fn add(&mut self, other: &UnitBits) {
         match (&mut *self, other) {
-            (Bits::Uniform(true), _) | (_, Bits::Uniform(false)) => {}
-            (_, Bits::Uniform(true)) | (Bits::Uniform(false), _) => *self = other.clone(),
-            (Bits::Mixed(words), Bits::Mixed(others)) => {
+            (UnitBits::Uniform(true), _) | (_, UnitBits::Uniform(false)) => {}
+            (_, UnitBits::Uniform(true)) | (UnitBits::Uniform(false), _) => *self = other.clone(),
+            (UnitBits::Mixed(words), UnitBits::Mixed(others)) => {
                 words.iter_mut().zip(others).for_each(|(word, other)| *word |= other);
             }
         }
@@ -59,8 +59,8 @@ impl Bits {
     /// Whether `unit` is set, and the first unit from there on that differs; at most [`UNITS`].
     fn run(&self, unit: usize) -> (bool, usize) {
         let words = match self {
-            Bits::Uniform(set) => return (*set, UNITS),
-            Bits::Mixed(words) => words,
+            UnitBits::Uniform(set) => return (*set, UNITS),
+            UnitBits::Mixed(words) => words,
         };
         let set = words[unit / 64] >> (unit % 64) & 1 == 1;
         let differs = |word: u64| if set { !word } else { word };
@@ -82,7 +82,7 @@ impl Bits {
 pub(crate) struct Allocation {
     /// Size of the disk in bytes.
     size: u64,
-    parts: BTreeMap<u64, Bits>,
+    parts: BTreeMap<u64, UnitBits>,
     /// The state of what is not allocated.
     hole: u64,
 }
@@ -108,7 +108,7 @@ impl Allocation {
     }
 
     /// The known parts, in order.
-    pub(crate) fn known(&self) -> impl Iterator<Item = (u64, &Bits)> {
+    pub(crate) fn known(&self) -> impl Iterator<Item = (u64, &UnitBits)> {
         self.parts.iter().map(|(part, bits)| (*part, bits))
     }
 
@@ -119,7 +119,7 @@ impl Allocation {
     }
 
     /// Adds a part.
-    pub(crate) fn learn(&mut self, part: u64, mut bits: Bits) {
+    pub(crate) fn learn(&mut self, part: u64, mut bits: UnitBits) {
         bits.set(self.units(part)..UNITS);
         self.parts.insert(part, bits);
     }
@@ -184,7 +184,7 @@ mod tests {
             let mut map = Allocation::new(size, HOLE | ZERO);
             let mut model = vec![false; 1001];
             assert_eq!((map.parts(), map.units(1)), (2, 1000));
-            let mut bits = Bits::Uniform(false);
+            let mut bits = UnitBits::Uniform(false);
             for _ in 0..rng.below(40) {
                 let start = rng.below(1000) as usize;
                 let end = (start + 1 + rng.below(90) as usize).min(1000);
@@ -220,13 +220,13 @@ mod tests {
         assert_eq!(touched, [(0, UNITS - 1..UNITS), (1, 0..1)]);
         assert_eq!(units_of(5, 0).count(), 0);
         assert_eq!(units_of(u64::MAX - 5, 9).last().unwrap().0, u64::MAX / PART);
-        let mut all = Bits::Uniform(false);
+        let mut all = UnitBits::Uniform(false);
         all.set(0..UNITS);
-        assert_eq!(all, Bits::Uniform(true));
-        let mut some = Bits::Uniform(false);
+        assert_eq!(all, UnitBits::Uniform(true));
+        let mut some = UnitBits::Uniform(false);
         some.set(3..4);
         let mut both = some.clone();
-        both.add(&Bits::Uniform(false));
+        both.add(&UnitBits::Uniform(false));
         assert_eq!(both, some);
         both.add(&all);
         assert_eq!(both, all);

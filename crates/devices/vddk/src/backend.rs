@@ -7,18 +7,18 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
 use blockhaul_block::{Device, Error, Kind, Result};
 use blockhaul_catalog::{
-    Another, Backend, Client, Export, Exports, Figure, Listed, Opened, Opening, Param, Target,
-    Visit,
+    Backend, BackendTarget, Export, ExportClient, Exports, HandleOpener, ListedExport, OpenFuture,
+    OpenedDevice, Param, StorageFigure, Visit,
 };
 use blockhaul_io::FifoLock;
-use blockhaul_isolated::{Again, Host, Member, Process, WeakHost};
+use blockhaul_isolated::{HostMember, ProcessConfig, ProcessHost, RestartPolicy, WeakHost};
 
 use crate::changes::CONTEXT;
-use crate::disk::Disk;
+use crate::disk::VddkDisk;
 use crate::handle;
 use crate::library;
-use crate::options::{self, Access, Options, PARAMS};
-use crate::session::Session;
+use crate::options::{self, PARAMS, ServerAccess, VddkOptions};
+use crate::session::LibrarySession;
 use crate::statistics;
 
 /// Longest name of an export in bytes, as the protocol has it.
@@ -27,9 +27,9 @@ const NAME_MAX: usize = 4096;
 const DISKS_MAX: usize = 4096;
 
 /// The backend `vddk:PATH`.
-pub struct Vddk;
+pub struct VddkBackend;
 
-impl Backend for Vddk {
+impl Backend for VddkBackend {
     fn schemes(&self) -> &'static [&'static str] {
         &["vddk"]
     }
@@ -51,34 +51,36 @@ impl Backend for Vddk {
         true
     }
 
-    fn open(&self, target: Target) -> Opening<Opened> {
+    fn open(&self, target: BackendTarget) -> OpenFuture<OpenedDevice> {
         Box::pin(async move {
-            let options = Options::parse(target.text()?)?;
+            let options = VddkOptions::parse(target.text()?)?;
             options.check(target.intent.write)?;
             if options.isolate {
                 let member = member(&target, &options)?;
-                return host(&target, &options, Again::Never).await?.open(member).await;
+                return host(&target, &options, RestartPolicy::Never).await?.open(member).await;
             }
-            let disk = Disk::start(options, target.intent.write).await?;
+            let disk = VddkDisk::start(options, target.intent.write).await?;
             let device = handle::open(&disk).await?;
-            Ok(Opened { device, more: Some(Arc::new(Handles(disk))) })
+            Ok(OpenedDevice { device, more: Some(Arc::new(VddkHandles(disk))) })
         })
     }
 
-    fn exports(&self, target: &Target) -> Option<Opening<Arc<dyn Exports>>> {
+    fn exports(&self, target: &BackendTarget) -> Option<OpenFuture<Arc<dyn Exports>>> {
         let target = target.clone();
         Some(Box::pin(async move {
             let write = target.intent.write;
             if let Some(library) = options::several(target.text()?)? {
-                return Ok(Arc::new(Several::start(library, write).await?) as Arc<dyn Exports>);
+                return Ok(Arc::new(MachineDisks::start(library, write).await?) as Arc<dyn Exports>);
             }
-            let options = Options::parse(target.text()?)?;
+            let options = VddkOptions::parse(target.text()?)?;
             options.check(write)?;
             if options.isolate {
                 let member = member(&target, &options)?;
-                return Ok(host(&target, &options, Again::ForClients).await?.exports(member));
+                return Ok(host(&target, &options, RestartPolicy::ForClients)
+                    .await?
+                    .exports(member));
             }
-            let disk = Disk::start(options, write).await?;
+            let disk = VddkDisk::start(options, write).await?;
             Ok(Arc::new(VddkExports(disk)) as Arc<dyn Exports>)
         }))
     }
@@ -86,21 +88,25 @@ impl Backend for Vddk {
 
 /// What disks that share a process have in common: the library, its configuration, the machine and
 /// the login; whether they are written, and whether the process is started again.
-type Common = (PathBuf, Option<CString>, Access, bool, bool);
+type ProcessKey = (PathBuf, Option<CString>, ServerAccess, bool, bool);
 
 /// The processes of this program, and a lock for starting each. Few: one for each login.
-static HOSTS: LazyLock<Mutex<HashMap<Common, Arc<Slot>>>> = LazyLock::new(Mutex::default);
+static HOSTS: LazyLock<Mutex<HashMap<ProcessKey, Arc<HostSlot>>>> = LazyLock::new(Mutex::default);
 
 #[derive(Default)]
-struct Slot {
+struct HostSlot {
     turn: Arc<FifoLock>,
     host: Mutex<WeakHost>,
 }
 
 /// The process for a disk: that of an earlier disk of the same machine, or a new one.
-async fn host(target: &Target, options: &Options, again: Again) -> Result<Host> {
+async fn host(
+    target: &BackendTarget,
+    options: &VddkOptions,
+    again: RestartPolicy,
+) -> Result<ProcessHost> {
     let write = target.intent.write;
-    let restarts = again == Again::ForClients;
+    let restarts = again == RestartPolicy::ForClients;
     let common =
         (options.folder.clone(), options.config.clone(), options.access.clone(), write, restarts);
     let slot = {
@@ -112,20 +118,21 @@ async fn host(target: &Target, options: &Options, again: Again) -> Result<Host> 
     if let Some(host) = slot.host().upgrade() {
         return Ok(host);
     }
-    let inside = Target { rest: options::for_process(target.text()?).into(), ..target.clone() };
-    let host = Host::start(&inside, again, process_for(options)?).await?;
+    let inside =
+        BackendTarget { rest: options::for_process(target.text()?).into(), ..target.clone() };
+    let host = ProcessHost::start(&inside, again, process_for(options)?).await?;
     *slot.host() = host.downgrade();
     Ok(host)
 }
 
-impl Slot {
+impl HostSlot {
     fn host(&self) -> MutexGuard<'_, WeakHost> {
         self.host.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// How the process of the library is started.
-fn process_for(options: &Options) -> Result<Process> {
+fn process_for(options: &VddkOptions) -> Result<ProcessConfig> {
     let (path, _) = library::find(&options.folder)
         .map_err(|why| Error::new(Kind::Usage, format!("vddk: {why}")))?;
     let mut environment = options.access.environment();
@@ -133,7 +140,7 @@ fn process_for(options: &Options) -> Result<Process> {
     let mut folders: Vec<_> = path.parent().map(OsString::from).into_iter().collect();
     folders.extend(std::env::var_os("LD_LIBRARY_PATH"));
     environment.push(("LD_LIBRARY_PATH".into(), folders.join(&OsString::from(":"))));
-    Ok(Process {
+    Ok(ProcessConfig {
         environment,
         own_words: true,
         contexts: vec![CONTEXT.to_string()],
@@ -143,10 +150,10 @@ fn process_for(options: &Options) -> Result<Process> {
 }
 
 /// A disk in that process.
-fn member(target: &Target, options: &Options) -> Result<Member> {
+fn member(target: &BackendTarget, options: &VddkOptions) -> Result<HostMember> {
     let export = options::for_export(target.text()?);
     match export.len() {
-        ..=NAME_MAX => Ok(Member { name: options.name(), export }),
+        ..=NAME_MAX => Ok(HostMember { name: options.name(), export }),
         _ => {
             let text = format!("vddk: the parameters are longer than {NAME_MAX} bytes");
             Err(Error::new(Kind::Usage, text))
@@ -156,24 +163,24 @@ fn member(target: &Target, options: &Options) -> Result<Member> {
 
 /// Disks of a machine, for the program that has started this process: each export has a description of
 /// a disk as its name.
-struct Several {
-    library: Options,
+struct MachineDisks {
+    library: VddkOptions,
     write: bool,
     /// Keeps the library.
-    session: Arc<Session>,
-    disks: Arc<Mutex<HashMap<String, Arc<Disk>>>>,
+    session: Arc<LibrarySession>,
+    disks: Arc<Mutex<HashMap<String, Arc<VddkDisk>>>>,
 }
 
-impl Several {
-    async fn start(library: Options, write: bool) -> Result<Several> {
-        let session = Session::start(&library).await?;
-        Ok(Several { library, write, session, disks: Arc::default() })
+impl MachineDisks {
+    async fn start(library: VddkOptions, write: bool) -> Result<MachineDisks> {
+        let session = LibrarySession::start(&library).await?;
+        Ok(MachineDisks { library, write, session, disks: Arc::default() })
     }
 }
 
-impl Exports for Several {
-    fn admit(&self, _client: Client) -> Opening<Arc<dyn Visit>> {
-        let visit = SeveralVisit {
+impl Exports for MachineDisks {
+    fn admit(&self, _client: ExportClient) -> OpenFuture<Arc<dyn Visit>> {
+        let visit = MachineVisit {
             folder: self.library.folder.clone(),
             write: self.write,
             session: self.session.clone(),
@@ -183,38 +190,38 @@ impl Exports for Several {
     }
 }
 
-struct SeveralVisit {
+struct MachineVisit {
     folder: PathBuf,
     write: bool,
-    session: Arc<Session>,
-    disks: Arc<Mutex<HashMap<String, Arc<Disk>>>>,
+    session: Arc<LibrarySession>,
+    disks: Arc<Mutex<HashMap<String, Arc<VddkDisk>>>>,
 }
 
-impl SeveralVisit {
+impl MachineVisit {
     /// The disk of this name, the same one for all clients.
-    fn disk(&self, name: &str) -> Result<Arc<Disk>> {
+    fn disk(&self, name: &str) -> Result<Arc<VddkDisk>> {
         let mut disks = self.disks.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(disk) = disks.get(name) {
             return Ok(disk.clone());
         }
-        let options = Options::parse(name)?;
+        let options = VddkOptions::parse(name)?;
         options.check(self.write)?;
         if options.folder != self.folder || disks.len() >= DISKS_MAX {
             let text = format!("vddk: another library, or more than {DISKS_MAX} disks");
             return Err(Error::new(Kind::Usage, text));
         }
-        let disk = Disk::of(options, self.session.clone(), self.write);
+        let disk = VddkDisk::of(options, self.session.clone(), self.write);
         disks.insert(name.to_string(), disk.clone());
         Ok(disk)
     }
 }
 
-impl Visit for SeveralVisit {
-    fn list(&self, _tls: bool) -> Opening<Vec<Listed>> {
+impl Visit for MachineVisit {
+    fn list(&self, _tls: bool) -> OpenFuture<Vec<ListedExport>> {
         Box::pin(std::future::ready(Ok(Vec::new())))
     }
 
-    fn open(&self, name: &str, _tls: bool) -> Opening<Option<Export>> {
+    fn open(&self, name: &str, _tls: bool) -> OpenFuture<Option<Export>> {
         let disk = self.disk(name);
         let name = name.to_string();
         Box::pin(async move { Ok(Some(Export::own(&name, handle::open(&disk?).await?))) })
@@ -222,20 +229,20 @@ impl Visit for SeveralVisit {
 }
 
 /// Handles for this program's own use.
-struct Handles(Arc<Disk>);
+struct VddkHandles(Arc<VddkDisk>);
 
-impl Another for Handles {
-    fn another(&self) -> Opening<Arc<dyn Device>> {
+impl HandleOpener for VddkHandles {
+    fn another(&self) -> OpenFuture<Arc<dyn Device>> {
         let disk = self.0.clone();
         Box::pin(async move { handle::open(&disk).await })
     }
 }
 
 /// A disk for clients of a server: each has its own handle.
-struct VddkExports(Arc<Disk>);
+struct VddkExports(Arc<VddkDisk>);
 
 impl Exports for VddkExports {
-    fn admit(&self, _client: Client) -> Opening<Arc<dyn Visit>> {
+    fn admit(&self, _client: ExportClient) -> OpenFuture<Arc<dyn Visit>> {
         let visit = VddkVisit(self.0.clone());
         Box::pin(std::future::ready(Ok(Arc::new(visit) as Arc<dyn Visit>)))
     }
@@ -244,20 +251,20 @@ impl Exports for VddkExports {
         Some(self.0.state())
     }
 
-    fn figures(&self) -> Vec<Figure> {
+    fn figures(&self) -> Vec<StorageFigure> {
         self.0.figures()
     }
 }
 
-struct VddkVisit(Arc<Disk>);
+struct VddkVisit(Arc<VddkDisk>);
 
 impl Visit for VddkVisit {
-    fn list(&self, _tls: bool) -> Opening<Vec<Listed>> {
-        let listed = Listed { name: String::new(), description: String::new() };
+    fn list(&self, _tls: bool) -> OpenFuture<Vec<ListedExport>> {
+        let listed = ListedExport { name: String::new(), description: String::new() };
         Box::pin(std::future::ready(Ok(vec![listed])))
     }
 
-    fn open(&self, name: &str, _tls: bool) -> Opening<Option<Export>> {
+    fn open(&self, name: &str, _tls: bool) -> OpenFuture<Option<Export>> {
         let disk = self.0.clone();
         let name = name.to_string();
         Box::pin(async move { Ok(Some(Export::own(&name, handle::open(&disk).await?))) })

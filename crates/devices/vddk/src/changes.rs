@@ -14,17 +14,17 @@ const FILE_MAX: u64 = 128 << 20;
 
 /// Changed areas, and where they are all that has changed: start and end, in order, apart from each other.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Changes {
+pub(crate) struct ChangedAreas {
     areas: Vec<(u64, u64)>,
     covered: Vec<(u64, u64)>,
 }
 
-impl Changes {
+impl ChangedAreas {
     /// Reads a file.
     ///
     /// # Errors
     /// If it cannot be read, or is no such list.
-    pub(crate) fn read(path: &Path) -> Result<Changes> {
+    pub(crate) fn read(path: &Path) -> Result<ChangedAreas> {
         let failed = |why: String| {
             Error::new(Kind::Usage, format!("vddk: changes={}: {why}", path.display()))
         };
@@ -36,13 +36,13 @@ impl Changes {
             Ok(len) if len as u64 > FILE_MAX => {
                 Err(failed(format!("longer than {FILE_MAX} bytes")))
             }
-            Ok(_) => Changes::parse(&text).map_err(failed),
+            Ok(_) => ChangedAreas::parse(&text).map_err(failed),
         }
     }
 
     /// Objects with `changedArea`, one after the other or in a list: a query reports as much as fits.
-    fn parse(text: &str) -> std::result::Result<Changes, String> {
-        let mut changes = Changes::default();
+    fn parse(text: &str) -> std::result::Result<ChangedAreas, String> {
+        let mut changes = ChangedAreas::default();
         let mut some = false;
         for value in serde_json::Deserializer::from_str(text).into_iter::<Value>() {
             some = true;
@@ -56,8 +56,8 @@ impl Changes {
         if !some {
             return Err("the file is empty".into());
         }
-        let Changes { areas, covered } = changes;
-        Ok(Changes { areas: join_ranges(areas), covered: join_ranges(covered) })
+        let ChangedAreas { areas, covered } = changes;
+        Ok(ChangedAreas { areas: join_ranges(areas), covered: join_ranges(covered) })
     }
 
     /// Adds one answer: its areas are all that has changed from `startOffset` to `startOffset` + `length`. An
@@ -155,7 +155,7 @@ fn refuse_others(answer: &Value) -> std::result::Result<(), String> {
 mod tests {
     use super::*;
 
-    fn runs(changes: &Changes, at: u64, end: u64, most: usize) -> Vec<(u64, u64)> {
+    fn runs(changes: &ChangedAreas, at: u64, end: u64, most: usize) -> Vec<(u64, u64)> {
         let found = changes.find(at, end, most);
         found.runs().iter().map(|run| (run.len, run.state)).collect()
     }
@@ -167,9 +167,9 @@ mod tests {
             [{"startOffset": 99, "length": 11, "changedArea": null},
              {"_vimtype": "x", "dynamicProperty": [], "startOffset": 110, "length": 10},
              {"startOffset": 80, "length": 20, "changedArea": [{"start": 90, "length": 10}]}]"#;
-        let changes = Changes::parse(text).unwrap();
+        let changes = ChangedAreas::parse(text).unwrap();
         let areas = vec![(10, 16), (90, 100)];
-        assert_eq!(changes, Changes { areas, covered: vec![(0, 120)] });
+        assert_eq!(changes, ChangedAreas { areas, covered: vec![(0, 120)] });
         changes.check(120).unwrap();
         let all = [(10, 0), (6, 1), (74, 0), (10, 1), (20, 0)];
         assert_eq!(runs(&changes, 0, 120, 9), all);
@@ -179,7 +179,7 @@ mod tests {
         assert_eq!(runs(&changes, 12, 14, 9), [(2, 1)]);
         assert_eq!(runs(&changes, 16, 17, 9), [(1, 0)]);
         assert_eq!(runs(&changes, 95, 200, 9), [(5, 1), (100, 0)]);
-        assert_eq!(runs(&Changes::default(), 5, 9, 1), [(4, 0)]);
+        assert_eq!(runs(&ChangedAreas::default(), 5, 9, 1), [(4, 0)]);
     }
 
     #[test]
@@ -205,7 +205,7 @@ mod tests {
                 "ends at 101".into(),
             ),
         ] {
-            let error = Changes::parse(text).unwrap().check(100).unwrap_err();
+            let error = ChangedAreas::parse(text).unwrap().check(100).unwrap_err();
             assert!(error.text().contains(&said), "{text}: {error}");
         }
     }
@@ -222,10 +222,10 @@ mod tests {
             (r#"{"changedArea": [{"start": -1, "length": 5}]}"#, "without start and length"),
             (r#"{"changedArea": [{"start": 18446744073709551615, "length": 5}]}"#, "without"),
         ] {
-            let error = Changes::parse(text).unwrap_err();
+            let error = ChangedAreas::parse(text).unwrap_err();
             assert!(error.contains(part), "{text}: {error}");
         }
-        let missing = Changes::read(Path::new("/no/such")).unwrap_err().to_string();
+        let missing = ChangedAreas::read(Path::new("/no/such")).unwrap_err().to_string();
         assert!(missing.contains("changes=/no/such"), "{missing}");
     }
 }

@@ -6,67 +6,71 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use blockhaul_block::{
     BASE_ALLOCATION, BlockSizes, Can, Error, Facts, Flushes, HOLE, Kind, Result, ZERO,
 };
-use blockhaul_catalog::Figure;
+use blockhaul_catalog::StorageFigure;
 use blockhaul_io::BlockingPool;
 
-use crate::allocation::{Allocation, Bits, PART};
-use crate::changes::{CONTEXT, Changes};
+use crate::allocation::{Allocation, PART, UnitBits};
+use crate::changes::{CONTEXT, ChangedAreas};
 use crate::library::{DiskInfo, SECTOR};
-use crate::options::{Options, SINGLE_LINK};
-use crate::saved::{self, Place};
+use crate::options::{SINGLE_LINK, VddkOptions};
+use crate::saved::{self, MapFile};
 use crate::scan::Scan;
-use crate::session::{OpenDisk, Session};
+use crate::session::{LibrarySession, OpenDisk};
 use crate::statistics;
-use crate::trial::Trial;
+use crate::trial::OverlapTrial;
 
 /// Preferred request, in bytes, as of nbdkit-vddk-plugin.
 const PREFERRED: u32 = 4096;
 
 /// A disk.
-pub(crate) struct Disk {
-    pub(crate) options: Arc<Options>,
-    session: Arc<Session>,
+pub(crate) struct VddkDisk {
+    pub(crate) options: Arc<VddkOptions>,
+    session: Arc<LibrarySession>,
     write: bool,
     pub(crate) flushes: Arc<Flushes>,
     /// Transfers under way on all handles.
     pub(crate) in_flight: AtomicUsize,
     /// Whether queries may be asked during transfers.
-    pub(crate) trial: Trial,
+    pub(crate) trial: OverlapTrial,
     /// The handle for queries, while a handle uses it.
-    apart: Mutex<Weak<Apart>>,
+    apart: Mutex<Weak<QueryHandle>>,
     /// Known once the first handle is open.
-    known: OnceLock<Known>,
+    known: OnceLock<DiskFacts>,
 }
 
 /// What the first handle finds out.
-struct Known {
+struct DiskFacts {
     facts: Arc<Facts>,
     scan: Mutex<Scan>,
     /// What has changed since an earlier state.
-    changes: Option<Changes>,
+    changes: Option<ChangedAreas>,
     /// Where the extents are kept.
-    place: Option<Place>,
+    place: Option<MapFile>,
 }
 
-impl Disk {
+impl VddkDisk {
     /// Starts the library.
     ///
     /// # Errors
     /// If it cannot be loaded or started.
-    pub(crate) async fn start(options: Options, write: bool) -> Result<Arc<Disk>> {
-        let session = Session::start(&options).await?;
-        Ok(Disk::of(options, session, write))
+    pub(crate) async fn start(options: VddkOptions, write: bool) -> Result<Arc<VddkDisk>> {
+        let session = LibrarySession::start(&options).await?;
+        Ok(VddkDisk::of(options, session, write))
     }
 
     /// A disk of a library that was started with the same folder.
-    pub(crate) fn of(options: Options, session: Arc<Session>, write: bool) -> Arc<Disk> {
-        Arc::new(Disk {
+    pub(crate) fn of(
+        options: VddkOptions,
+        session: Arc<LibrarySession>,
+        write: bool,
+    ) -> Arc<VddkDisk> {
+        Arc::new(VddkDisk {
             options: Arc::new(options),
             session,
             write,
             flushes: Arc::default(),
             in_flight: AtomicUsize::new(0),
-            trial: Trial::default(),
+            trial: OverlapTrial::default(),
             apart: Mutex::default(),
             known: OnceLock::new(),
         })
@@ -85,7 +89,7 @@ impl Disk {
         let wrong = |what: String| named(Error::new(Kind::Io, what));
         let size = size.ok_or_else(|| wrong(format!("a size of {} sectors", open.info.sectors)))?;
         let changes = self.changes_of(size).await?;
-        let place = Place::of(&self.options, size);
+        let place = MapFile::of(&self.options, size);
         let saved = match place.clone().filter(|_| self.known.get().is_none()) {
             // It may take long.
             Some(place) => blockhaul_io::offload(move || place.load(size.div_ceil(PART)))
@@ -103,18 +107,18 @@ impl Disk {
     }
 
     /// Reads the file of `changes=`, for the first handle.
-    async fn changes_of(&self, size: u64) -> Result<Option<Changes>> {
+    async fn changes_of(&self, size: u64) -> Result<Option<ChangedAreas>> {
         let path = self.options.changes.clone().filter(|_| self.known.get().is_none());
         let Some(path) = path else { return Ok(None) };
         let lost = |lost| Error::new(Kind::Io, "vddk: changes= was not read").because(lost);
-        let read = blockhaul_io::offload(move || Changes::read(&path)).await;
+        let read = blockhaul_io::offload(move || ChangedAreas::read(&path)).await;
         let changes = read.map_err(lost)??;
         changes.check(size)?;
         Ok(Some(changes))
     }
 
     /// What has changed, if that is known.
-    pub(crate) fn changes(&self) -> Option<&Changes> {
+    pub(crate) fn changes(&self) -> Option<&ChangedAreas> {
         self.known.get()?.changes.as_ref()
     }
 
@@ -122,9 +126,9 @@ impl Disk {
         &self,
         size: u64,
         info: DiskInfo,
-        place: Option<Place>,
-        (known, changes): (Vec<(u64, Bits)>, Option<Changes>),
-    ) -> Known {
+        place: Option<MapFile>,
+        (known, changes): (Vec<(u64, UnitBits)>, Option<ChangedAreas>),
+    ) -> DiskFacts {
         let mut facts = Facts::new(self.options.name(), size);
         let sectors = info.logical_sector.max(info.physical_sector);
         let preferred = if sectors.is_power_of_two() { sectors.max(PREFERRED) } else { PREFERRED };
@@ -146,7 +150,7 @@ impl Disk {
         let hole = if single { HOLE } else { HOLE | ZERO };
         let mut map = Allocation::new(size, hole);
         saved::add(&mut map, known);
-        Known { facts: Arc::new(facts), scan: Mutex::new(Scan::new(map)), changes, place }
+        DiskFacts { facts: Arc::new(facts), scan: Mutex::new(Scan::new(map)), changes, place }
     }
 
     /// The extents; none before the first handle is open.
@@ -168,22 +172,22 @@ impl Disk {
     }
 
     /// The handle for queries, if there is one.
-    pub(crate) fn apart(&self) -> Option<Arc<Apart>> {
+    pub(crate) fn apart(&self) -> Option<Arc<QueryHandle>> {
         self.apart.lock().unwrap_or_else(PoisonError::into_inner).upgrade()
     }
 
     /// Opens that handle; `then` runs on the thread that opens. If it was opened meanwhile, it gets
     /// that one.
     pub(crate) fn open_apart(
-        self: &Arc<Disk>,
-        then: impl FnOnce(Result<Arc<Apart>>) + Send + 'static,
+        self: &Arc<VddkDisk>,
+        then: impl FnOnce(Result<Arc<QueryHandle>>) + Send + 'static,
     ) {
         let disk = self.clone();
         self.session.open_then(move |session| {
             if let Some(apart) = disk.apart() {
                 return then(Ok(apart));
             }
-            let opened = session.open_here(&disk.options, false).map(Apart::over);
+            let opened = session.open_here(&disk.options, false).map(QueryHandle::over);
             if let Ok(apart) = &opened {
                 let mut slot = disk.apart.lock().unwrap_or_else(PoisonError::into_inner);
                 *slot = Arc::downgrade(apart);
@@ -204,7 +208,7 @@ impl Disk {
     }
 
     /// The same, for metrics.
-    pub(crate) fn figures(&self) -> Vec<Figure> {
+    pub(crate) fn figures(&self) -> Vec<StorageFigure> {
         let mut figures = statistics::figures(&self.session.library.statistics.report());
         for figure in &mut figures {
             figure.labels.push(("process", std::process::id().to_string()));
@@ -214,18 +218,18 @@ impl Disk {
 }
 
 /// A handle of the library for queries alone.
-pub(crate) struct Apart {
+pub(crate) struct QueryHandle {
     pub(crate) thread: BlockingPool,
     pub(crate) open: OpenDisk,
 }
 
-impl Apart {
-    fn over(open: OpenDisk) -> Arc<Apart> {
-        Arc::new(Apart { thread: BlockingPool::single("vddk-query"), open })
+impl QueryHandle {
+    fn over(open: OpenDisk) -> Arc<QueryHandle> {
+        Arc::new(QueryHandle { thread: BlockingPool::single("vddk-query"), open })
     }
 }
 
-impl Drop for Disk {
+impl Drop for VddkDisk {
     /// Saves the extents. The process may end afterwards.
     fn drop(&mut self) {
         let Some(known) = self.known.get() else { return };

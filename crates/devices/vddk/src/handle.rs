@@ -4,57 +4,68 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 
 use blockhaul_block::{
-    BASE_ALLOCATION, Contexts, Device, Error, Extents, Facts, Flags, Kind, Op, OpKind, Outcome,
-    Pending, Reply, Request,
+    BASE_ALLOCATION, ContextSet, Device, Error, Extents, Facts, Kind, Op, OpKind, Outcome,
+    PendingRequest, Reply, Request, RequestFlags,
 };
 use blockhaul_io::{BlockingPool, Completer, Data};
 
-use crate::allocation::{Allocation, Bits};
+use crate::allocation::{Allocation, UnitBits};
 use crate::changes::CONTEXT;
-use crate::disk::{Apart, Disk};
-use crate::library::{Code, Memory, SECTOR};
+use crate::disk::{QueryHandle, VddkDisk};
+use crate::library::{ResultCode, SECTOR, TransferMemory};
 use crate::query::query;
-use crate::scan::Next;
+use crate::scan::ScanStep;
 use crate::session::{OpenDisk, failed};
-use crate::trial::Overlap;
+use crate::trial::ReadOverlap;
 
 /// Maximum number of runs in one reply; the caller requests the rest again.
 const RUNS_MAX: usize = 64 << 10;
 
 /// An open handle. It is closed when the last request has ended.
-struct Handle {
-    disk: Arc<Disk>,
+struct VddkHandle {
+    disk: Arc<VddkDisk>,
     facts: Arc<Facts>,
     /// Calls that may block, in order.
     thread: BlockingPool,
     open: OpenDisk,
     /// The handle for queries, once this one has needed it.
-    apart: OnceLock<Arc<Apart>>,
+    apart: OnceLock<Arc<QueryHandle>>,
 }
 
 /// A handle as a device.
-struct VddkDevice(Arc<Handle>);
+struct VddkDevice(Arc<VddkHandle>);
 
 /// Opens a handle to a disk.
 ///
 /// # Errors
-/// As [`Disk::open`].
-pub(crate) async fn open(disk: &Arc<Disk>) -> Result<Arc<dyn Device>, Error> {
+/// As [`VddkDisk::open`].
+pub(crate) async fn open(disk: &Arc<VddkDisk>) -> Result<Arc<dyn Device>, Error> {
     let (open, facts) = disk.open().await?;
     let disk = disk.clone();
     let thread = BlockingPool::single("vddk-disk");
-    Ok(Arc::new(VddkDevice(Arc::new(Handle { disk, facts, thread, open, apart: OnceLock::new() }))))
+    Ok(Arc::new(VddkDevice(Arc::new(VddkHandle {
+        disk,
+        facts,
+        thread,
+        open,
+        apart: OnceLock::new(),
+    }))))
 }
 
-impl Handle {
-    fn error(&self, doing: &str, function: &str, code: Code) -> Error {
+impl VddkHandle {
+    fn error(&self, doing: &str, function: &str, code: ResultCode) -> Error {
         failed(self.open.library(), doing, function, code)
     }
 
     /// Reads or writes.
-    fn transfer(self: &Arc<Handle>, at: u64, len: u64, memory: Memory) -> Pending {
-        let (completer, pending) = Pending::completer();
-        let flying = InFlight::on(&self.disk);
+    fn transfer(
+        self: &Arc<VddkHandle>,
+        at: u64,
+        len: u64,
+        memory: TransferMemory,
+    ) -> PendingRequest {
+        let (completer, pending) = PendingRequest::completer();
+        let flying = TransferInFlight::on(&self.disk);
         let handle = self.clone();
         self.thread.run(move || {
             let library = handle.open.library().clone();
@@ -70,29 +81,29 @@ impl Handle {
 
     /// A transfer has ended; often on a thread of the library.
     fn transferred(
-        self: Arc<Handle>,
+        self: Arc<VddkHandle>,
         at: u64,
         len: u64,
-        memory: Memory,
-        result: Result<(), Code>,
+        memory: TransferMemory,
+        result: Result<(), ResultCode>,
         completer: Completer<Outcome>,
     ) {
-        if matches!(memory, Memory::Write(_)) {
+        if matches!(memory, TransferMemory::Write(_)) {
             self.disk.wrote(at, len);
         }
         let (doing, function) = match &memory {
-            Memory::Read(_) => ("cannot read", "ReadAsync"),
-            Memory::Write(_) => ("cannot write", "WriteAsync"),
+            TransferMemory::Read(_) => ("cannot read", "ReadAsync"),
+            TransferMemory::Write(_) => ("cannot write", "WriteAsync"),
         };
         self.disk.trial.transfer_ended();
         self.look_ahead();
         match (result, memory) {
             // The caller may close the handle once it is answered: it is given up before.
-            (Ok(()), Memory::Read(buf)) => {
+            (Ok(()), TransferMemory::Read(buf)) => {
                 drop(self);
                 completer.complete(Ok(Reply::Data(buf.into())));
             }
-            (Ok(()), Memory::Write(data)) => {
+            (Ok(()), TransferMemory::Write(data)) => {
                 drop((self, data));
                 completer.complete(Ok(Reply::Done));
             }
@@ -109,7 +120,7 @@ impl Handle {
         }
     }
 
-    fn flush(self: &Arc<Handle>) -> Pending {
+    fn flush(self: &Arc<VddkHandle>) -> PendingRequest {
         let durable = match self.disk.flushes.begin(OpKind::Flush) {
             Ok(durable) => durable,
             Err(error) => return error.into(),
@@ -125,7 +136,7 @@ impl Handle {
             drop(handle);
             completer.complete(result.map(|()| Reply::Done));
         });
-        Pending::start(async move {
+        PendingRequest::start(async move {
             let lost = |_| Error::new(Kind::Io, "the flush got lost");
             let outcome = ticket.await.map_err(lost).and_then(|outcome| outcome);
             durable.end(outcome, false).await
@@ -133,7 +144,11 @@ impl Handle {
     }
 
     /// The extents, the changes, or both.
-    fn in_contexts(self: &Arc<Handle>, request: &Request, contexts: Contexts) -> Pending {
+    fn in_contexts(
+        self: &Arc<VddkHandle>,
+        request: &Request,
+        contexts: ContextSet,
+    ) -> PendingRequest {
         let asks = |name| {
             let context = self.facts.context(name);
             context.is_some_and(|context| contexts.includes(context))
@@ -144,10 +159,10 @@ impl Handle {
         });
         match (asks(BASE_ALLOCATION), changes) {
             (true, None) => self.extents(request),
-            (false, Some(changes)) => Pending::ready(Ok(Reply::Extents(vec![changes]))),
+            (false, Some(changes)) => PendingRequest::ready(Ok(Reply::Extents(vec![changes]))),
             (true, Some(changes)) => {
                 let extents = self.extents(request);
-                Pending::start(async move {
+                PendingRequest::start(async move {
                     match extents.await? {
                         Reply::Extents(mut lists) => {
                             lists.push(changes);
@@ -163,17 +178,17 @@ impl Handle {
         }
     }
 
-    fn extents(self: &Arc<Handle>, request: &Request) -> Pending {
+    fn extents(self: &Arc<VddkHandle>, request: &Request) -> PendingRequest {
         let at = request.at;
         let end = request.at.saturating_add(request.len);
         let most = runs_for(request);
         if let Some(found) = self.find(at, end, most) {
-            return Pending::ready(Ok(Reply::Extents(vec![found])));
+            return PendingRequest::ready(Ok(Reply::Extents(vec![found])));
         }
         let handle = self.clone();
         let part = Allocation::part_of(at);
         let first = handle.need(part);
-        Pending::start(async move {
+        PendingRequest::start(async move {
             let mut need = first;
             loop {
                 if let Some(ticket) = need {
@@ -192,7 +207,7 @@ impl Handle {
     }
 
     /// The extents of a range, if they are known; the next part may then be asked for.
-    fn find(self: &Arc<Handle>, at: u64, end: u64, most: usize) -> Option<Extents> {
+    fn find(self: &Arc<VddkHandle>, at: u64, end: u64, most: usize) -> Option<Extents> {
         let mut scan = self.disk.scan()?;
         let found = scan.map.find(at, end, most)?;
         scan.used(Allocation::part_of(at.saturating_add(found.total() - 1)));
@@ -205,12 +220,12 @@ impl Handle {
     }
 
     /// Makes sure that a part gets known; a ticket to wait for.
-    fn need(self: &Arc<Handle>, part: u64) -> Option<blockhaul_io::Ticket<()>> {
+    fn need(self: &Arc<VddkHandle>, part: u64) -> Option<blockhaul_io::Ticket<()>> {
         let next = self.disk.scan()?.need(part);
         match next {
-            Next::Known => None,
-            Next::Wait(ticket) => Some(ticket),
-            Next::Ask(ticket) => {
+            ScanStep::Known => None,
+            ScanStep::Wait(ticket) => Some(ticket),
+            ScanStep::Ask(ticket) => {
                 self.ask(part);
                 Some(ticket)
             }
@@ -218,34 +233,34 @@ impl Handle {
     }
 
     /// Asks for a part that somebody waits for.
-    fn ask(self: &Arc<Handle>, part: u64) {
-        let way = self.way().unwrap_or(Way::Here);
+    fn ask(self: &Arc<VddkHandle>, part: u64) {
+        let way = self.way().unwrap_or(QueryRoute::Here);
         self.ask_by(way, part);
     }
 
-    fn ask_by(self: &Arc<Handle>, way: Way, part: u64) {
-        let asked = Asked { disk: self.disk.clone(), part };
+    fn ask_by(self: &Arc<VddkHandle>, way: QueryRoute, part: u64) {
+        let asked = PartQuery { disk: self.disk.clone(), part };
         match way {
-            Way::Here => self.ask_here(asked),
-            Way::Apart => self.ask_apart(asked),
+            QueryRoute::Here => self.ask_here(asked),
+            QueryRoute::Apart => self.ask_apart(asked),
         }
     }
 
     /// How to ask now; none: a query would hold up what is under way.
-    fn way(&self) -> Option<Way> {
+    fn way(&self) -> Option<QueryRoute> {
         let idle = self.disk.is_idle();
         let trial = &self.disk.trial;
-        let here = idle.then_some(Way::Here);
+        let here = idle.then_some(QueryRoute::Here);
         match trial.overlap() {
             _ if self.disk.is_written() => here,
-            Overlap::Yes => Some(Way::Apart),
-            Overlap::No => here,
-            Overlap::Unknown => here.or_else(|| trial.begin().then_some(Way::Apart)),
+            ReadOverlap::Yes => Some(QueryRoute::Apart),
+            ReadOverlap::No => here,
+            ReadOverlap::Unknown => here.or_else(|| trial.begin().then_some(QueryRoute::Apart)),
         }
     }
 
     /// Asks on the thread of this handle: its later reads wait.
-    fn ask_here(self: &Arc<Handle>, asked: Asked) {
+    fn ask_here(self: &Arc<VddkHandle>, asked: PartQuery) {
         let handle = self.clone();
         self.thread.run(move || {
             let bits = query(&handle.disk, &handle.open, asked.part);
@@ -256,7 +271,7 @@ impl Handle {
     }
 
     /// Asks with the handle for queries, which is opened first if there is none.
-    fn ask_apart(self: &Arc<Handle>, asked: Asked) {
+    fn ask_apart(self: &Arc<VddkHandle>, asked: PartQuery) {
         if let Some(apart) = self.apart.get().cloned().or_else(|| self.disk.apart()) {
             // It stays as long as a handle that has used it.
             let _ = self.apart.set(apart.clone());
@@ -271,7 +286,7 @@ impl Handle {
             }
             Err(error) => {
                 log::debug!("{}: no handle for queries: {error}", handle.facts.name);
-                handle.disk.trial.set(Overlap::No);
+                handle.disk.trial.set(ReadOverlap::No);
                 handle.disk.trial.give_up();
                 handle.ask_here(asked);
             }
@@ -280,14 +295,14 @@ impl Handle {
 
     /// Asks for the next part: while nothing else is under way, because the library may hold up reads
     /// during a query, or at any time if it does not.
-    fn look_ahead(self: &Arc<Handle>) {
+    fn look_ahead(self: &Arc<VddkHandle>) {
         let Some(mut scan) = self.disk.scan() else { return };
         let Some(way) = scan.has_ahead().then(|| self.way()).flatten() else { return };
-        let part = scan.take_ahead().filter(|part| matches!(scan.need(*part), Next::Ask(_)));
+        let part = scan.take_ahead().filter(|part| matches!(scan.need(*part), ScanStep::Ask(_)));
         drop(scan);
         match part {
             Some(part) => self.ask_by(way, part),
-            None if way == Way::Apart => self.disk.trial.give_up(),
+            None if way == QueryRoute::Apart => self.disk.trial.give_up(),
             None => {}
         }
     }
@@ -295,7 +310,7 @@ impl Handle {
 
 /// Which handle asks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Way {
+enum QueryRoute {
     /// This one, which cannot read meanwhile.
     Here,
     /// The one for queries.
@@ -303,35 +318,35 @@ enum Way {
 }
 
 /// A transfer under way.
-struct InFlight(Arc<Disk>);
+struct TransferInFlight(Arc<VddkDisk>);
 
 /// Maximum number of runs of a reply.
 fn runs_for(request: &Request) -> usize {
-    if request.flags.contains(Flags::ONE_EXTENT) { 1 } else { RUNS_MAX }
+    if request.flags.contains(RequestFlags::ONE_EXTENT) { 1 } else { RUNS_MAX }
 }
 
-impl InFlight {
-    fn on(disk: &Arc<Disk>) -> InFlight {
+impl TransferInFlight {
+    fn on(disk: &Arc<VddkDisk>) -> TransferInFlight {
         disk.in_flight.fetch_add(1, Ordering::Relaxed);
-        InFlight(disk.clone())
+        TransferInFlight(disk.clone())
     }
 }
 
-impl Drop for InFlight {
+impl Drop for TransferInFlight {
     fn drop(&mut self) {
         self.0.in_flight.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
 /// A query under way; if its job is dropped, others ask again.
-struct Asked {
-    disk: Arc<Disk>,
+struct PartQuery {
+    disk: Arc<VddkDisk>,
     part: u64,
 }
 
-impl Asked {
+impl PartQuery {
     /// The query has ended: none if it failed.
-    fn answered(self, bits: Option<Bits>) {
+    fn answered(self, bits: Option<UnitBits>) {
         let Some(mut scan) = self.disk.scan() else { return };
         let waiting = scan.answered(self.part, bits);
         drop(scan);
@@ -341,7 +356,7 @@ impl Asked {
     }
 }
 
-impl Drop for Asked {
+impl Drop for PartQuery {
     fn drop(&mut self) {
         if let Some(mut scan) = self.disk.scan() {
             scan.lost(self.part);
@@ -349,8 +364,8 @@ impl Drop for Asked {
     }
 }
 
-impl Apart {
-    fn ask(self: Arc<Apart>, asked: Asked) {
+impl QueryHandle {
+    fn ask(self: Arc<QueryHandle>, asked: PartQuery) {
         let apart = self.clone();
         self.thread.run(move || {
             let disk = &asked.disk;
@@ -367,12 +382,12 @@ impl Device for VddkDevice {
         self.0.facts.clone()
     }
 
-    fn submit(&self, request: Request) -> Pending {
+    fn submit(&self, request: Request) -> PendingRequest {
         let at = request.at;
         let len = request.len;
         match request.op {
-            Op::Read(room) => self.0.transfer(at, len, Memory::Read(room.into_buf())),
-            Op::Write(data) => self.0.transfer(at, len, Memory::Write(aligned(data))),
+            Op::Read(room) => self.0.transfer(at, len, TransferMemory::Read(room.into_buf())),
+            Op::Write(data) => self.0.transfer(at, len, TransferMemory::Write(aligned(data))),
             Op::Flush => self.0.flush(),
             Op::Extents(contexts) => self.0.in_contexts(&request, contexts),
             _ => Error::new(Kind::Unsupported, "the library has no such function").into(),

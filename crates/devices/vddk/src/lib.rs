@@ -29,9 +29,9 @@ mod session;
 mod statistics;
 mod trial;
 
-pub use backend::Vddk;
+pub use backend::VddkBackend;
 
 /// Every kind of storage of this crate, for a [`blockhaul_catalog::Registry`].
 pub fn all() -> Vec<std::sync::Arc<dyn blockhaul_catalog::Backend>> {
-    vec![std::sync::Arc::new(Vddk)]
+    vec![std::sync::Arc::new(VddkBackend)]
 }

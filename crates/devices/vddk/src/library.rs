@@ -10,7 +10,7 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock};
 
-use blockhaul_foreign::{Table, Tables};
+use blockhaul_foreign::{RequestTable, RequestTables};
 use blockhaul_io::{Buf, Data};
 
 use crate::statistics::{Function, Statistics};
@@ -19,18 +19,18 @@ use crate::statistics::{Function, Statistics};
 pub(crate) const SECTOR: u64 = 512;
 
 /// A result of the library: 0 is success.
-pub(crate) type Code = u64;
+pub(crate) type ResultCode = u64;
 
 /// The request was accepted, and is completed by its callback.
-const ASYNC: Code = 25000;
+const ASYNC: ResultCode = 25000;
 /// Out of memory.
-pub(crate) const OUT_OF_MEMORY: Code = 2;
+pub(crate) const OUT_OF_MEMORY: ResultCode = 2;
 /// A parameter, or a result, is invalid.
-const INVALID: Code = 3;
+const INVALID: ResultCode = 3;
 /// A file, a snapshot or a machine does not exist.
-pub(crate) const NOT_FOUND: Code = 4;
+pub(crate) const NOT_FOUND: ResultCode = 4;
 /// The function is not supported for this disk.
-pub(crate) const NOT_SUPPORTED: Code = 6;
+pub(crate) const NOT_SUPPORTED: ResultCode = 6;
 
 /// The version of the interface that is asked for: 6.5, which all later ones have.
 const INTERFACE: (u32, u32) = (6, 5);
@@ -43,7 +43,7 @@ const BLOCKS_MAX: u32 = 512 * 1024;
 const PARAMS_ROOM: usize = 1024;
 
 type Log = extern "C" fn(*const c_char, *mut c_void);
-type Callback = extern "C" fn(*mut c_void, Code);
+type Callback = extern "C" fn(*mut c_void, ResultCode);
 
 /// Connection parameters.
 #[repr(C)]
@@ -65,7 +65,7 @@ struct ConnectParams {
 
 /// Facts of a disk. The last two fields exist since version 7.
 #[repr(C)]
-struct Info {
+struct RawDiskInfo {
     bios: [u32; 3],
     physical: [u32; 3],
     capacity: u64,
@@ -91,13 +91,13 @@ struct CreateParams {
 #[repr(C)]
 struct BlockList {
     count: u32,
-    blocks: [Block; 0],
+    blocks: [AllocatedBlock; 0],
 }
 
 /// A run of allocated sectors.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Block {
+pub(crate) struct AllocatedBlock {
     /// First sector.
     pub(crate) offset: u64,
     /// Number of sectors.
@@ -166,9 +166,9 @@ type InitEx = unsafe extern "C" fn(
     Option<Log>,
     *const c_char,
     *const c_char,
-) -> Code;
+) -> ResultCode;
 type Exit = unsafe extern "C" fn();
-type GetErrorText = unsafe extern "C" fn(Code, *const c_char) -> *mut c_char;
+type GetErrorText = unsafe extern "C" fn(ResultCode, *const c_char) -> *mut c_char;
 type FreeText = unsafe extern "C" fn(*mut c_char);
 type AllocateParams = unsafe extern "C" fn() -> *mut ConnectParams;
 type FreeParams = unsafe extern "C" fn(*mut ConnectParams);
@@ -178,22 +178,23 @@ type ConnectEx = unsafe extern "C" fn(
     *const c_char,
     *const c_char,
     *mut *mut c_void,
-) -> Code;
-type OfToken = unsafe extern "C" fn(*mut c_void) -> Code;
-type Open = unsafe extern "C" fn(*mut c_void, *const c_char, u32, *mut *mut c_void) -> Code;
+) -> ResultCode;
+type OfToken = unsafe extern "C" fn(*mut c_void) -> ResultCode;
+type Open = unsafe extern "C" fn(*mut c_void, *const c_char, u32, *mut *mut c_void) -> ResultCode;
 type TextOfToken = unsafe extern "C" fn(*mut c_void) -> *const c_char;
-type GetInfo = unsafe extern "C" fn(*mut c_void, *mut *mut Info) -> Code;
-type FreeInfo = unsafe extern "C" fn(*mut Info);
-type Transfer = unsafe extern "C" fn(*mut c_void, u64, u64, *mut u8, Callback, *mut c_void) -> Code;
-type Query = unsafe extern "C" fn(*mut c_void, u64, u64, u64, *mut *mut BlockList) -> Code;
-type FreeList = unsafe extern "C" fn(*mut BlockList) -> Code;
+type GetInfo = unsafe extern "C" fn(*mut c_void, *mut *mut RawDiskInfo) -> ResultCode;
+type FreeInfo = unsafe extern "C" fn(*mut RawDiskInfo);
+type Transfer =
+    unsafe extern "C" fn(*mut c_void, u64, u64, *mut u8, Callback, *mut c_void) -> ResultCode;
+type Query = unsafe extern "C" fn(*mut c_void, u64, u64, u64, *mut *mut BlockList) -> ResultCode;
+type FreeList = unsafe extern "C" fn(*mut BlockList) -> ResultCode;
 type Create = unsafe extern "C" fn(
     *mut c_void,
     *const c_char,
     *const CreateParams,
     *mut c_void,
     *mut c_void,
-) -> Code;
+) -> ResultCode;
 
 symbol!(InitEx);
 symbol!(Exit);
@@ -245,7 +246,7 @@ pub(crate) struct RawHandle(usize);
 
 /// Where to connect, and as whom. All absent for local disks.
 #[derive(Debug, Default)]
-pub(crate) struct Login<'text> {
+pub(crate) struct DiskLogin<'text> {
     pub(crate) machine: Option<&'text CStr>,
     pub(crate) server: Option<&'text CStr>,
     pub(crate) thumbprint: Option<&'text CStr>,
@@ -279,7 +280,7 @@ pub(crate) struct DiskInfo {
 }
 
 /// Memory of a transfer.
-pub(crate) enum Memory {
+pub(crate) enum TransferMemory {
     /// Is filled by a read.
     Read(Buf),
     /// Is written.
@@ -287,23 +288,23 @@ pub(crate) enum Memory {
 }
 
 /// Called once with the memory and the result, on any thread; must not block.
-pub(crate) type Done = Box<dyn FnOnce(Memory, Result<(), Code>) + Send>;
+pub(crate) type TransferDone = Box<dyn FnOnce(TransferMemory, Result<(), ResultCode>) + Send>;
 
 /// A transfer that the library carries out.
-struct Lent {
-    memory: Memory,
-    done: Done,
+struct PendingTransfer {
+    memory: TransferMemory,
+    done: TransferDone,
 }
 
 /// All transfers of this process, by the number that is the callback's data.
-static LENT: LazyLock<Arc<Table<Lent, ()>>> = LazyLock::new(|| {
-    static TABLES: Tables<Lent, ()> = Tables::new();
+static LENT: LazyLock<Arc<RequestTable<PendingTransfer, ()>>> = LazyLock::new(|| {
+    static TABLES: RequestTables<PendingTransfer, ()> = RequestTables::new();
     TABLES.open(())
 });
 
 /// Completes a transfer, on a thread of the library.
-extern "C" fn answer(data: *mut c_void, code: Code) {
-    let Some(Lent { memory, done }) = LENT.take(data.addr() as u64) else {
+extern "C" fn answer(data: *mut c_void, code: ResultCode) {
+    let Some(PendingTransfer { memory, done }) = LENT.take(data.addr() as u64) else {
         log::warn!("vddk: the library answered a request twice");
         return;
     };
@@ -350,7 +351,7 @@ extern "C" fn log_error(format: *const c_char, arguments: *mut c_void) {
 }
 
 /// The loaded library. It is never unloaded: its threads may run until the process ends.
-pub(crate) struct Library {
+pub(crate) struct VixLibrary {
     functions: Functions,
     /// The version in the name of the file.
     pub(crate) version: u32,
@@ -408,13 +409,13 @@ fn token(number: usize) -> *mut c_void {
     std::ptr::with_exposed_provenance_mut(number)
 }
 
-fn checked(code: Code) -> Result<(), Code> {
+fn checked(code: ResultCode) -> Result<(), ResultCode> {
     if code == 0 { Ok(()) } else { Err(code) }
 }
 
-impl Library {
+impl VixLibrary {
     /// Loads the library of a folder, without starting it.
-    pub(crate) fn load(folder: &Path) -> Result<Library, String> {
+    pub(crate) fn load(folder: &Path) -> Result<VixLibrary, String> {
         let (path, version) = find(folder)?;
         let shown = path.display();
         let name = CString::new(path.as_os_str().as_bytes())
@@ -433,7 +434,7 @@ impl Library {
         // SAFETY: a library of this name has the interface of VMware's documentation.
         let functions = unsafe { Functions::load(handle) }
             .map_err(|name| format!("{shown}: it has no function VixDiskLib_{name}"))?;
-        Ok(Library { functions, version, path, statistics: Statistics::new(version) })
+        Ok(VixLibrary { functions, version, path, statistics: Statistics::new(version) })
     }
 
     /// Whether it can report allocated blocks.
@@ -442,7 +443,7 @@ impl Library {
     }
 
     /// Starts the library.
-    pub(crate) fn init(&self, folder: &CStr, config: Option<&CStr>) -> Result<(), Code> {
+    pub(crate) fn init(&self, folder: &CStr, config: Option<&CStr>) -> Result<(), ResultCode> {
         let (major, minor) = INTERFACE;
         let folder = folder.as_ptr();
         let config = or_null(config);
@@ -467,7 +468,7 @@ impl Library {
     }
 
     /// The library's text for an error.
-    pub(crate) fn text(&self, code: Code) -> String {
+    pub(crate) fn text(&self, code: ResultCode) -> String {
         // SAFETY: returns null or a C string, which is freed by the function for that.
         unsafe {
             let pointer = (self.functions.error_text)(code, std::ptr::null());
@@ -480,7 +481,7 @@ impl Library {
     }
 
     /// Connects to a server, or prepares for local disks.
-    pub(crate) fn connect(&self, login: &Login<'_>) -> Result<RawConnection, Code> {
+    pub(crate) fn connect(&self, login: &DiskLogin<'_>) -> Result<RawConnection, ResultCode> {
         let mut room = vec![0_u64; PARAMS_ROOM / 8];
         // SAFETY: no arguments.
         let allocated = self.functions.allocate_params.map(|allocate| unsafe { allocate() });
@@ -514,7 +515,7 @@ impl Library {
     }
 
     /// Ends a connection.
-    pub(crate) fn disconnect(&self, connection: RawConnection) -> Result<(), Code> {
+    pub(crate) fn disconnect(&self, connection: RawConnection) -> Result<(), ResultCode> {
         self.statistics.of(Function::Disconnect, || {
             // SAFETY: a connection that is used for the last time.
             checked(unsafe { (self.functions.disconnect)(token(connection.0)) })
@@ -527,7 +528,7 @@ impl Library {
         connection: RawConnection,
         path: &CStr,
         disk: NewDisk,
-    ) -> Result<(), Code> {
+    ) -> Result<(), ResultCode> {
         let params = CreateParams {
             disk_type: disk.disk_type,
             adapter: disk.adapter,
@@ -552,7 +553,7 @@ impl Library {
         connection: RawConnection,
         path: &CStr,
         flags: u32,
-    ) -> Result<RawHandle, Code> {
+    ) -> Result<RawHandle, ResultCode> {
         let mut handle = std::ptr::null_mut();
         self.statistics.of(Function::Open, || {
             // SAFETY: an open connection and a C string.
@@ -565,7 +566,7 @@ impl Library {
     }
 
     /// Closes a disk. No transfer of it may be under way.
-    pub(crate) fn close(&self, handle: RawHandle) -> Result<(), Code> {
+    pub(crate) fn close(&self, handle: RawHandle) -> Result<(), ResultCode> {
         self.statistics.of(Function::Close, || {
             // SAFETY: a handle that is used for the last time.
             checked(unsafe { (self.functions.close)(token(handle.0)) })
@@ -579,8 +580,8 @@ impl Library {
     }
 
     /// The size of a disk.
-    pub(crate) fn info(&self, handle: RawHandle) -> Result<DiskInfo, Code> {
-        let mut info: *mut Info = std::ptr::null_mut();
+    pub(crate) fn info(&self, handle: RawHandle) -> Result<DiskInfo, ResultCode> {
+        let mut info: *mut RawDiskInfo = std::ptr::null_mut();
         self.statistics.of(Function::GetInfo, || {
             // SAFETY: an open handle.
             checked(unsafe { (self.functions.info)(token(handle.0), &raw mut info) })
@@ -603,12 +604,20 @@ impl Library {
 
     /// Starts a transfer of whole sectors from `sector` on; `done` is called when it has ended, or
     /// could not be started.
-    pub(crate) fn transfer(&self, handle: RawHandle, sector: u64, memory: Memory, done: Done) {
+    pub(crate) fn transfer(
+        &self,
+        handle: RawHandle,
+        sector: u64,
+        memory: TransferMemory,
+        done: TransferDone,
+    ) {
         let mut memory = memory;
         // The memory does not move with its owner.
         let (pointer, len, function, call) = match &mut memory {
-            Memory::Read(buf) => (buf.as_mut_ptr(), buf.len(), Function::Read, self.functions.read),
-            Memory::Write(data) => {
+            TransferMemory::Read(buf) => {
+                (buf.as_mut_ptr(), buf.len(), Function::Read, self.functions.read)
+            }
+            TransferMemory::Write(data) => {
                 let bytes = data.bytes();
                 let pointer = bytes.as_ptr().cast_mut();
                 (pointer, bytes.len(), Function::Write, self.functions.write)
@@ -616,7 +625,7 @@ impl Library {
         };
         let count = len as u64 / SECTOR;
         self.statistics.bytes(function, len as u64);
-        let number = LENT.enter(Lent { memory, done });
+        let number = LENT.enter(PendingTransfer { memory, done });
         let data = std::ptr::without_provenance_mut(number as usize);
         // SAFETY: an open handle; the memory stays in the table until the answer, and has whole
         // sectors.
@@ -627,13 +636,13 @@ impl Library {
             return;
         }
         // It was refused, or is complete already.
-        if let Some(Lent { memory, done }) = LENT.take(number) {
+        if let Some(PendingTransfer { memory, done }) = LENT.take(number) {
             done(memory, checked(code));
         }
     }
 
     /// Waits for all transfers of a handle.
-    pub(crate) fn wait(&self, handle: RawHandle) -> Result<(), Code> {
+    pub(crate) fn wait(&self, handle: RawHandle) -> Result<(), ResultCode> {
         self.statistics.of(Function::Wait, || {
             // SAFETY: an open handle.
             checked(unsafe { (self.functions.wait)(token(handle.0)) })
@@ -641,7 +650,7 @@ impl Library {
     }
 
     /// Makes completed writes durable.
-    pub(crate) fn flush(&self, handle: RawHandle) -> Result<(), Code> {
+    pub(crate) fn flush(&self, handle: RawHandle) -> Result<(), ResultCode> {
         self.statistics.of(Function::Flush, || {
             // SAFETY: an open handle.
             checked(unsafe { (self.functions.flush)(token(handle.0)) })
@@ -655,7 +664,7 @@ impl Library {
         start: u64,
         count: u64,
         chunk: u64,
-    ) -> Result<Vec<Block>, Code> {
+    ) -> Result<Vec<AllocatedBlock>, ResultCode> {
         let (Some(query), Some(free)) = (self.functions.query, self.functions.free_list) else {
             return Err(NOT_SUPPORTED);
         };
@@ -671,7 +680,7 @@ impl Library {
         // believed.
         unsafe {
             let known = (&raw const (*list).count).read();
-            let first = (&raw const (*list).blocks).cast::<Block>();
+            let first = (&raw const (*list).blocks).cast::<AllocatedBlock>();
             let blocks = if known <= BLOCKS_MAX {
                 Ok(std::slice::from_raw_parts(first, known as usize).to_vec())
             } else {
@@ -684,7 +693,7 @@ impl Library {
 }
 
 /// Fills connection parameters.
-fn fill(params: &mut ConnectParams, login: &Login<'_>) {
+fn fill(params: &mut ConnectParams, login: &DiskLogin<'_>) {
     params.vmx_spec = or_null(login.machine);
     params.server = or_null(login.server);
     params.thumbprint = or_null(login.thumbprint);

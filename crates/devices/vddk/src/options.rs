@@ -4,9 +4,9 @@ use std::ffi::{CString, OsString};
 use std::path::PathBuf;
 
 use blockhaul_block::{Error, Kind, Result};
-use blockhaul_catalog::{Args, Param, ParamKind, parse_options, percent_decode};
+use blockhaul_catalog::{Param, ParamKind, ParamValues, parse_options, percent_decode};
 
-use crate::library::{Login, NewDisk, SECTOR};
+use crate::library::{DiskLogin, NewDisk, SECTOR};
 use crate::secret;
 
 /// The environment variables of secrets that are not given as parameters.
@@ -123,7 +123,7 @@ pub(crate) const PARAMS: &[Param] = &[
 ];
 
 /// Checked parameters.
-pub(crate) struct Options {
+pub(crate) struct VddkOptions {
     /// The path of the disk.
     pub(crate) file: String,
     pub(crate) c_file: CString,
@@ -138,12 +138,12 @@ pub(crate) struct Options {
     pub(crate) change_id: Option<String>,
     /// File with the changed areas.
     pub(crate) changes: Option<PathBuf>,
-    pub(crate) access: Access,
+    pub(crate) access: ServerAccess,
 }
 
 /// How the disk is reached.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
-pub(crate) struct Access {
+pub(crate) struct ServerAccess {
     pub(crate) server: Option<CString>,
     user: Option<CString>,
     password: Option<CString>,
@@ -160,14 +160,14 @@ fn usage(text: impl Into<String>) -> Error {
     Error::new(Kind::Usage, format!("vddk: {}", text.into()))
 }
 
-impl Options {
+impl VddkOptions {
     /// Parses the text after the scheme: `PATH?key=value&…`.
     ///
     /// # Errors
     /// A wrong or missing parameter; a password that cannot be read.
-    pub(crate) fn parse(text: &str) -> Result<Options> {
+    pub(crate) fn parse(text: &str) -> Result<VddkOptions> {
         let (path, options) = text.split_once('?').unwrap_or((text, ""));
-        let args = Args::check("vddk", PARAMS, &parse_options(options)?)?;
+        let args = ParamValues::check("vddk", PARAMS, &parse_options(options)?)?;
         let path = percent_decode(path)?;
         if args.text("exports").is_some() {
             return Err(usage("exports= is used between processes of this program"));
@@ -178,7 +178,7 @@ impl Options {
             (_, None) => path,
             (_, Some(_)) => return Err(usage("the path of the disk is given twice")),
         };
-        let access = Access::parse(&args)?;
+        let access = ServerAccess::parse(&args)?;
         let compression = args.text("compression").unwrap_or_default();
         let mut flags = COMPRESSIONS.iter().find(|row| row.0 == compression).map_or(0, |row| row.1);
         for (key, flag) in [("single-link", SINGLE_LINK), ("unbuffered", UNBUFFERED)] {
@@ -188,7 +188,7 @@ impl Options {
         if create.is_some() && access.server.is_some() {
             return Err(usage("create=on is for local disks only"));
         }
-        Ok(Options {
+        Ok(VddkOptions {
             c_file: c_string("file", &file)?,
             file,
             folder: args.text("libdir").unwrap_or(FOLDER).into(),
@@ -231,8 +231,8 @@ impl Options {
     }
 }
 
-impl Access {
-    fn parse(args: &Args) -> Result<Access> {
+impl ServerAccess {
+    fn parse(args: &ParamValues) -> Result<ServerAccess> {
         let variable = |name: &str| std::env::var(name).ok();
         let password = match args.text("password") {
             Some(value) => Some(secret::read(value)?),
@@ -245,7 +245,7 @@ impl Access {
         };
         let secret =
             |name, text: Option<String>| text.map(|text| c_string(name, &text)).transpose();
-        let access = Access {
+        let access = ServerAccess {
             server: optional(args, "server")?,
             user: optional(args, "user")?,
             password: secret("password", password)?,
@@ -280,8 +280,8 @@ impl Access {
     }
 
     /// The same, for the library.
-    pub(crate) fn login(&self, read_only: bool) -> Login<'_> {
-        Login {
+    pub(crate) fn login(&self, read_only: bool) -> DiskLogin<'_> {
+        DiskLogin {
             machine: self.machine.as_deref(),
             server: self.server.as_deref(),
             thumbprint: self.thumbprint.as_deref(),
@@ -359,7 +359,7 @@ pub(crate) fn for_export(text: &str) -> String {
 ///
 /// # Errors
 /// A wrong parameter.
-pub(crate) fn several(text: &str) -> Result<Option<Options>> {
+pub(crate) fn several(text: &str) -> Result<Option<VddkOptions>> {
     let Some(options) = text.strip_prefix('?') else { return Ok(None) };
     if parts(options, |name| name == "exports").is_empty() {
         return Ok(None);
@@ -367,10 +367,10 @@ pub(crate) fn several(text: &str) -> Result<Option<Options>> {
     let kept = parts(options, |name| OF_LIBRARY.contains(&name)).join("&");
     // A path is needed, and not used.
     let separator = if kept.is_empty() { "" } else { "&" };
-    Options::parse(&format!("none?{kept}{separator}isolate=off")).map(Some)
+    VddkOptions::parse(&format!("none?{kept}{separator}isolate=off")).map(Some)
 }
 
-fn new_disk(args: &Args) -> Result<NewDisk> {
+fn new_disk(args: &ParamValues) -> Result<NewDisk> {
     let size = args.size("create-size").filter(|size| *size > 0 && size.is_multiple_of(SECTOR));
     let size = size.ok_or_else(|| {
         usage("create=on needs create-size=SIZE, a multiple of 512 bytes above 0")
@@ -397,7 +397,7 @@ fn new_disk(args: &Args) -> Result<NewDisk> {
     })
 }
 
-fn optional(args: &Args, key: &str) -> Result<Option<CString>> {
+fn optional(args: &ParamValues, key: &str) -> Result<Option<CString>> {
     args.text(key).map(|text| c_string(key, text)).transpose()
 }
 
@@ -412,7 +412,7 @@ mod tests {
     #[test]
     fn a_disk_of_a_server_needs_all_of_its_parameters() {
         let remote = "server=esx&user=root&vm=moref%3D3&password=x";
-        let options = Options::parse(&format!("[ds] a/b.vmdk?{remote}&port=1443")).unwrap();
+        let options = VddkOptions::parse(&format!("[ds] a/b.vmdk?{remote}&port=1443")).unwrap();
         assert_eq!(options.file, "[ds] a/b.vmdk");
         assert_eq!(options.access.place(), "esx as root");
         assert_eq!(options.access.login(true).machine, Some(c"moref=3"));
@@ -420,20 +420,20 @@ mod tests {
         for missing in ["server", "user", "vm"] {
             let parts: Vec<_> =
                 remote.split('&').filter(|part| !part.starts_with(missing)).collect();
-            let error = Options::parse(&format!("a?{}", parts.join("&"))).err().unwrap();
+            let error = VddkOptions::parse(&format!("a?{}", parts.join("&"))).err().unwrap();
             assert!(error.text().contains(&format!("{missing}= is missing")), "{error}");
         }
         for wrong in ["", "?libdir=/x", "a?file=b", "a?port=99999", "a?create=on", "a?what=1"] {
-            assert_eq!(Options::parse(wrong).err().unwrap().kind(), Kind::Usage, "{wrong}");
+            assert_eq!(VddkOptions::parse(wrong).err().unwrap().kind(), Kind::Usage, "{wrong}");
         }
-        assert_eq!(Options::parse("?file=/x.vmdk").unwrap().file, "/x.vmdk");
+        assert_eq!(VddkOptions::parse("?file=/x.vmdk").unwrap().file, "/x.vmdk");
     }
 
     #[test]
     fn flags_and_new_disks_have_the_numbers_of_the_library() {
         let text = "a?single-link=on&compression=fastlz&create=true&create-size=1M&\
                     create-type=vmfs-thin&create-hwversion=esx65";
-        let options = Options::parse(text).unwrap();
+        let options = VddkOptions::parse(text).unwrap();
         assert_eq!(options.flags, 2 | 32);
         let disk = NewDisk { disk_type: 7, adapter: 2, hardware: 13, sectors: 2048 };
         assert_eq!(options.create, Some(disk));
@@ -445,7 +445,7 @@ mod tests {
         assert_eq!(for_process(text), "?libdir=/v&isolate=off&exports=disks");
         assert_eq!(for_export(text), "a?libdir=/v&isolate=off");
         assert_eq!(for_export("a"), "a?isolate=off");
-        assert!(several(text).unwrap().is_none() && Options::parse("a?exports=disks").is_err());
+        assert!(several(text).unwrap().is_none() && VddkOptions::parse("a?exports=disks").is_err());
         assert_eq!(several(&for_process(text)).unwrap().unwrap().folder.to_str(), Some("/v"));
         assert!(several("?exports=disks").unwrap().is_some());
     }

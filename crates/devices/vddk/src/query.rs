@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use blockhaul_block::{Error, Kind};
 
-use crate::allocation::{Bits, PART, UNIT};
-use crate::disk::Disk;
+use crate::allocation::{PART, UNIT, UnitBits};
+use crate::disk::VddkDisk;
 use crate::library::SECTOR;
 use crate::scan::bits_of;
 use crate::session::{OpenDisk, failed};
@@ -14,13 +14,13 @@ use crate::session::{OpenDisk, failed};
 const REPEATS: [Duration; 2] = [Duration::from_millis(100), Duration::from_millis(500)];
 
 /// The allocated units of a part; none if the query fails. Blocks.
-pub(crate) fn query(disk: &Disk, open: &OpenDisk, part: u64) -> Option<Bits> {
+pub(crate) fn query(disk: &VddkDisk, open: &OpenDisk, part: u64) -> Option<UnitBits> {
     let units = match disk.scan() {
         Some(scan) => scan.map.units(part),
         None => 0,
     };
     if units == 0 {
-        return Some(Bits::Uniform(true));
+        return Some(UnitBits::Uniform(true));
     }
     let mut pauses = REPEATS.iter();
     loop {
@@ -42,7 +42,7 @@ pub(crate) fn query(disk: &Disk, open: &OpenDisk, part: u64) -> Option<Bits> {
     }
 }
 
-fn once(open: &OpenDisk, part: u64, units: usize) -> Result<Bits, Error> {
+fn once(open: &OpenDisk, part: u64, units: usize) -> Result<UnitBits, Error> {
     let doing = format!(
         "cannot query the allocated blocks of {} bytes at offset {}",
         units as u64 * UNIT,
@@ -58,7 +58,7 @@ fn once(open: &OpenDisk, part: u64, units: usize) -> Result<Bits, Error> {
 }
 
 /// Reports the first failed query of the disk.
-fn warn(disk: &Disk, part: u64, error: &Error) {
+fn warn(disk: &VddkDisk, part: u64, error: &Error) {
     let first = disk.scan().is_some_and(|mut scan| scan.warn());
     let name = &disk.options.name();
     if first {

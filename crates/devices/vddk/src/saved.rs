@@ -7,8 +7,8 @@ use std::io::{self, Write as _};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
-use crate::allocation::{Allocation, Bits, UNITS};
-use crate::options::Options;
+use crate::allocation::{Allocation, UNITS, UnitBits};
+use crate::options::VddkOptions;
 
 const MAGIC: &[u8; 16] = b"BLOCKHAUL-VDDK1\n";
 /// Bytes of the words of a part.
@@ -18,14 +18,14 @@ const IDENTITY_MAX: usize = 64 << 10;
 
 /// Where a map is kept, and of which disk.
 #[derive(Debug, Clone)]
-pub(crate) struct Place {
+pub(crate) struct MapFile {
     path: PathBuf,
     identity: Vec<u8>,
 }
 
-impl Place {
+impl MapFile {
     /// The place for a disk of `size` bytes; none without `save=`.
-    pub(crate) fn of(options: &Options, size: u64) -> Option<Place> {
+    pub(crate) fn of(options: &VddkOptions, size: u64) -> Option<MapFile> {
         let path = options.save.clone()?;
         let access = &options.access;
         // A local file is known by itself.
@@ -38,11 +38,11 @@ impl Place {
             access.identity(),
             options.change_id
         );
-        Some(Place { path, identity: identity.into_bytes() })
+        Some(MapFile { path, identity: identity.into_bytes() })
     }
 
     /// The parts in the file; none if there is no file of this disk.
-    pub(crate) fn load(&self, parts: u64) -> Vec<(u64, Bits)> {
+    pub(crate) fn load(&self, parts: u64) -> Vec<(u64, UnitBits)> {
         match self.read(parts) {
             Ok(Some(known)) => known,
             Ok(None) => Vec::new(),
@@ -53,7 +53,7 @@ impl Place {
         }
     }
 
-    fn read(&self, parts: u64) -> io::Result<Option<Vec<(u64, Bits)>>> {
+    fn read(&self, parts: u64) -> io::Result<Option<Vec<(u64, UnitBits)>>> {
         let length = match std::fs::metadata(&self.path) {
             Ok(data) => data.len(),
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -81,21 +81,21 @@ impl Place {
     }
 
     /// Writes the known parts, and then replaces the file.
-    pub(crate) fn store(&self, known: &[(u64, Bits)]) {
+    pub(crate) fn store(&self, known: &[(u64, UnitBits)]) {
         if let Err(error) = self.write(known) {
             log::warn!("vddk: cannot write {}: {error}", self.path.display());
         }
     }
 
-    fn write(&self, known: &[(u64, Bits)]) -> io::Result<()> {
+    fn write(&self, known: &[(u64, UnitBits)]) -> io::Result<()> {
         let mut bytes = MAGIC.to_vec();
         bytes.extend((self.identity.len() as u64).to_le_bytes());
         bytes.extend(&self.identity);
         for (part, bits) in known {
             bytes.extend(part.to_le_bytes());
             match bits {
-                Bits::Uniform(set) => bytes.extend(u64::from(*set).to_le_bytes()),
-                Bits::Mixed(words) => {
+                UnitBits::Uniform(set) => bytes.extend(u64::from(*set).to_le_bytes()),
+                UnitBits::Mixed(words) => {
                     bytes.extend(2_u64.to_le_bytes());
                     words.iter().for_each(|word| bytes.extend(word.to_le_bytes()));
                 }
@@ -123,18 +123,18 @@ fn take(rest: &mut &[u8]) -> Option<u64> {
 }
 
 /// The parts of a file; none if it is damaged.
-fn decode(mut rest: &[u8], parts: u64) -> Option<Vec<(u64, Bits)>> {
+fn decode(mut rest: &[u8], parts: u64) -> Option<Vec<(u64, UnitBits)>> {
     let mut known = Vec::new();
     while !rest.is_empty() {
         let part = take(&mut rest).filter(|part| *part < parts)?;
         let bits = match take(&mut rest)? {
-            0 => Bits::Uniform(false),
-            1 => Bits::Uniform(true),
+            0 => UnitBits::Uniform(false),
+            1 => UnitBits::Uniform(true),
             2 => {
                 let (words, after) = rest.split_at_checked(WORDS)?;
                 rest = after;
                 let words = words.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word));
-                Bits::Mixed(words.collect())
+                UnitBits::Mixed(words.collect())
             }
             _ => return None,
         };
@@ -144,7 +144,7 @@ fn decode(mut rest: &[u8], parts: u64) -> Option<Vec<(u64, Bits)>> {
 }
 
 /// Adds parts to a map.
-pub(crate) fn add(map: &mut Allocation, known: Vec<(u64, Bits)>) {
+pub(crate) fn add(map: &mut Allocation, known: Vec<(u64, UnitBits)>) {
     for (part, bits) in known {
         map.learn(part, bits);
     }
@@ -158,14 +158,14 @@ mod tests {
     fn what_is_stored_is_loaded_for_the_same_disk_only() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("map");
-        let place = Place { path: path.clone(), identity: b"one".to_vec() };
+        let place = MapFile { path: path.clone(), identity: b"one".to_vec() };
         assert_eq!(place.load(9), []);
-        let mut mixed = Bits::Uniform(false);
+        let mut mixed = UnitBits::Uniform(false);
         mixed.set(5..900);
-        let known = [(0, Bits::Uniform(true)), (1, mixed), (2, Bits::Uniform(false))];
+        let known = [(0, UnitBits::Uniform(true)), (1, mixed), (2, UnitBits::Uniform(false))];
         place.store(&known);
         assert_eq!(place.load(9), known);
-        let other = Place { path: path.clone(), identity: b"two".to_vec() };
+        let other = MapFile { path: path.clone(), identity: b"two".to_vec() };
         assert_eq!(other.load(9), []);
         // Parts behind the end, and damage.
         assert_eq!(place.load(2), []);

@@ -4,14 +4,14 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use blockhaul_io::{Completer, Ticket};
 
-use crate::allocation::{Allocation, Bits, PART, UNIT, units_of};
-use crate::library::{Block, SECTOR};
+use crate::allocation::{Allocation, PART, UNIT, UnitBits, units_of};
+use crate::library::{AllocatedBlock, SECTOR};
 
 /// What is known of a disk, and what is being asked.
 #[derive(Debug)]
 pub(crate) struct Scan {
     pub(crate) map: Allocation,
-    asking: BTreeMap<u64, Asking>,
+    asking: BTreeMap<u64, PendingQuery>,
     /// The part to ask for next, once no transfers are under way.
     ahead: Option<u64>,
     /// Parts that count as data because their query failed.
@@ -23,20 +23,20 @@ pub(crate) struct Scan {
 }
 
 /// A query that is under way.
-struct Asking {
+struct PendingQuery {
     /// What was written since it began.
-    written: Bits,
+    written: UnitBits,
     waiting: Vec<Completer<()>>,
 }
 
-impl std::fmt::Debug for Asking {
+impl std::fmt::Debug for PendingQuery {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Asking({} waiting)", self.waiting.len())
     }
 }
 
 /// What to do for a part.
-pub(crate) enum Next {
+pub(crate) enum ScanStep {
     Known,
     /// Somebody asks.
     Wait(Ticket<()>),
@@ -53,23 +53,23 @@ impl Scan {
     }
 
     /// Somebody needs a part.
-    pub(crate) fn need(&mut self, part: u64) -> Next {
+    pub(crate) fn need(&mut self, part: u64) -> ScanStep {
         if self.map.knows(part) {
-            return Next::Known;
+            return ScanStep::Known;
         }
         let (completer, ticket) = blockhaul_io::ticket();
         if let Some(asking) = self.asking.get_mut(&part) {
             asking.waiting.push(completer);
-            return Next::Wait(ticket);
+            return ScanStep::Wait(ticket);
         }
         self.ahead = self.ahead.filter(|ahead| *ahead != part);
-        let asking = Asking { written: Bits::Uniform(false), waiting: vec![completer] };
+        let asking = PendingQuery { written: UnitBits::Uniform(false), waiting: vec![completer] };
         self.asking.insert(part, asking);
-        Next::Ask(ticket)
+        ScanStep::Ask(ticket)
     }
 
     /// A query has ended: adds its answer, none if it failed, and returns those who wait for it.
-    pub(crate) fn answered(&mut self, part: u64, bits: Option<Bits>) -> Vec<Completer<()>> {
+    pub(crate) fn answered(&mut self, part: u64, bits: Option<UnitBits>) -> Vec<Completer<()>> {
         let Some(asking) = self.asking.remove(&part) else { return Vec::new() };
         match bits {
             Some(_) => self.changed = true,
@@ -77,7 +77,7 @@ impl Scan {
                 self.unsure.insert(part);
             }
         }
-        let mut bits = bits.unwrap_or(Bits::Uniform(true));
+        let mut bits = bits.unwrap_or(UnitBits::Uniform(true));
         bits.add(&asking.written);
         self.map.learn(part, bits);
         asking.waiting
@@ -92,7 +92,7 @@ impl Scan {
     }
 
     /// What is known for certain, if that is more than was saved before.
-    pub(crate) fn take_unsaved(&mut self) -> Option<Vec<(u64, Bits)>> {
+    pub(crate) fn take_unsaved(&mut self) -> Option<Vec<(u64, UnitBits)>> {
         let certain = self.map.known().filter(|(part, _)| !self.unsure.contains(part));
         let known: Vec<_> = certain.map(|(part, bits)| (part, bits.clone())).collect();
         std::mem::take(&mut self.changed).then_some(known)
@@ -133,12 +133,16 @@ impl Scan {
 ///
 /// # Errors
 /// Why the answer is wrong.
-pub(crate) fn bits_of(part: u64, units: usize, blocks: &[Block]) -> Result<Bits, String> {
+pub(crate) fn bits_of(
+    part: u64,
+    units: usize,
+    blocks: &[AllocatedBlock],
+) -> Result<UnitBits, String> {
     let start = part * (PART / SECTOR);
     let end = start + units as u64 * (UNIT / SECTOR);
-    let mut bits = Bits::Uniform(false);
+    let mut bits = UnitBits::Uniform(false);
     let mut before = start;
-    for &Block { offset, length } in blocks {
+    for &AllocatedBlock { offset, length } in blocks {
         let stop = offset.checked_add(length).filter(|stop| *stop <= end);
         let Some(stop) = stop else {
             return Err(format!(
@@ -172,30 +176,30 @@ mod tests {
     fn what_is_written_during_a_query_is_data() {
         let mut scan = scan();
         scan.wrote(0, 512);
-        assert!(matches!(scan.need(0), Next::Ask(_)));
-        assert!(matches!(scan.need(0), Next::Wait(_)));
+        assert!(matches!(scan.need(0), ScanStep::Ask(_)));
+        assert!(matches!(scan.need(0), ScanStep::Wait(_)));
         scan.wrote(3 * UNIT, 512);
-        assert_eq!(scan.answered(0, Some(Bits::Uniform(false))).len(), 2);
+        assert_eq!(scan.answered(0, Some(UnitBits::Uniform(false))).len(), 2);
         scan.wrote(5 * UNIT, 512);
         let found = scan.map.find(0, ALL, 99).unwrap();
         let states: Vec<_> = found.runs().iter().map(|run| (run.len / UNIT, run.state)).collect();
         assert_eq!(states, [(3, 3), (1, 0), (1, 3), (1, 0), (94, 3)]);
-        assert!(matches!(scan.need(0), Next::Known) && !scan.has_ahead());
+        assert!(matches!(scan.need(0), ScanStep::Known) && !scan.has_ahead());
     }
 
     #[test]
     fn a_lost_query_is_asked_again() {
         let mut scan = scan();
-        assert!(matches!(scan.need(0), Next::Ask(_)));
+        assert!(matches!(scan.need(0), ScanStep::Ask(_)));
         scan.lost(0);
-        assert!(matches!(scan.need(0), Next::Ask(_)));
+        assert!(matches!(scan.need(0), ScanStep::Ask(_)));
     }
 
     #[test]
     fn answers_are_checked() {
-        let block = |offset, length| Block { offset, length };
+        let block = |offset, length| AllocatedBlock { offset, length };
         let bits = bits_of(0, 10, &[block(0, 128), block(128, 128), block(1279, 1)]).unwrap();
-        let mut expected = Bits::Uniform(false);
+        let mut expected = UnitBits::Uniform(false);
         expected.set(0..2);
         expected.set(9..10);
         assert_eq!(bits, expected);

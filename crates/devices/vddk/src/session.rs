@@ -14,9 +14,10 @@ use blockhaul_block::{Error, Kind, Result};
 use blockhaul_io::BlockingPool;
 
 use crate::library::{
-    Code, DiskInfo, Library, NOT_FOUND, NOT_SUPPORTED, OUT_OF_MEMORY, RawConnection, RawHandle,
+    DiskInfo, NOT_FOUND, NOT_SUPPORTED, OUT_OF_MEMORY, RawConnection, RawHandle, ResultCode,
+    VixLibrary,
 };
-use crate::options::{Access, Options, READ_ONLY};
+use crate::options::{READ_ONLY, ServerAccess, VddkOptions};
 use crate::statistics;
 
 /// How long the last user of the library waits for it to close everything.
@@ -27,35 +28,35 @@ const PAUSE: Duration = Duration::from_millis(2);
 const THREAD: &str = "vddk";
 
 /// The libraries of this process, by folder. They stay: their threads do, too.
-static HOMES: LazyLock<Mutex<HashMap<PathBuf, Arc<Home>>>> = LazyLock::new(Mutex::default);
+static HOMES: LazyLock<Mutex<HashMap<PathBuf, Arc<LibraryFolder>>>> = LazyLock::new(Mutex::default);
 
 /// A folder with a library.
-struct Home {
+struct LibraryFolder {
     /// The one thread.
     thread: BlockingPool,
     /// The loaded library.
-    library: Mutex<Option<Arc<Library>>>,
-    session: Mutex<Weak<Session>>,
+    library: Mutex<Option<Arc<VixLibrary>>>,
+    session: Mutex<Weak<LibrarySession>>,
     /// The library is started: set and cleared on the thread.
     started: AtomicBool,
 }
 
 /// The started library. Ends when the last one is dropped.
-pub(crate) struct Session {
-    home: Arc<Home>,
-    pub(crate) library: Arc<Library>,
-    connections: Mutex<HashMap<(Access, bool), Weak<Connection>>>,
+pub(crate) struct LibrarySession {
+    home: Arc<LibraryFolder>,
+    pub(crate) library: Arc<VixLibrary>,
+    connections: Mutex<HashMap<(ServerAccess, bool), Weak<LibraryConnection>>>,
 }
 
 /// A connection. Ends when the last one is dropped.
-pub(crate) struct Connection {
-    session: Arc<Session>,
+pub(crate) struct LibraryConnection {
+    session: Arc<LibrarySession>,
     raw: RawConnection,
 }
 
 /// An open disk. It is closed when this is dropped.
 pub(crate) struct OpenDisk {
-    connection: Arc<Connection>,
+    connection: Arc<LibraryConnection>,
     pub(crate) raw: RawHandle,
     pub(crate) info: DiskInfo,
 }
@@ -65,7 +66,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// What failed, in which function, and the library's reason.
-pub(crate) fn failed(library: &Library, doing: &str, function: &str, code: Code) -> Error {
+pub(crate) fn failed(library: &VixLibrary, doing: &str, function: &str, code: ResultCode) -> Error {
     let kind = match code {
         OUT_OF_MEMORY => Kind::NoMemory,
         NOT_FOUND => Kind::NotFound,
@@ -79,15 +80,15 @@ pub(crate) fn failed(library: &Library, doing: &str, function: &str, code: Code)
     Error::new(kind, format!("{doing}: VixDiskLib_{function}: {text} (error {code})"))
 }
 
-impl Home {
-    fn of(folder: &Path) -> Arc<Home> {
+impl LibraryFolder {
+    fn of(folder: &Path) -> Arc<LibraryFolder> {
         let mut homes = lock(&HOMES);
         let new = || {
             let library = Mutex::default();
             let session = Mutex::default();
             let thread = BlockingPool::single(THREAD);
             let started = AtomicBool::new(false);
-            Arc::new(Home { thread, library, session, started })
+            Arc::new(LibraryFolder { thread, library, session, started })
         };
         homes.entry(folder.to_path_buf()).or_insert_with(new).clone()
     }
@@ -102,10 +103,10 @@ impl Home {
     /// The session, started if there is none. On the thread. `None`: the last session is ending, and
     /// its jobs are about to be queued.
     fn session(
-        self: &Arc<Home>,
+        self: &Arc<LibraryFolder>,
         folder: &Path,
         config: Option<&CStr>,
-    ) -> Result<Option<Arc<Session>>> {
+    ) -> Result<Option<Arc<LibrarySession>>> {
         if let Some(session) = lock(&self.session).upgrade() {
             return Ok(Some(session));
         }
@@ -116,7 +117,7 @@ impl Home {
         let library = match &*loaded {
             Some(library) => library.clone(),
             None => {
-                let library = Library::load(folder);
+                let library = VixLibrary::load(folder);
                 let library =
                     library.map_err(|why| Error::new(Kind::Usage, format!("vddk: {why}")))?;
                 loaded.insert(Arc::new(library)).clone()
@@ -135,19 +136,19 @@ impl Home {
         self.started.store(true, Ordering::Release);
         log::debug!("vddk: {} is started", library.path.display());
         let connections = Mutex::default();
-        let session = Arc::new(Session { home: self.clone(), library, connections });
+        let session = Arc::new(LibrarySession { home: self.clone(), library, connections });
         *lock(&self.session) = Arc::downgrade(&session);
         Ok(Some(session))
     }
 }
 
-impl Session {
+impl LibrarySession {
     /// Starts the library of these options, or returns the one that is in use.
     ///
     /// # Errors
     /// If it cannot be loaded or started.
-    pub(crate) async fn start(options: &Options) -> Result<Arc<Session>> {
-        let home = Home::of(&options.folder);
+    pub(crate) async fn start(options: &VddkOptions) -> Result<Arc<LibrarySession>> {
+        let home = LibraryFolder::of(&options.folder);
         loop {
             let inner = home.clone();
             let folder = options.folder.clone();
@@ -164,8 +165,8 @@ impl Session {
     /// # Errors
     /// If the library refuses to connect, or to open the disk.
     pub(crate) async fn open(
-        self: &Arc<Session>,
-        options: &Arc<Options>,
+        self: &Arc<LibrarySession>,
+        options: &Arc<VddkOptions>,
         write: bool,
     ) -> Result<OpenDisk> {
         let session = self.clone();
@@ -174,7 +175,10 @@ impl Session {
     }
 
     /// Runs `job` on the thread that opens and closes, without waiting for it.
-    pub(crate) fn open_then(self: &Arc<Session>, job: impl FnOnce(&Arc<Session>) + Send + 'static) {
+    pub(crate) fn open_then(
+        self: &Arc<LibrarySession>,
+        job: impl FnOnce(&Arc<LibrarySession>) + Send + 'static,
+    ) {
         let session = self.clone();
         self.home.thread.run(move || job(&session));
     }
@@ -182,10 +186,10 @@ impl Session {
     /// Opens a disk; on that thread.
     ///
     /// # Errors
-    /// As [`Session::open`].
+    /// As [`LibrarySession::open`].
     pub(crate) fn open_here(
-        self: &Arc<Session>,
-        options: &Options,
+        self: &Arc<LibrarySession>,
+        options: &VddkOptions,
         write: bool,
     ) -> Result<OpenDisk> {
         let key = (options.access.clone(), !write);
@@ -205,18 +209,22 @@ impl Session {
         connection.open(options, write)
     }
 
-    fn connect(self: &Arc<Session>, options: &Options, read_only: bool) -> Result<Connection> {
+    fn connect(
+        self: &Arc<LibrarySession>,
+        options: &VddkOptions,
+        read_only: bool,
+    ) -> Result<LibraryConnection> {
         let login = options.access.login(read_only);
         let raw = self.library.connect(&login).map_err(|code| {
             let doing = format!("cannot connect to {}", options.access.place());
             failed(&self.library, &doing, "ConnectEx", code)
         })?;
-        Ok(Connection { session: self.clone(), raw })
+        Ok(LibraryConnection { session: self.clone(), raw })
     }
 }
 
-impl Connection {
-    fn open(self: &Arc<Connection>, options: &Options, write: bool) -> Result<OpenDisk> {
+impl LibraryConnection {
+    fn open(self: &Arc<LibraryConnection>, options: &VddkOptions, write: bool) -> Result<OpenDisk> {
         let library = &self.session.library;
         if let Some(new) = options.create.filter(|_| write) {
             match library.create(self.raw, &options.c_file, new) {
@@ -246,7 +254,7 @@ impl Connection {
 }
 
 impl OpenDisk {
-    pub(crate) fn library(&self) -> &Arc<Library> {
+    pub(crate) fn library(&self) -> &Arc<VixLibrary> {
         &self.connection.session.library
     }
 }
@@ -263,7 +271,7 @@ impl Drop for OpenDisk {
     }
 }
 
-impl Drop for Connection {
+impl Drop for LibraryConnection {
     fn drop(&mut self) {
         let library = self.session.library.clone();
         let raw = self.raw;
@@ -275,7 +283,7 @@ impl Drop for Connection {
     }
 }
 
-impl Drop for Session {
+impl Drop for LibrarySession {
     /// Waits until everything is closed: the process may end afterwards.
     fn drop(&mut self) {
         let library = self.library.clone();

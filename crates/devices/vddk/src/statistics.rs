@@ -4,8 +4,8 @@ use std::fmt::Write as _;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use blockhaul_catalog::Figure;
-use blockhaul_isolated::{Reported, Reporter};
+use blockhaul_catalog::StorageFigure;
+use blockhaul_isolated::{ReportFormat, ReportWriter};
 
 /// A function of the library.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,7 +45,7 @@ pub(crate) struct Statistics {
     /// The version of the library.
     version: u32,
     all: [Calls; NAMES.len()],
-    reporter: Option<Reporter>,
+    reporter: Option<ReportWriter>,
 }
 
 #[derive(Debug, Default)]
@@ -61,12 +61,12 @@ const WORDS: usize = 3;
 const REPORT: usize = (1 + NAMES.len() * WORDS) * size_of::<u64>();
 
 /// The report of a process with the library.
-pub(crate) const REPORTED: Reported = Reported { size: REPORT, state, figures };
+pub(crate) const REPORTED: ReportFormat = ReportFormat { size: REPORT, state, figures };
 
 impl Statistics {
     /// No calls yet.
     pub(crate) fn new(version: u32) -> Statistics {
-        Statistics { version, all: Default::default(), reporter: Reporter::of_parent() }
+        Statistics { version, all: Default::default(), reporter: ReportWriter::of_parent() }
     }
 
     /// Runs a call, and counts it. For transfers this is the time until they are under way.
@@ -129,7 +129,7 @@ pub(crate) fn state(report: &[u8]) -> String {
 }
 
 /// A report for metrics.
-pub(crate) fn figures(report: &[u8]) -> Vec<Figure> {
+pub(crate) fn figures(report: &[u8]) -> Vec<StorageFigure> {
     type Value = fn([u64; WORDS]) -> f64;
     let kinds: [(&str, &str, Value); WORDS] = [
         ("vddk_calls_total", "Calls of functions of VMware's library.", |counts| counts[0] as f64),
@@ -148,7 +148,7 @@ pub(crate) fn figures(report: &[u8]) -> Vec<Figure> {
         for (function, counts) in called(report) {
             if name != "vddk_bytes_total" || with_bytes(function) {
                 let labels = vec![("function", function.to_string())];
-                figures.push(Figure { name, help, labels, value: value(counts) });
+                figures.push(StorageFigure { name, help, labels, value: value(counts) });
             }
         }
     }

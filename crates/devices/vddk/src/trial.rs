@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 /// Whether reads go on during a query on another handle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Overlap {
+pub(crate) enum ReadOverlap {
     /// Not measured yet.
     Unknown,
     Yes,
@@ -16,7 +16,7 @@ pub(crate) enum Overlap {
 
 /// Measures that, with one query during reads.
 #[derive(Debug, Default)]
-pub(crate) struct Trial {
+pub(crate) struct OverlapTrial {
     found: AtomicU8,
     running: AtomicBool,
     /// When transfers have ended during the trial.
@@ -30,20 +30,20 @@ const APART: Duration = Duration::from_millis(1);
 /// Maximum number of ends that are kept.
 const ENDS_MAX: usize = 60_000;
 
-impl Trial {
-    pub(crate) fn overlap(&self) -> Overlap {
+impl OverlapTrial {
+    pub(crate) fn overlap(&self) -> ReadOverlap {
         match self.found.load(Ordering::Relaxed) {
-            0 => Overlap::Unknown,
-            1 => Overlap::Yes,
-            _ => Overlap::No,
+            0 => ReadOverlap::Unknown,
+            1 => ReadOverlap::Yes,
+            _ => ReadOverlap::No,
         }
     }
 
-    pub(crate) fn set(&self, overlap: Overlap) {
+    pub(crate) fn set(&self, overlap: ReadOverlap) {
         let number = match overlap {
-            Overlap::Unknown => 0,
-            Overlap::Yes => 1,
-            Overlap::No => 2,
+            ReadOverlap::Unknown => 0,
+            ReadOverlap::Yes => 1,
+            ReadOverlap::No => 2,
         };
         self.found.store(number, Ordering::Relaxed);
     }
@@ -73,7 +73,7 @@ impl Trial {
 
     /// Runs a query on a handle of its own. `busy`: whether transfers are under way.
     pub(crate) fn during<T>(&self, busy: impl Fn() -> bool, query: impl FnOnce() -> T) -> T {
-        if self.overlap() != Overlap::Unknown {
+        if self.overlap() != ReadOverlap::Unknown {
             return query();
         }
         let started = blockhaul_io::now();
@@ -90,12 +90,12 @@ impl Trial {
 
 /// What follows from a query and the ends of transfers. Those near its beginning and its end may have
 /// waited for it, or it for them.
-fn verdict(started: Instant, took: Duration, ends: &[Instant], busy: bool) -> Overlap {
+fn verdict(started: Instant, took: Duration, ends: &[Instant], busy: bool) -> ReadOverlap {
     let middle = started + took / 4..started + took * 3 / 4;
     if took < SHORT || ends.iter().any(|end| middle.contains(end)) {
-        return Overlap::Yes;
+        return ReadOverlap::Yes;
     }
-    if busy { Overlap::No } else { Overlap::Unknown }
+    if busy { ReadOverlap::No } else { ReadOverlap::Unknown }
 }
 
 #[cfg(test)]
@@ -107,20 +107,20 @@ mod tests {
         let start = Instant::now();
         let second = Duration::from_secs(1);
         let at = |percent: u32| start + second * percent / 100;
-        assert_eq!(verdict(start, second, &[at(50)], true), Overlap::Yes);
-        assert_eq!(verdict(start, second, &[at(1), at(99)], true), Overlap::No);
-        assert_eq!(verdict(start, second, &[at(1), at(99)], false), Overlap::Unknown);
-        assert_eq!(verdict(start, second / 100, &[], true), Overlap::Yes);
+        assert_eq!(verdict(start, second, &[at(50)], true), ReadOverlap::Yes);
+        assert_eq!(verdict(start, second, &[at(1), at(99)], true), ReadOverlap::No);
+        assert_eq!(verdict(start, second, &[at(1), at(99)], false), ReadOverlap::Unknown);
+        assert_eq!(verdict(start, second / 100, &[], true), ReadOverlap::Yes);
     }
 
     #[test]
     fn one_trial_runs_at_a_time() {
-        let trial = Trial::default();
+        let trial = OverlapTrial::default();
         assert!(trial.begin() && !trial.begin());
         trial.during(|| true, || std::thread::sleep(SHORT * 2));
-        assert_eq!(trial.overlap(), Overlap::No);
+        assert_eq!(trial.overlap(), ReadOverlap::No);
         assert!(trial.begin());
         trial.during(|| true, || std::thread::sleep(SHORT * 2));
-        assert_eq!(trial.overlap(), Overlap::No, "it is measured once");
+        assert_eq!(trial.overlap(), ReadOverlap::No, "it is measured once");
     }
 }

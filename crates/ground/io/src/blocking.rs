@@ -21,10 +21,10 @@ const IDLE: Duration = Duration::from_secs(2);
 /// Stack size in bytes of a callback thread: interpreters and shells expect that of a main thread.
 const STACK: usize = 8 << 20;
 
-type Job = Box<dyn FnOnce() + Send>;
+type BlockingJob = Box<dyn FnOnce() + Send>;
 
 static OFFLOAD: LazyLock<BlockingPool> = LazyLock::new(|| {
-    BlockingPool::new(Shared {
+    BlockingPool::new(BlockingPoolInner {
         name: "offload".to_string(),
         most: OFFLOAD_MAX,
         idle: OFFLOAD_IDLE,
@@ -43,7 +43,7 @@ pub fn offload<T: Send + 'static>(job: impl FnOnce() -> T + Send + 'static) -> T
 }
 
 /// Runs a job on a thread of the program's pool, or on this one if no thread can be started.
-pub(crate) fn offload_job(job: Job) {
+pub(crate) fn offload_job(job: BlockingJob) {
     if let Err((job, error)) = OFFLOAD.push(job) {
         log::warn!("cannot start a thread for blocking calls: {error}");
         job();
@@ -53,10 +53,10 @@ pub(crate) fn offload_job(job: Job) {
 /// A queue of jobs and its threads. Threads start when there is work. On drop, the threads finish
 /// the queued jobs, then end.
 pub struct BlockingPool {
-    shared: Arc<Shared>,
+    shared: Arc<BlockingPoolInner>,
 }
 
-struct Shared {
+struct BlockingPoolInner {
     name: String,
     /// Maximum number of threads.
     most: usize,
@@ -66,13 +66,13 @@ struct Shared {
     stack: Option<usize>,
     /// Threads stay while the pool lives: the callers need the same thread each time.
     stay: AtomicBool,
-    state: Mutex<State>,
+    state: Mutex<BlockingQueue>,
     work: Condvar,
 }
 
 #[derive(Default)]
-struct State {
-    jobs: VecDeque<Job>,
+struct BlockingQueue {
+    jobs: VecDeque<BlockingJob>,
     threads: usize,
     idle: usize,
     closed: bool,
@@ -92,7 +92,7 @@ impl BlockingPool {
     fn for_callbacks(mut name: String, most: usize, stay: bool) -> BlockingPool {
         // The kernel keeps 15 bytes; the standard library refuses a NUL.
         name.retain(|c| c != '\0');
-        BlockingPool::new(Shared {
+        BlockingPool::new(BlockingPoolInner {
             name,
             most,
             idle: IDLE,
@@ -103,7 +103,7 @@ impl BlockingPool {
         })
     }
 
-    fn new(shared: Shared) -> BlockingPool {
+    fn new(shared: BlockingPoolInner) -> BlockingPool {
         BlockingPool { shared: Arc::new(shared) }
     }
 
@@ -122,7 +122,7 @@ impl BlockingPool {
     }
 
     /// Queues a job; returns it if there is no thread and none can be started.
-    fn push(&self, job: Job) -> Result<(), (Job, std::io::Error)> {
+    fn push(&self, job: BlockingJob) -> Result<(), (BlockingJob, std::io::Error)> {
         #[cfg(feature = "simulation")]
         let Some(job) = crate::simulation::take_job(job, self.shared.most == 1) else {
             return Ok(());
@@ -162,12 +162,12 @@ impl Drop for BlockingPool {
     }
 }
 
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
+impl BlockingPoolInner {
+    fn lock(&self) -> MutexGuard<'_, BlockingQueue> {
         self.state.lock().expect("jobs run outside of this lock")
     }
 
-    fn work(self: Arc<Shared>) {
+    fn work(self: Arc<BlockingPoolInner>) {
         let mut state = self.lock();
         loop {
             if let Some(job) = state.jobs.pop_front() {

@@ -16,7 +16,7 @@ const CACHESTAT: libc::c_long = 451;
 
 /// As in the kernel's interface (linux/mman.h).
 #[repr(C)]
-struct Range {
+struct CachestatRange {
     at: u64,
     len: u64,
 }
@@ -24,7 +24,7 @@ struct Range {
 /// As in the kernel's interface (linux/mman.h): pages.
 #[repr(C)]
 #[derive(Default)]
-struct Counts {
+struct CachestatCounts {
     cached: u64,
     dirty: u64,
     writeback: u64,
@@ -55,8 +55,8 @@ impl File {
     }
 
     fn cachestat(&self, at: u64, len: u64) -> io::Result<u64> {
-        let range = Range { at, len };
-        let mut counts = Counts::default();
+        let range = CachestatRange { at, len };
+        let mut counts = CachestatCounts::default();
         let fd = self.as_fd().as_raw_fd();
         let range = ptr::from_ref(&range);
         let told = ptr::from_mut(&mut counts);

@@ -10,8 +10,8 @@ use async_task::Runnable;
 pub(crate) use self::current::replace_worker;
 pub(crate) use self::current::{set_worker, try_with_worker, with_worker};
 use crate::driver::Driver;
-use crate::inbox::{Inbox, Item};
-use crate::table::Table;
+use crate::inbox::{Inbox, InboxItem};
+use crate::table::OpTable;
 use crate::timers::Timers;
 
 /// The state of a worker thread.
@@ -23,7 +23,7 @@ pub(crate) struct Worker {
     pub(crate) ready: RefCell<VecDeque<Runnable>>,
     pub(crate) engine: Cell<&'static str>,
     pub(crate) driver: RefCell<Box<dyn Driver>>,
-    pub(crate) ops: RefCell<Table>,
+    pub(crate) ops: RefCell<OpTable>,
     pub(crate) timers: RefCell<Timers>,
     /// Number of tasks that wait for a writable socket.
     pub(crate) ahead: Cell<usize>,
@@ -43,7 +43,7 @@ impl Worker {
                 }
             });
             if let Some(task) = task {
-                inbox.push(Item::Run(task));
+                inbox.push(InboxItem::Run(task));
             }
         }
     }

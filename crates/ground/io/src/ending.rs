@@ -3,13 +3,13 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::inbox::{Inbox, Item};
+use crate::inbox::{Inbox, InboxItem};
 
 /// Shared by the workers of a runtime. A worker that ended by itself would leave nobody to do what
 /// another one still wants from it: a cache on the other worker is written back where it was
 /// opened.
 #[derive(Default)]
-pub(crate) struct Ending {
+pub(crate) struct WorkerShutdown {
     /// Number of tasks that must end before any worker does.
     last: AtomicUsize,
     agreement: Mutex<Agreement>,
@@ -23,10 +23,10 @@ struct Agreement {
     reached: bool,
 }
 
-impl Ending {
-    pub(crate) fn new(workers: usize) -> Ending {
+impl WorkerShutdown {
+    pub(crate) fn new(workers: usize) -> WorkerShutdown {
         let agreement = Agreement { idle: vec![false; workers], reached: false };
-        Ending { last: AtomicUsize::new(0), agreement: Mutex::new(agreement) }
+        WorkerShutdown { last: AtomicUsize::new(0), agreement: Mutex::new(agreement) }
     }
 
     /// Worker `index` has to stop and has nothing to do. True: all workers end now. A worker
@@ -43,7 +43,7 @@ impl Ending {
             agreement.reached = true;
             drop(agreement);
             for (_, peer) in workers.iter().enumerate().filter(|(other, _)| *other != index) {
-                peer.push(Item::Stop);
+                peer.push(InboxItem::Stop);
             }
             return true;
         }
@@ -64,16 +64,16 @@ impl Ending {
 }
 
 /// A task that must end before the workers do.
-pub(crate) struct Last(Arc<Ending>);
+pub(crate) struct ShutdownDelay(Arc<WorkerShutdown>);
 
-impl Last {
-    pub(crate) fn new(ending: &Arc<Ending>) -> Last {
+impl ShutdownDelay {
+    pub(crate) fn new(ending: &Arc<WorkerShutdown>) -> ShutdownDelay {
         ending.last.fetch_add(1, Ordering::SeqCst);
-        Last(ending.clone())
+        ShutdownDelay(ending.clone())
     }
 }
 
-impl Drop for Last {
+impl Drop for ShutdownDelay {
     fn drop(&mut self) {
         // The worker that drops it, which is not idle, looks at the number next.
         self.0.last.fetch_sub(1, Ordering::SeqCst);

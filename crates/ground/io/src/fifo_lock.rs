@@ -8,10 +8,10 @@ use crate::Completer;
 
 /// A first-in-first-out lock that can be held across waits.
 #[derive(Default)]
-pub struct FifoLock(Mutex<Queue>);
+pub struct FifoLock(Mutex<LockQueue>);
 
 #[derive(Default)]
-struct Queue {
+struct LockQueue {
     taken: bool,
     waiting: VecDeque<Completer<FifoGuard>>,
 }

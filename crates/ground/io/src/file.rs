@@ -12,7 +12,7 @@ use rustix::io::ReadWriteFlags;
 
 use crate::driver::FileOp;
 use crate::memory::{Buf, Data};
-use crate::op::{self, Op, file_op};
+use crate::op::{self, DriverOp, file_op};
 
 /// Longest buffered write, in bytes, that is best done on the worker itself: passing it on costs
 /// more, and the kernel throttles larger amounts when the disk is behind.
@@ -28,7 +28,7 @@ pub struct File {
 
 /// Ways to change what is allocated (fallocate(2)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Allocate {
+pub enum FallocateMode {
     /// Free the range: it reads as zeroes and occupies no space.
     PunchHole,
     /// Zero the range and keep it allocated.
@@ -39,9 +39,9 @@ pub enum Allocate {
 
 /// A read in progress ([`File::start_read`]). Dropping it does not stop it.
 #[must_use = "what was read comes with its outcome"]
-pub struct Reading(Op);
+pub struct FileRead(DriverOp);
 
-impl Future for Reading {
+impl Future for FileRead {
     type Output = (io::Result<usize>, Buf);
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
@@ -61,9 +61,9 @@ fn read((result, op): (io::Result<usize>, Option<FileOp>)) -> (io::Result<usize>
 
 /// A write in progress ([`File::start_write`]). Dropping it does not stop it.
 #[must_use = "what was written comes with its outcome"]
-pub struct Writing(Op);
+pub struct FileWrite(DriverOp);
 
-impl Future for Writing {
+impl Future for FileWrite {
     type Output = io::Result<usize>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
@@ -85,8 +85,8 @@ impl File {
     }
 
     /// The same; the read is started when this returns, at the latest on the driver's next turn.
-    pub fn start_read(&self, buf: Buf, start: usize, at: u64) -> Reading {
-        Reading(op::start(FileOp::Read {
+    pub fn start_read(&self, buf: Buf, start: usize, at: u64) -> FileRead {
+        FileRead(op::start(FileOp::Read {
             file: self.fd.clone(),
             buf,
             start,
@@ -114,8 +114,8 @@ impl File {
     /// Writes `data` from its byte `start` on at byte offset `at`; returns the number of bytes. The
     /// write is started when this returns, at the latest on the driver's next turn. Load a payload
     /// that may be parked first ([`Data::load`]).
-    pub fn start_write(&self, data: Data, start: usize, at: u64) -> Writing {
-        Writing(op::start(FileOp::Write {
+    pub fn start_write(&self, data: Data, start: usize, at: u64) -> FileWrite {
+        FileWrite(op::start(FileOp::Write {
             file: self.fd.clone(),
             data,
             start,
@@ -161,11 +161,11 @@ impl File {
     ///
     /// # Errors
     /// Those of fallocate(2): `Unsupported` if the file system cannot do it.
-    pub async fn allocate(&self, how: Allocate, at: u64, len: u64) -> io::Result<()> {
+    pub async fn allocate(&self, how: FallocateMode, at: u64, len: u64) -> io::Result<()> {
         let mode = match how {
-            Allocate::PunchHole => libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE,
-            Allocate::ZeroRange => libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE,
-            Allocate::Reserve => libc::FALLOC_FL_KEEP_SIZE,
+            FallocateMode::PunchHole => libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE,
+            FallocateMode::ZeroRange => libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE,
+            FallocateMode::Reserve => libc::FALLOC_FL_KEEP_SIZE,
         };
         let op = FileOp::Allocate { file: self.fd.clone(), mode, at, len };
         file_op(op).await.0.map(drop)

@@ -6,33 +6,33 @@ use std::sync::{Arc, Mutex};
 
 use async_task::Runnable;
 
-use crate::ending::Ending;
+use crate::ending::WorkerShutdown;
 use crate::sys::Wakeup;
 
 /// Items that other threads pass to a worker.
 pub(crate) struct Inbox {
     pub(crate) worker: usize,
-    queue: Mutex<Queue>,
+    queue: Mutex<InboxQueue>,
     /// The worker sleeps in its driver, or is about to: a push must wake it.
     asleep: AtomicBool,
     pub(crate) wakeup: Arc<Wakeup>,
-    pub(crate) ending: Arc<Ending>,
+    pub(crate) ending: Arc<WorkerShutdown>,
 }
 
 #[derive(Default)]
-struct Queue {
-    items: VecDeque<Item>,
+struct InboxQueue {
+    items: VecDeque<InboxItem>,
     closed: bool,
 }
 
-pub(crate) enum Item {
+pub(crate) enum InboxItem {
     Run(Runnable),
     Call(Box<dyn FnOnce() + Send>),
     Stop,
 }
 
 impl Inbox {
-    pub(crate) fn new(worker: usize, ending: Arc<Ending>) -> std::io::Result<Inbox> {
+    pub(crate) fn new(worker: usize, ending: Arc<WorkerShutdown>) -> std::io::Result<Inbox> {
         Ok(Inbox {
             worker,
             ending,
@@ -43,13 +43,13 @@ impl Inbox {
     }
 
     /// Adds an item; false (item dropped) if the worker has ended.
-    pub(crate) fn push(&self, item: Item) -> bool {
+    pub(crate) fn push(&self, item: InboxItem) -> bool {
         {
             let mut queue = self.queue.lock().expect("no panic under this lock");
             if queue.closed {
                 drop(queue);
                 // A runnable belongs to its worker's thread and must not be dropped on another.
-                if let Item::Run(runnable) = item {
+                if let InboxItem::Run(runnable) = item {
                     std::mem::forget(runnable);
                 }
                 return false;
@@ -62,11 +62,11 @@ impl Inbox {
         true
     }
 
-    pub(crate) fn take(&self) -> VecDeque<Item> {
+    pub(crate) fn take(&self) -> VecDeque<InboxItem> {
         std::mem::take(&mut self.queue.lock().expect("no panic under this lock").items)
     }
 
-    pub(crate) fn close(&self) -> VecDeque<Item> {
+    pub(crate) fn close(&self) -> VecDeque<InboxItem> {
         let mut queue = self.queue.lock().expect("no panic under this lock");
         queue.closed = true;
         std::mem::take(&mut queue.items)

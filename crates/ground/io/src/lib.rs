@@ -3,9 +3,9 @@
 //! # Execution model
 //! A [`Runtime`] starts one *worker* thread per core. Each worker owns one driver (io_uring, or
 //! epoll with a pool of threads), one run queue of local tasks and one set of timers. Workers share
-//! the buffer [`Pool`] and the pool of pipes ([`Parked`]); devices may share more. A task never
+//! the buffer [`Pool`] and the pool of pipes ([`ParkedPayload`]); devices may share more. A task never
 //! moves to another worker, so futures need not be `Send`; another thread reaches a worker through
-//! [`Remote`].
+//! [`WorkerHandle`].
 //!
 //! Sockets are non-blocking: a system call is made at once, and the task waits for readiness
 //! through the driver only if the call would block. Files go through the driver as owned operations
@@ -63,26 +63,28 @@ mod zeroes;
 pub use blocking::{BlockingPool, offload};
 pub use clock::{elapsed, is_simulated, now};
 pub use context::{engine_name, worker, worker_count};
-pub use driver::{Engine, Interest, uring_available};
+pub use driver::{Interest, IoEngine, uring_available};
 pub use fifo_lock::{FifoGuard, FifoLock};
-pub use file::{Allocate, File, Reading, WRITE_NOW_MAX, Writing, sync_folder};
+pub use file::{FallocateMode, File, FileRead, FileWrite, WRITE_NOW_MAX, sync_folder};
 pub use memory::{
-    ALIGN, Buf, Data, KeptReservation, Lent, Parked, PayloadRoute, Pool, Reservation,
+    ALIGN, Buf, Data, KeptReservation, LentPayload, ParkedPayload, PayloadRoute, Pool, Reservation,
     RouteCounters, SharedMemory, SharedPart, TooLarge, disable_parking,
 };
-pub use net::{Listener, Peer, Stream};
+pub use net::{Listener, PeerAddress, Stream};
 pub use op::ready;
 pub use own_listeners::{listens_on_tcp, listens_on_unix};
 pub use panic::abort_on_panic;
 pub use plain::plain;
-pub use range_locks::{Alone, Hold, RangeLock, RangeLocks};
+pub use range_locks::{ExclusiveMode, LockMode, RangeLock, RangeLocks};
 pub use recv_window::RecvWindow;
-pub use remote::{Remote, idle_worker};
-pub use seal::{Opened, Opener, RECORD_MAX, RECORD_PLAIN_MAX, SEAL_MAX, SEALED_MAX, Sealer};
+pub use remote::{WorkerHandle, idle_worker};
+pub use seal::{
+    OpenedRecord, RECORD_MAX, RECORD_PLAIN_MAX, SEAL_MAX, SEALED_MAX, StreamOpener, StreamSealer,
+};
 pub use send_queue::SendQueue;
-pub use sync::{Completer, Event, Lost, Notify, Ticket, ticket};
+pub use sync::{Completer, Event, LostCompletion, Notify, Ticket, ticket};
 pub use task::{Task, spawn, start, yield_now};
-pub use timer::{Elapsed, sleep, sleep_until, timeout};
+pub use timer::{TimeoutError, sleep, sleep_until, timeout};
 pub use token_bucket::{TokenBucket, Turn};
-pub use worker::{Config, Runtime};
+pub use worker::{Runtime, RuntimeConfig};
 pub use zeroes::is_zero;

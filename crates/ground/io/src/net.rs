@@ -32,12 +32,12 @@ const CONNECT_AGAIN: std::time::Duration = std::time::Duration::from_millis(2);
 const BACKLOG: i32 = 128;
 
 /// A connected stream socket. Belongs to the worker that uses it.
-pub struct Stream(Arc<OwnedFd>, Closing);
+pub struct Stream(Arc<OwnedFd>, CloseNotice);
 
 /// Behind a descriptor that is closed: its peer may become ready.
-struct Closing;
+struct CloseNotice;
 
-impl Drop for Closing {
+impl Drop for CloseNotice {
     fn drop(&mut self) {
         #[cfg(feature = "simulation")]
         crate::simulation::touch();
@@ -58,7 +58,7 @@ impl Stream {
         // refuse.
         // nbd: handshake.nodelay
         let _ = sockopt::set_tcp_nodelay(&fd, true);
-        Ok(Stream(Arc::new(fd), Closing))
+        Ok(Stream(Arc::new(fd), CloseNotice))
     }
 
     /// Whether bytes have arrived and were not received yet.
@@ -253,8 +253,8 @@ impl Stream {
     }
 
     /// The peer's address.
-    pub fn peer(&self) -> Peer {
-        Peer(rustix::net::getpeername(&self.0).ok().flatten())
+    pub fn peer(&self) -> PeerAddress {
+        PeerAddress(rustix::net::getpeername(&self.0).ok().flatten())
     }
 }
 
@@ -272,16 +272,16 @@ impl fmt::Debug for Stream {
 
 /// The peer's address, for messages.
 #[derive(Clone)]
-pub struct Peer(Option<SocketAddrAny>);
+pub struct PeerAddress(Option<SocketAddrAny>);
 
-impl Peer {
+impl PeerAddress {
     /// The address of a TCP client.
     pub fn ip(&self) -> Option<std::net::IpAddr> {
         SocketAddr::try_from(self.0.clone()?).ok().map(|address| address.ip())
     }
 }
 
-impl fmt::Display for Peer {
+impl fmt::Display for PeerAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {
             None => f.write_str("a closed connection"),
@@ -374,7 +374,7 @@ fn is_dead(path: &Path) -> io::Result<bool> {
 /// A listening socket.
 pub struct Listener {
     fd: OwnedFd,
-    _closing: Closing,
+    _closing: CloseNotice,
     _own: OwnListener,
 }
 
@@ -459,7 +459,7 @@ impl Listener {
     }
 
     fn over(fd: OwnedFd) -> Listener {
-        Listener { _closing: Closing, _own: OwnListener::new(&fd), fd }
+        Listener { _closing: CloseNotice, _own: OwnListener::new(&fd), fd }
     }
 
     fn socket(family: AddressFamily) -> io::Result<OwnedFd> {

@@ -7,23 +7,23 @@ use std::task::{Context, Poll};
 
 use crate::context::{try_with_worker, with_worker};
 use crate::driver::{FileOp, Interest};
-use crate::table::Slot;
+use crate::table::OpSlot;
 
 /// One operation of the driver.
-pub(crate) struct Op {
+pub(crate) struct DriverOp {
     slot: usize,
-    dropped: Dropped,
+    dropped: DropAction,
     over: bool,
 }
 
 /// How to handle an operation whose future is dropped.
-enum Dropped {
+enum DropAction {
     Disarm,
     Cancel,
     Finish,
 }
 
-impl Future for Op {
+impl Future for DriverOp {
     type Output = (i32, Option<FileOp>);
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
@@ -31,14 +31,14 @@ impl Future for Op {
         let done = with_worker(|worker| {
             let mut table = worker.ops.borrow_mut();
             match table.slots.get_mut(slot) {
-                Some(Slot::Waiting(waker)) => {
+                Some(OpSlot::Waiting(waker)) => {
                     if !waker.as_ref().is_some_and(|waker| waker.will_wake(cx.waker())) {
                         *waker = Some(cx.waker().clone());
                     }
                     None
                 }
-                Some(Slot::Done(..)) => match table.slots.remove(slot) {
-                    Slot::Done(result, op) => Some((result, op)),
+                Some(OpSlot::Done(..)) => match table.slots.remove(slot) {
+                    OpSlot::Done(result, op) => Some((result, op)),
                     _ => unreachable!("matched just above"),
                 },
                 _ => unreachable!("an operation is polled after its end"),
@@ -54,7 +54,7 @@ impl Future for Op {
     }
 }
 
-impl Drop for Op {
+impl Drop for DriverOp {
     fn drop(&mut self) {
         if self.over {
             return;
@@ -62,15 +62,15 @@ impl Drop for Op {
         try_with_worker(|worker| {
             let mut table = worker.ops.borrow_mut();
             match table.slots.get_mut(self.slot) {
-                Some(Slot::Done(..)) => drop(table.slots.remove(self.slot)),
+                Some(OpSlot::Done(..)) => drop(table.slots.remove(self.slot)),
                 Some(slot) => {
-                    *slot = Slot::Orphan;
+                    *slot = OpSlot::Orphan;
                     drop(table);
                     let mut driver = worker.driver.borrow_mut();
                     match self.dropped {
-                        Dropped::Disarm => driver.disarm(self.slot),
-                        Dropped::Cancel => driver.cancel(self.slot),
-                        Dropped::Finish => {}
+                        DropAction::Disarm => driver.disarm(self.slot),
+                        DropAction::Cancel => driver.cancel(self.slot),
+                        DropAction::Finish => {}
                     }
                 }
                 None => {}
@@ -92,17 +92,17 @@ pub(crate) fn finished((result, op): (i32, Option<FileOp>)) -> (io::Result<usize
 }
 
 /// Starts one operation.
-pub(crate) fn start(op: FileOp) -> Op {
-    let dropped = if op.ends() { Dropped::Finish } else { Dropped::Cancel };
+pub(crate) fn start(op: FileOp) -> DriverOp {
+    let dropped = if op.ends() { DropAction::Finish } else { DropAction::Cancel };
     let slot = with_worker(|worker| {
         let mut table = worker.ops.borrow_mut();
         table.files_out += usize::from(op.ends());
-        let slot = table.slots.insert(Slot::Waiting(None));
+        let slot = table.slots.insert(OpSlot::Waiting(None));
         drop(table);
         worker.driver.borrow_mut().start(op, slot);
         slot
     });
-    Op { slot, dropped, over: false }
+    DriverOp { slot, dropped, over: false }
 }
 
 /// Waits until `fd` is ready for `interest`, or has an error, which the next system call returns.
@@ -112,26 +112,26 @@ pub(crate) fn start(op: FileOp) -> Op {
 pub async fn ready(fd: impl AsFd, interest: Interest) -> io::Result<()> {
     let raw: RawFd = fd.as_fd().as_raw_fd();
     let slot = with_worker(|worker| {
-        let slot = worker.ops.borrow_mut().slots.insert(Slot::Waiting(None));
+        let slot = worker.ops.borrow_mut().slots.insert(OpSlot::Waiting(None));
         worker.driver.borrow_mut().arm(raw, interest, slot);
         slot
     });
-    let _ahead = (interest == Interest::Writable).then(Ahead::begin);
-    let (result, _) = Op { slot, dropped: Dropped::Disarm, over: false }.await;
+    let _ahead = (interest == Interest::Writable).then(WriteWait::begin);
+    let (result, _) = DriverOp { slot, dropped: DropAction::Disarm, over: false }.await;
     outcome(result).map(drop)
 }
 
 /// A task waits for a writable socket, until this is dropped.
-struct Ahead;
+struct WriteWait;
 
-impl Ahead {
-    fn begin() -> Ahead {
+impl WriteWait {
+    fn begin() -> WriteWait {
         with_worker(|worker| worker.ahead.update(|count| count + 1));
-        Ahead
+        WriteWait
     }
 }
 
-impl Drop for Ahead {
+impl Drop for WriteWait {
     fn drop(&mut self) {
         try_with_worker(|worker| worker.ahead.update(|count| count - 1));
     }

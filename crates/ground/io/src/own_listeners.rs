@@ -12,25 +12,25 @@ use rustix::net::SocketAddrUnix;
 
 /// What identifies a listening socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Place {
+enum ListenerKey {
     /// Device and inode of a Unix socket.
     Unix(u64, u64),
     Tcp(SocketAddr),
 }
 
-static PLACES: Mutex<Vec<Place>> = Mutex::new(Vec::new());
+static PLACES: Mutex<Vec<ListenerKey>> = Mutex::new(Vec::new());
 
-fn places() -> MutexGuard<'static, Vec<Place>> {
+fn places() -> MutexGuard<'static, Vec<ListenerKey>> {
     // Its state cannot be inconsistent.
     PLACES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A listening socket of this process, while this exists.
-pub(crate) struct OwnListener(Option<Place>);
+pub(crate) struct OwnListener(Option<ListenerKey>);
 
 impl OwnListener {
     pub(crate) fn new(socket: impl AsFd) -> OwnListener {
-        let place = Place::of(socket);
+        let place = ListenerKey::of(socket);
         places().extend(place);
         OwnListener(place)
     }
@@ -45,33 +45,33 @@ impl Drop for OwnListener {
     }
 }
 
-impl Place {
-    fn of(socket: impl AsFd) -> Option<Place> {
+impl ListenerKey {
+    fn of(socket: impl AsFd) -> Option<ListenerKey> {
         let address = rustix::net::getsockname(socket).ok()?;
         if let Ok(address) = SocketAddr::try_from(address.clone()) {
-            return Some(Place::Tcp(address));
+            return Some(ListenerKey::Tcp(address));
         }
         let address = SocketAddrUnix::try_from(address).ok()?;
         let path = address.path_bytes()?;
-        Place::at(Path::new(std::ffi::OsStr::from_bytes(path)))
+        ListenerKey::at(Path::new(std::ffi::OsStr::from_bytes(path)))
     }
 
-    fn at(path: &Path) -> Option<Place> {
+    fn at(path: &Path) -> Option<ListenerKey> {
         let found = std::fs::metadata(path).ok()?;
-        Some(Place::Unix(found.dev(), found.ino()))
+        Some(ListenerKey::Unix(found.dev(), found.ino()))
     }
 }
 
 /// Whether this process listens on the Unix socket at `path`, whatever names lead there. Blocks.
 pub fn listens_on_unix(path: &Path) -> bool {
-    Place::at(path).is_some_and(|place| places().contains(&place))
+    ListenerKey::at(path).is_some_and(|place| places().contains(&place))
 }
 
 /// Whether this process listens where a connection to this address ends. Blocks.
 pub fn listens_on_tcp(address: SocketAddr) -> bool {
     let ip = address.ip().to_canonical();
-    let on_port = |place: &Place| match place {
-        Place::Tcp(own) if own.port() == address.port() => Some(own.ip().to_canonical()),
+    let on_port = |place: &ListenerKey| match place {
+        ListenerKey::Tcp(own) if own.port() == address.port() => Some(own.ip().to_canonical()),
         _ => None,
     };
     let own: Vec<_> = places().iter().filter_map(on_port).collect();

@@ -12,7 +12,7 @@ static ABORTS: AtomicBool = AtomicBool::new(false);
 /// shared by requests may be inconsistent, and continuing could write wrong data.
 ///
 /// By default a panic ends only its task, and is logged: a caller that waits for the task gets
-/// [`Lost`](crate::Lost), or panics, too ([`Task`](crate::Task)). For programs with other duties,
+/// [`LostCompletion`](crate::LostCompletion), or panics, too ([`Task`](crate::Task)). For programs with other duties,
 /// which must survive a faulty device. The setting applies to the whole process.
 pub fn abort_on_panic() {
     ABORTS.store(true, Ordering::Relaxed);

@@ -14,29 +14,29 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crate::{Completer, Ticket};
 
 /// What ranges are locked for.
-pub trait Hold: Copy + Eq {
+pub trait LockMode: Copy + Eq {
     /// Whether two overlapping ranges with these holds exclude each other; symmetric.
     fn excludes(self, other: Self) -> bool;
 }
 
 /// Excludes all others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Alone;
+pub struct ExclusiveMode;
 
-impl Hold for Alone {
-    fn excludes(self, Alone: Alone) -> bool {
+impl LockMode for ExclusiveMode {
+    fn excludes(self, ExclusiveMode: ExclusiveMode) -> bool {
         true
     }
 }
 
 /// Locks on ranges of numbers, for tasks of any worker.
-pub struct RangeLocks<H: Hold = Alone>(Mutex<Index<H>>);
+pub struct RangeLocks<H: LockMode = ExclusiveMode>(Mutex<LockIndex<H>>);
 
-impl<H: Hold> Default for RangeLocks<H> {
+impl<H: LockMode> Default for RangeLocks<H> {
     fn default() -> RangeLocks<H> {
         let entries = BTreeMap::new();
         let in_class = [0; CLASSES];
-        RangeLocks(Mutex::new(Index { entries, in_class, classes: 0, next_id: 0 }))
+        RangeLocks(Mutex::new(LockIndex { entries, in_class, classes: 0, next_id: 0 }))
     }
 }
 
@@ -45,13 +45,13 @@ const CLASSES: usize = u64::BITS as usize;
 
 /// The position of an entry in the index. IDs ascend in the order of creation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct Key {
+struct LockKey {
     class: u32,
     start: u64,
     id: u64,
 }
 
-struct Entry<H> {
+struct LockEntry<H> {
     end: u64,
     hold: H,
     /// Number of earlier entries that this one waits for.
@@ -60,8 +60,8 @@ struct Entry<H> {
     waiting: Option<Completer<()>>,
 }
 
-struct Index<H> {
-    entries: BTreeMap<Key, Entry<H>>,
+struct LockIndex<H> {
+    entries: BTreeMap<LockKey, LockEntry<H>>,
     /// Number of entries in each class.
     in_class: [usize; CLASSES],
     /// A bit for each class that has entries.
@@ -69,7 +69,7 @@ struct Index<H> {
     next_id: u64,
 }
 
-impl<H: Hold> Index<H> {
+impl<H: LockMode> LockIndex<H> {
     /// Calls `visit` for the entries that overlap `start..end` and exclude `hold`, until it returns
     /// false.
     ///
@@ -78,15 +78,15 @@ impl<H: Hold> Index<H> {
     fn visit(
         &mut self,
         (start, end, hold): (u64, u64, H),
-        mut visit: impl FnMut(&Key, &mut Entry<H>) -> bool,
+        mut visit: impl FnMut(&LockKey, &mut LockEntry<H>) -> bool,
     ) {
         let mut classes = self.classes;
         while classes != 0 {
             let class = classes.trailing_zeros();
             classes &= classes - 1;
             let longest = u64::MAX >> (u64::BITS - 1 - class);
-            let from = Key { class, start: start.saturating_sub(longest), id: 0 };
-            let to = Key { class, start: end, id: 0 };
+            let from = LockKey { class, start: start.saturating_sub(longest), id: 0 };
+            let to = LockKey { class, start: end, id: 0 };
             for (key, entry) in self.entries.range_mut(from..to.max(from)) {
                 if entry.end > start && entry.hold.excludes(hold) && !visit(key, entry) {
                     return;
@@ -111,19 +111,19 @@ impl<H: Hold> Index<H> {
         range: (u64, u64, H),
         blockers: usize,
         waiting: Option<Completer<()>>,
-    ) -> Key {
+    ) -> LockKey {
         let (start, end, hold) = range;
         let class = u64::BITS - 1 - (end.saturating_sub(start) | 1).leading_zeros();
-        let key = Key { class, start, id: self.next_id };
+        let key = LockKey { class, start, id: self.next_id };
         self.next_id += 1;
         self.in_class[class as usize] += 1;
         self.classes |= 1 << class;
-        self.entries.insert(key, Entry { end, hold, blockers, waiting });
+        self.entries.insert(key, LockEntry { end, hold, blockers, waiting });
         key
     }
 
     /// Removes an entry; `granted` gets the entries that are now free to proceed.
-    fn remove(&mut self, key: Key, granted: &mut Vec<Completer<()>>) {
+    fn remove(&mut self, key: LockKey, granted: &mut Vec<Completer<()>>) {
         let Some(entry) = self.entries.remove(&key) else { return };
         self.in_class[key.class as usize] -= 1;
         if self.in_class[key.class as usize] == 0 {
@@ -142,19 +142,19 @@ impl<H: Hold> Index<H> {
 }
 
 /// A locked range; released on drop.
-pub struct RangeLock<H: Hold = Alone> {
+pub struct RangeLock<H: LockMode = ExclusiveMode> {
     locks: Arc<RangeLocks<H>>,
-    key: Key,
+    key: LockKey,
 }
 
 impl RangeLocks {
     /// Waits until no other task holds a part of `start..end`, and holds it.
     pub async fn lock(self: &Arc<Self>, start: u64, end: u64) -> RangeLock {
-        self.lock_for(Alone, start, end).await
+        self.lock_for(ExclusiveMode, start, end).await
     }
 }
 
-impl<H: Hold> RangeLocks<H> {
+impl<H: LockMode> RangeLocks<H> {
     /// Waits until no hold that excludes `hold` covers a part of `start..end`, nor has waited for
     /// one longer, and holds it. Dropping the future gives up the place in the queue.
     pub async fn lock_for(self: &Arc<Self>, hold: H, start: u64, end: u64) -> RangeLock<H> {
@@ -196,12 +196,12 @@ impl<H: Hold> RangeLocks<H> {
         (RangeLock { locks: self.clone(), key }, ticket)
     }
 
-    fn index(&self) -> MutexGuard<'_, Index<H>> {
+    fn index(&self) -> MutexGuard<'_, LockIndex<H>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl<H: Hold> Drop for RangeLock<H> {
+impl<H: LockMode> Drop for RangeLock<H> {
     fn drop(&mut self) {
         let mut granted = Vec::new();
         self.locks.index().remove(self.key, &mut granted);
@@ -227,7 +227,7 @@ mod tests {
         Write,
     }
 
-    impl Hold for Use {
+    impl LockMode for Use {
         fn excludes(self, other: Use) -> bool {
             self == Use::Write || other == Use::Write
         }

@@ -5,8 +5,8 @@ use std::io::{self, IoSliceMut};
 use std::sync::Arc;
 
 use crate::context::moved;
-use crate::seal::{Incoming, Opener, RECORD_PLAIN_MAX};
-use crate::{Data, Parked, Reservation, Stream};
+use crate::seal::{RECORD_PLAIN_MAX, SealedReceiver, StreamOpener};
+use crate::{Data, ParkedPayload, Reservation, Stream};
 
 /// Bytes per receive while messages are small: many messages per system call. This is enough for several
 /// writes, so that the peer's socket has space and the peer sends more while these are carried out.
@@ -49,7 +49,7 @@ pub struct RecvWindow {
     /// The rest of the share.
     share: usize,
     /// The stream is protected: received bytes must be decrypted.
-    secured: Option<Box<Incoming>>,
+    secured: Option<Box<SealedReceiver>>,
 }
 
 impl Default for RecvWindow {
@@ -76,9 +76,9 @@ impl RecvWindow {
 
     /// Protects the stream from here on; `first` holds the first protected bytes. The unprotected
     /// contents of the window must have been consumed: they are dropped.
-    pub fn secure(&mut self, opener: Box<dyn Opener>, first: &[u8]) {
+    pub fn secure(&mut self, opener: Box<dyn StreamOpener>, first: &[u8]) {
         (self.start, self.end) = (0, 0);
-        self.secured = Some(Box::new(Incoming::new(opener, first)));
+        self.secured = Some(Box::new(SealedReceiver::new(opener, first)));
     }
 
     /// Sets the length in bytes of the header before a payload.
@@ -274,7 +274,7 @@ impl RecvWindow {
         stream: &Stream,
         room: Reservation,
     ) -> io::Result<Option<Data>> {
-        let begun = if self.secured.is_some() { Err(room) } else { Parked::begin(room) };
+        let begun = if self.secured.is_some() { Err(room) } else { ParkedPayload::begin(room) };
         let mut parked = match begun {
             Ok(parked) => parked,
             Err(room) => {
@@ -314,7 +314,11 @@ impl RecvWindow {
     }
 
     /// Copies a payload that does not fit into its pipe after all.
-    async fn copy_rest(&mut self, stream: &Stream, parked: Parked) -> io::Result<Option<Data>> {
+    async fn copy_rest(
+        &mut self,
+        stream: &Stream,
+        parked: ParkedPayload,
+    ) -> io::Result<Option<Data>> {
         let (mut buf, filled) = parked.into_buf()?;
         let whole = self.payload(stream, &mut buf[filled..]).await?;
         Ok(whole.then(|| buf.into()))

@@ -20,7 +20,7 @@ pub const SEAL_MAX: usize = 128 << 10;
 pub const SEALED_MAX: usize = SEAL_MAX + (SEAL_MAX / (16 << 10) + 8) * 512;
 
 /// The receiving half of a protected stream.
-pub trait Opener: Send {
+pub trait StreamOpener: Send {
     /// Opens the first record of `sealed`, if it is complete: fills `plain`, then `beyond`, which
     /// have space for [`RECORD_PLAIN_MAX`] bytes together. `sealed` may be changed; its used part
     /// is not read again.
@@ -33,12 +33,12 @@ pub trait Opener: Send {
         sealed: &mut [u8],
         plain: &mut [u8],
         beyond: &mut [u8],
-    ) -> io::Result<Opened>;
+    ) -> io::Result<OpenedRecord>;
 }
 
 /// The result of opening a record.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Opened {
+pub struct OpenedRecord {
     /// Bytes of `sealed` that were used; 0 if its first record is incomplete.
     pub used: usize,
     /// Bytes of content: none in records of the protocol itself.
@@ -48,7 +48,7 @@ pub struct Opened {
 }
 
 /// The sending half of a protected stream.
-pub trait Sealer: Send {
+pub trait StreamSealer: Send {
     /// Seals all of `plain`, at most [`SEAL_MAX`] bytes, into records at the front of `sealed`,
     /// which has [`SEALED_MAX`] bytes. Returns their length.
     ///
@@ -64,8 +64,8 @@ pub trait Sealer: Send {
 }
 
 /// The receiving half with bytes that were received but not opened yet.
-pub(crate) struct Incoming {
-    opener: Box<dyn Opener>,
+pub(crate) struct SealedReceiver {
+    opener: Box<dyn StreamOpener>,
     /// Empty while there are no bytes, or at least [`RECEIVE`] bytes.
     sealed: Vec<u8>,
     start: usize,
@@ -75,14 +75,14 @@ pub(crate) struct Incoming {
     ended: bool,
 }
 
-impl Incoming {
+impl SealedReceiver {
     /// `first` holds bytes that were already received.
-    pub(crate) fn new(opener: Box<dyn Opener>, first: &[u8]) -> Incoming {
+    pub(crate) fn new(opener: Box<dyn StreamOpener>, first: &[u8]) -> SealedReceiver {
         let mut sealed = first.to_vec();
         if !first.is_empty() {
             sealed.resize(RECEIVE.max(first.len()), 0);
         }
-        Incoming { opener, sealed, start: 0, end: first.len(), drained: true, ended: false }
+        SealedReceiver { opener, sealed, start: 0, end: first.len(), drained: true, ended: false }
     }
 
     /// Opens the available records until one has content. 0: none has.
@@ -143,8 +143,8 @@ impl Incoming {
 }
 
 /// The sending half with bytes that were sealed but not sent yet.
-pub(crate) struct Outgoing {
-    sealer: Box<dyn Sealer>,
+pub(crate) struct SealedSender {
+    sealer: Box<dyn StreamSealer>,
     /// Empty, or a block of [`SEALED_MAX`] bytes.
     sealed: Vec<u8>,
     sent: usize,
@@ -158,9 +158,9 @@ thread_local! {
     static RECEIVED: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
-impl Outgoing {
-    pub(crate) fn new(sealer: Box<dyn Sealer>) -> Outgoing {
-        Outgoing { sealer, sealed: Vec::new(), sent: 0, end: 0 }
+impl SealedSender {
+    pub(crate) fn new(sealer: Box<dyn StreamSealer>) -> SealedSender {
+        SealedSender { sealer, sealed: Vec::new(), sent: 0, end: 0 }
     }
 
     /// Bytes that wait to be sent.

@@ -4,9 +4,9 @@ use std::collections::VecDeque;
 use std::io::{self, IoSlice};
 
 use crate::context::moved;
-use crate::memory::{Lending, Lent};
-use crate::seal::{Outgoing, SEAL_MAX, Sealer};
-use crate::{Data, Parked, Stream};
+use crate::memory::{LentPayload, PayloadLoan};
+use crate::seal::{SEAL_MAX, SealedSender, StreamSealer};
+use crate::{Data, ParkedPayload, Stream};
 
 /// Slices per send: heads and payloads of 64 short replies.
 const SLICES: usize = 128;
@@ -16,18 +16,18 @@ const SHARE: usize = 1 << 20;
 /// Header memory that an empty queue keeps.
 const HEADS: usize = 4096;
 
-enum Piece {
+enum SendItem {
     /// This many bytes of headers.
     Heads(usize),
     Data(Data),
-    Parked(Parked),
-    Lent(Lending),
+    Parked(ParkedPayload),
+    Lent(PayloadLoan),
 }
 
 /// The queue of one connection.
 #[derive(Default)]
 pub struct SendQueue {
-    pieces: VecDeque<Piece>,
+    pieces: VecDeque<SendItem>,
     /// The bytes of all headers in `pieces`, from `heads_start` on.
     heads: Vec<u8>,
     heads_start: usize,
@@ -35,7 +35,7 @@ pub struct SendQueue {
     sent: usize,
     queued: usize,
     /// The stream is protected: sent bytes must be sealed.
-    secured: Option<Box<Outgoing>>,
+    secured: Option<Box<SealedSender>>,
     /// Why a payload cannot be sent.
     lost: Option<io::Error>,
 }
@@ -47,9 +47,9 @@ impl SendQueue {
     }
 
     /// Protects the stream from here on. The queue must be empty.
-    pub fn secure(&mut self, sealer: Box<dyn Sealer>) {
+    pub fn secure(&mut self, sealer: Box<dyn StreamSealer>) {
         debug_assert!(self.pieces.is_empty());
-        self.secured = Some(Box::new(Outgoing::new(sealer)));
+        self.secured = Some(Box::new(SealedSender::new(sealer)));
     }
 
     /// Queues a header.
@@ -65,8 +65,8 @@ impl SendQueue {
         }
         self.heads.extend_from_slice(head);
         match self.pieces.back_mut() {
-            Some(Piece::Heads(len)) => *len += head.len(),
-            _ => self.pieces.push_back(Piece::Heads(head.len())),
+            Some(SendItem::Heads(len)) => *len += head.len(),
+            _ => self.pieces.push_back(SendItem::Heads(head.len())),
         }
     }
 
@@ -84,20 +84,20 @@ impl SendQueue {
             self.lost = Some(error);
             return;
         }
-        self.pieces.push_back(parked.map_or_else(Piece::Data, Piece::Parked));
+        self.pieces.push_back(parked.map_or_else(SendItem::Data, SendItem::Parked));
     }
 
     /// Queues a payload whose pages may be sent by reference: if so, the caller keeps the returned
     /// value until the peer has confirmed the bytes.
-    pub fn lend(&mut self, data: Data) -> Option<Lent> {
+    pub fn lend(&mut self, data: Data) -> Option<LentPayload> {
         if self.secured.is_some() || data.is_empty() {
             self.data(data);
             return None;
         }
-        match Lending::begin(data) {
+        match PayloadLoan::begin(data) {
             Ok((lending, lent)) => {
                 self.queued += lending.len();
-                self.pieces.push_back(Piece::Lent(lending));
+                self.pieces.push_back(SendItem::Lent(lending));
                 Some(lent)
             }
             Err(data) => {
@@ -126,8 +126,8 @@ impl SendQueue {
                 return Ok(false);
             }
             let sent = match first {
-                Piece::Parked(parked) => parked.drain_to_stream(stream),
-                Piece::Lent(lending) => {
+                SendItem::Parked(parked) => parked.drain_to_stream(stream),
+                SendItem::Lent(lending) => {
                     if !lending.load() {
                         self.send_as_copy();
                         continue;
@@ -189,7 +189,7 @@ impl SendQueue {
         }
     }
 
-    fn seal_and_send(&mut self, outgoing: &mut Outgoing, stream: &Stream) -> io::Result<bool> {
+    fn seal_and_send(&mut self, outgoing: &mut SealedSender, stream: &Stream) -> io::Result<bool> {
         let mut share = SHARE;
         loop {
             outgoing.send(stream, !self.pieces.is_empty())?;
@@ -220,21 +220,21 @@ impl SendQueue {
     fn in_memory(&self) -> impl Iterator<Item = &[u8]> {
         let mut heads = &self.heads[self.heads_start..];
         self.pieces.iter().map_while(move |piece| match piece {
-            Piece::Heads(len) => {
+            SendItem::Heads(len) => {
                 let (bytes, rest) = heads.split_at(*len);
                 heads = rest;
                 Some(bytes)
             }
-            Piece::Data(data) => Some(data.bytes()),
-            Piece::Parked(_) | Piece::Lent(_) => None,
+            SendItem::Data(data) => Some(data.bytes()),
+            SendItem::Parked(_) | SendItem::Lent(_) => None,
         })
     }
 
     /// The payload at the front cannot be lent after all.
     fn send_as_copy(&mut self) {
         match self.pieces.pop_front() {
-            Some(Piece::Lent(lending)) => {
-                self.pieces.push_front(Piece::Data(lending.into_data()));
+            Some(SendItem::Lent(lending)) => {
+                self.pieces.push_front(SendItem::Data(lending.into_data()));
             }
             Some(other) => self.pieces.push_front(other),
             None => {}
@@ -257,8 +257,8 @@ impl SendQueue {
     fn advance(&mut self, sent: usize) {
         self.queued -= sent;
         let sent_whole = match self.pieces.front() {
-            Some(Piece::Parked(parked)) => Some(parked.held() == 0),
-            Some(Piece::Lent(lending)) => Some(lending.is_sent()),
+            Some(SendItem::Parked(parked)) => Some(parked.held() == 0),
+            Some(SendItem::Lent(lending)) => Some(lending.is_sent()),
             _ => None,
         };
         if let Some(whole) = sent_whole {
@@ -270,8 +270,8 @@ impl SendQueue {
         self.sent += sent;
         loop {
             let (len, heads) = match self.pieces.front() {
-                Some(Piece::Heads(len)) => (*len, true),
-                Some(Piece::Data(data)) => (data.len(), false),
+                Some(SendItem::Heads(len)) => (*len, true),
+                Some(SendItem::Data(data)) => (data.len(), false),
                 _ => break,
             };
             if self.sent < len {

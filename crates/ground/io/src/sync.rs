@@ -12,11 +12,11 @@ use std::task::{Context, Poll, Waker};
 /// A pair for one value: the [`Completer`] may be sent to any thread and is used once; awaiting the
 /// [`Ticket`] yields the value. Dropping the ticket detaches it; it cancels nothing.
 pub fn ticket<T>() -> (Completer<T>, Ticket<T>) {
-    let shared = Arc::new(Mutex::new(Slot::Empty(None)));
+    let shared = Arc::new(Mutex::new(TicketState::Empty(None)));
     (Completer { shared: Some(shared.clone()) }, Ticket { shared })
 }
 
-enum Slot<T> {
+enum TicketState<T> {
     Empty(Option<Waker>),
     Full(T),
     /// The value was taken, or will never come.
@@ -27,35 +27,35 @@ enum Slot<T> {
 
 /// The sending side of a [`ticket`].
 pub struct Completer<T> {
-    shared: Option<Arc<Mutex<Slot<T>>>>,
+    shared: Option<Arc<Mutex<TicketState<T>>>>,
 }
 
 impl<T> Completer<T> {
     /// Passes the value. If the ticket was dropped, the value is dropped here.
     pub fn complete(mut self, value: T) {
         if let Some(shared) = self.shared.take() {
-            finish(&shared, Slot::Full(value));
+            finish(&shared, TicketState::Full(value));
         }
     }
 
     /// Whether the ticket has been dropped.
     pub fn is_abandoned(&self) -> bool {
         let Some(shared) = &self.shared else { return true };
-        matches!(*shared.lock().expect("no panic under this lock"), Slot::Abandoned)
+        matches!(*shared.lock().expect("no panic under this lock"), TicketState::Abandoned)
     }
 }
 
 impl<T> Drop for Completer<T> {
     fn drop(&mut self) {
         if let Some(shared) = self.shared.take() {
-            finish(&shared, Slot::Over);
+            finish(&shared, TicketState::Over);
         }
     }
 }
 
-fn finish<T>(shared: &Mutex<Slot<T>>, new: Slot<T>) {
+fn finish<T>(shared: &Mutex<TicketState<T>>, new: TicketState<T>) {
     let mut slot = shared.lock().expect("no panic under this lock");
-    if let Slot::Empty(waker) = &mut *slot {
+    if let TicketState::Empty(waker) = &mut *slot {
         let waker = waker.take();
         *slot = new;
         drop(slot);
@@ -71,33 +71,33 @@ fn finish<T>(shared: &Mutex<Slot<T>>, new: Slot<T>) {
 
 /// The waiting side of a [`ticket`].
 pub struct Ticket<T> {
-    shared: Arc<Mutex<Slot<T>>>,
+    shared: Arc<Mutex<TicketState<T>>>,
 }
 
 /// The completer was dropped without a value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Lost;
+pub struct LostCompletion;
 
-impl fmt::Display for Lost {
+impl fmt::Display for LostCompletion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("the operation was dropped without a result")
     }
 }
 
-impl std::error::Error for Lost {}
+impl std::error::Error for LostCompletion {}
 
 impl<T> Future for Ticket<T> {
-    type Output = Result<T, Lost>;
+    type Output = Result<T, LostCompletion>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let mut slot = self.shared.lock().expect("no panic under this lock");
-        match std::mem::replace(&mut *slot, Slot::Over) {
-            Slot::Empty(_) => {
-                *slot = Slot::Empty(Some(cx.waker().clone()));
+        match std::mem::replace(&mut *slot, TicketState::Over) {
+            TicketState::Empty(_) => {
+                *slot = TicketState::Empty(Some(cx.waker().clone()));
                 Poll::Pending
             }
-            Slot::Full(value) => Poll::Ready(Ok(value)),
-            Slot::Over | Slot::Abandoned => Poll::Ready(Err(Lost)),
+            TicketState::Full(value) => Poll::Ready(Ok(value)),
+            TicketState::Over | TicketState::Abandoned => Poll::Ready(Err(LostCompletion)),
         }
     }
 }
@@ -105,7 +105,7 @@ impl<T> Future for Ticket<T> {
 impl<T> Drop for Ticket<T> {
     fn drop(&mut self) {
         let mut slot = self.shared.lock().expect("no panic under this lock");
-        let old = std::mem::replace(&mut *slot, Slot::Abandoned);
+        let old = std::mem::replace(&mut *slot, TicketState::Abandoned);
         drop(slot);
         drop(old);
     }
@@ -222,7 +222,7 @@ mod tests {
         let mut cx = Context::from_waker(Waker::noop());
         let (completer, lost) = ticket::<u8>();
         drop(completer);
-        assert_eq!(pin!(lost).poll(&mut cx), Poll::Ready(Err(Lost)));
+        assert_eq!(pin!(lost).poll(&mut cx), Poll::Ready(Err(LostCompletion)));
         let (completer, waiter) = ticket::<u8>();
         drop(waiter);
         assert!(completer.is_abandoned());

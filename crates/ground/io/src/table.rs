@@ -4,10 +4,10 @@ use std::task::Waker;
 
 use slab::Slab;
 
-use crate::driver::{Done, FileOp};
+use crate::driver::{FileOp, OpCompletion};
 
 /// State of one operation.
-pub(crate) enum Slot {
+pub(crate) enum OpSlot {
     Waiting(Option<Waker>),
     Done(i32, Option<FileOp>),
     /// The future was dropped; the driver still owns the operation.
@@ -16,28 +16,28 @@ pub(crate) enum Slot {
 
 /// All operations of one worker that its driver has.
 #[derive(Default)]
-pub(crate) struct Table {
-    pub(crate) slots: Slab<Slot>,
+pub(crate) struct OpTable {
+    pub(crate) slots: Slab<OpSlot>,
     /// File operations among them: a worker waits for these before it ends.
     pub(crate) files_out: usize,
 }
 
-impl Table {
+impl OpTable {
     /// Records a completion and returns the task to wake.
-    pub(crate) fn complete(&mut self, done: Done) -> Option<Waker> {
+    pub(crate) fn complete(&mut self, done: OpCompletion) -> Option<Waker> {
         self.files_out -= usize::from(done.op.as_ref().is_some_and(FileOp::ends));
         let slot = self.slots.get_mut(done.slot)?;
         match slot {
-            Slot::Waiting(waker) => {
+            OpSlot::Waiting(waker) => {
                 let waker = waker.take();
-                *slot = Slot::Done(done.result, done.op);
+                *slot = OpSlot::Done(done.result, done.op);
                 waker
             }
-            Slot::Orphan => {
+            OpSlot::Orphan => {
                 self.slots.remove(done.slot);
                 None
             }
-            Slot::Done(..) => None,
+            OpSlot::Done(..) => None,
         }
     }
 
@@ -47,13 +47,13 @@ impl Table {
         self.files_out = 0;
         let mut woken = Vec::new();
         self.slots.retain(|_, slot| match slot {
-            Slot::Waiting(waker) => {
+            OpSlot::Waiting(waker) => {
                 woken.extend(waker.take());
-                *slot = Slot::Done(-libc::EIO, None);
+                *slot = OpSlot::Done(-libc::EIO, None);
                 true
             }
-            Slot::Done(..) => true,
-            Slot::Orphan => false,
+            OpSlot::Done(..) => true,
+            OpSlot::Orphan => false,
         });
         woken
     }

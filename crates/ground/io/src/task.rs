@@ -8,7 +8,7 @@ use async_task::Runnable;
 
 use crate::context::with_worker;
 use crate::panic;
-use crate::sync::Lost;
+use crate::sync::LostCompletion;
 
 /// A running task. Awaiting it yields the output; dropping it detaches it, and the task continues.
 /// Awaiting a task that has panicked panics, too; [`Task::poll_or_lost`] does not.
@@ -26,10 +26,10 @@ impl<T> Task<T> {
         drop(self.0.take());
     }
 
-    /// The output when it is ready; [`Lost`] if the task has panicked.
-    pub fn poll_or_lost(&mut self, cx: &mut Context<'_>) -> Poll<Result<T, Lost>> {
+    /// The output when it is ready; [`LostCompletion`] if the task has panicked.
+    pub fn poll_or_lost(&mut self, cx: &mut Context<'_>) -> Poll<Result<T, LostCompletion>> {
         let task = self.0.as_mut().expect("only `cancel` and `drop` take the task out");
-        Pin::new(task).poll(cx).map(|output| output.ok_or(Lost))
+        Pin::new(task).poll(cx).map(|output| output.ok_or(LostCompletion))
     }
 }
 

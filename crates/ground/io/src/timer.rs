@@ -7,7 +7,7 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use crate::context::{try_with_worker, with_worker};
-use crate::timers::Place;
+use crate::timers::TimerKey;
 
 /// Waits for `duration`.
 pub async fn sleep(duration: Duration) {
@@ -23,7 +23,7 @@ pub fn sleep_until(deadline: Instant) -> impl Future<Output = ()> {
 
 struct Sleep {
     deadline: Instant,
-    place: Option<Place>,
+    place: Option<TimerKey>,
 }
 
 impl Future for Sleep {
@@ -53,28 +53,28 @@ impl Drop for Sleep {
 
 /// The time of a [`timeout`] has passed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Elapsed;
+pub struct TimeoutError;
 
-impl fmt::Display for Elapsed {
+impl fmt::Display for TimeoutError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("timed out")
     }
 }
 
-impl std::error::Error for Elapsed {}
+impl std::error::Error for TimeoutError {}
 
 /// Waits for `future` at most `duration`, then drops it: not for a future that owns a write.
 ///
 /// # Errors
-/// [`Elapsed`] if the future has not ended by then.
-pub async fn timeout<F: Future>(duration: Duration, future: F) -> Result<F::Output, Elapsed> {
+/// [`TimeoutError`] if the future has not ended by then.
+pub async fn timeout<F: Future>(duration: Duration, future: F) -> Result<F::Output, TimeoutError> {
     let mut future = pin!(future);
     let mut sleep = pin!(sleep(duration));
     poll_fn(|cx| {
         if let Poll::Ready(output) = future.as_mut().poll(cx) {
             return Poll::Ready(Ok(output));
         }
-        sleep.as_mut().poll(cx).map(|()| Err(Elapsed))
+        sleep.as_mut().poll(cx).map(|()| Err(TimeoutError))
     })
     .await
 }

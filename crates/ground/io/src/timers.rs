@@ -5,12 +5,12 @@ use std::task::Waker;
 use std::time::Instant;
 
 /// A deadline, and a number that distinguishes equal deadlines.
-pub(crate) type Place = (Instant, u64);
+pub(crate) type TimerKey = (Instant, u64);
 
 /// The waiters by deadline.
 #[derive(Default)]
 pub(crate) struct Timers {
-    set: BTreeMap<Place, Waker>,
+    set: BTreeMap<TimerKey, Waker>,
     next: u64,
 }
 
@@ -33,18 +33,18 @@ impl Timers {
     }
 
     /// A place for a deadline, for [`Timers::set`].
-    pub(crate) fn place(&mut self, deadline: Instant) -> Place {
+    pub(crate) fn place(&mut self, deadline: Instant) -> TimerKey {
         self.next += 1;
         (deadline, self.next)
     }
 
     /// Wakes `waker` at the deadline of a place.
-    pub(crate) fn set(&mut self, place: Place, waker: Waker) {
+    pub(crate) fn set(&mut self, place: TimerKey, waker: Waker) {
         self.set.insert(place, waker);
     }
 
     /// Removes a place.
-    pub(crate) fn remove(&mut self, place: Place) {
+    pub(crate) fn remove(&mut self, place: TimerKey) {
         self.set.remove(&place);
     }
 }

@@ -8,10 +8,10 @@ use std::thread::JoinHandle;
 use async_task::Runnable;
 
 use crate::context::{Worker, set_worker, with_worker};
-use crate::driver::{self, Done, Engine, Sleep};
-use crate::ending::Ending;
-use crate::inbox::{Inbox, Item};
-use crate::remote::Remote;
+use crate::driver::{self, IoEngine, OpCompletion, SleepLimit};
+use crate::ending::WorkerShutdown;
+use crate::inbox::{Inbox, InboxItem};
+use crate::remote::WorkerHandle;
 use crate::{panic, sys};
 
 /// Tasks run between two turns of the driver: limits how long a completion waits behind tasks.
@@ -28,16 +28,16 @@ const BULK: usize = 128 << 10;
 
 /// Settings of the runtime.
 #[derive(Debug, Clone, Default)]
-pub struct Config {
+pub struct RuntimeConfig {
     /// Number of workers; 0 means one per core.
     pub workers: usize,
     /// Kernel interface.
-    pub engine: Engine,
+    pub engine: IoEngine,
 }
 
 /// The workers of a program. Dropping it stops them after their current tasks and file operations.
 pub struct Runtime {
-    remotes: Vec<Remote>,
+    remotes: Vec<WorkerHandle>,
     threads: Vec<JoinHandle<()>>,
 }
 
@@ -46,14 +46,14 @@ impl Runtime {
     ///
     /// # Errors
     /// If a thread or a driver cannot be started.
-    pub fn start(config: &Config) -> io::Result<Runtime> {
+    pub fn start(config: &RuntimeConfig) -> io::Result<Runtime> {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let count = if config.workers == 0 { cores } else { config.workers };
         let mut remotes = Vec::new();
         let occupied = sys::occupy_low_descriptors();
-        let ending = Arc::new(Ending::new(count));
+        let ending = Arc::new(WorkerShutdown::new(count));
         for index in 0..count {
-            remotes.push(Remote(Arc::new(Inbox::new(index, Arc::clone(&ending))?)));
+            remotes.push(WorkerHandle(Arc::new(Inbox::new(index, Arc::clone(&ending))?)));
         }
         let (ready_sender, ready) = mpsc::channel();
         let mut runtime = Runtime { remotes: remotes.clone(), threads: Vec::new() };
@@ -105,7 +105,7 @@ impl Runtime {
     }
 
     /// Handles to all workers.
-    pub fn workers(&self) -> &[Remote] {
+    pub fn workers(&self) -> &[WorkerHandle] {
         &self.remotes
     }
 
@@ -131,7 +131,7 @@ impl Runtime {
     }
 
     /// A handle to the first worker, for other threads.
-    pub fn remote(&self) -> Remote {
+    pub fn remote(&self) -> WorkerHandle {
         self.remotes[0].clone()
     }
 }
@@ -139,7 +139,7 @@ impl Runtime {
 impl Drop for Runtime {
     fn drop(&mut self) {
         for remote in &self.remotes {
-            remote.0.push(Item::Stop);
+            remote.0.push(InboxItem::Stop);
         }
         // The others agree on their end without those that could not be started.
         for never in &self.remotes[self.threads.len()..] {
@@ -165,7 +165,7 @@ fn run_or_abort() {
 }
 
 fn run(worker: &Worker) {
-    let mut done: Vec<Done> = Vec::new();
+    let mut done: Vec<OpCompletion> = Vec::new();
     let mut stopping = false;
     let mut failures = 0;
     let mut agreed = false;
@@ -184,11 +184,11 @@ fn run(worker: &Worker) {
             }
             agreed = true;
         }
-        let sleep = if idle { time_to_sleep(worker) } else { Sleep::No };
+        let sleep = if idle { time_to_sleep(worker) } else { SleepLimit::No };
         let sleep = match sleep {
-            Sleep::No => Sleep::No,
+            SleepLimit::No => SleepLimit::No,
             sleep if worker.inbox.prepare_sleep() => sleep,
-            _ => Sleep::No,
+            _ => SleepLimit::No,
         };
         let quick = worker.moved.take() < BULK && worker.ops.borrow().files_out == 0;
         let may_look = quick && worker.ahead.get() == 0;
@@ -210,9 +210,9 @@ pub(crate) fn take_items(worker: &Worker) -> bool {
     let mut stop = false;
     for item in worker.inbox.take() {
         match item {
-            Item::Run(runnable) => worker.ready.borrow_mut().push_back(runnable),
-            Item::Call(call) => panic::contained(call),
-            Item::Stop => stop = true,
+            InboxItem::Run(runnable) => worker.ready.borrow_mut().push_back(runnable),
+            InboxItem::Call(call) => panic::contained(call),
+            InboxItem::Stop => stop = true,
         }
     }
     stop
@@ -231,7 +231,7 @@ pub(crate) fn run_tasks(worker: &Worker, most: usize) {
 
 /// Wakes the tasks that wait for these completions.
 #[inline]
-pub(crate) fn wake_completed(worker: &Worker, done: &mut Vec<Done>) {
+pub(crate) fn wake_completed(worker: &Worker, done: &mut Vec<OpCompletion>) {
     for done in done.drain(..) {
         let waker = worker.ops.borrow_mut().complete(done);
         if let Some(waker) = waker {
@@ -282,12 +282,12 @@ fn replace_driver(worker: &Worker, error: &io::Error, failures: usize) {
     woken.into_iter().for_each(std::task::Waker::wake);
 }
 
-fn time_to_sleep(worker: &Worker) -> Sleep {
+fn time_to_sleep(worker: &Worker) -> SleepLimit {
     match worker.timers.borrow().earliest() {
-        None => Sleep::Forever,
+        None => SleepLimit::Forever,
         Some(at) => {
             let left = at.saturating_duration_since(crate::now());
-            if left.is_zero() { Sleep::No } else { Sleep::AtMost(left) }
+            if left.is_zero() { SleepLimit::No } else { SleepLimit::AtMost(left) }
         }
     }
 }

@@ -8,10 +8,10 @@ use std::os::unix::process::ExitStatusExt as _;
 use std::process::Command;
 use std::time::Duration;
 
-use blockhaul_io::{Config, Lost, Remote, Runtime};
+use blockhaul_io::{LostCompletion, Runtime, RuntimeConfig, WorkerHandle};
 
 fn runtime() -> Runtime {
-    Runtime::start(&Config { workers: 2, ..Config::default() }).unwrap()
+    Runtime::start(&RuntimeConfig { workers: 2, ..RuntimeConfig::default() }).unwrap()
 }
 
 /// Panics like a faulty device.
@@ -25,13 +25,13 @@ fn fault() {
 fn what_waits_for_a_task_that_panics_hears_that_it_got_lost() {
     runtime().block_on(|| async {
         for other in [0, 1] {
-            let lost = Remote::to(other).spawn(|| async { fault() }).await;
-            assert_eq!(lost, Err(Lost), "worker {other}");
-            let lost = Remote::to(other).spawn(|| async {
+            let lost = WorkerHandle::to(other).spawn(|| async { fault() }).await;
+            assert_eq!(lost, Err(LostCompletion), "worker {other}");
+            let lost = WorkerHandle::to(other).spawn(|| async {
                 blockhaul_io::sleep(Duration::from_millis(1)).await;
                 fault();
             });
-            assert_eq!(lost.await, Err(Lost), "worker {other}, later");
+            assert_eq!(lost.await, Err(LostCompletion), "worker {other}, later");
         }
         for mut task in [
             blockhaul_io::start(async { fault() }),
@@ -41,7 +41,7 @@ fn what_waits_for_a_task_that_panics_hears_that_it_got_lost() {
                 fault();
             }),
         ] {
-            assert_eq!(poll_fn(|cx| task.poll_or_lost(cx)).await, Err(Lost));
+            assert_eq!(poll_fn(|cx| task.poll_or_lost(cx)).await, Err(LostCompletion));
         }
     });
 }
@@ -82,7 +82,7 @@ fn a_program_that_wants_it_ends() {
     blockhaul_io::abort_on_panic();
     runtime().block_on(|| async {
         // The task ends a moment before the process does.
-        let _ = Remote::to(1).spawn(|| async { fault() }).await;
+        let _ = WorkerHandle::to(1).spawn(|| async { fault() }).await;
         blockhaul_io::sleep(Duration::from_secs(60)).await;
         std::process::exit(7);
     });

@@ -10,7 +10,7 @@ use rustix::net::{AddressFamily, sockopt};
 
 /// The process that made a connection over a Unix socket, as it was then (SO_PEERCRED in unix(7)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Credentials {
+pub struct PeerCredentials {
     /// The process ID, unless it is in a PID namespace that this process cannot see.
     pub pid: Option<u32>,
     /// The user ID, in this process's user namespace.
@@ -19,9 +19,9 @@ pub struct Credentials {
     pub gid: u32,
 }
 
-impl Credentials {
+impl PeerCredentials {
     /// The peer of `socket`; none if this is not a Unix socket.
-    pub fn of_peer(socket: impl AsFd) -> io::Result<Option<Credentials>> {
+    pub fn of_peer(socket: impl AsFd) -> io::Result<Option<PeerCredentials>> {
         let socket = socket.as_fd();
         if sockopt::socket_domain(socket)? != AddressFamily::UNIX {
             return Ok(None);
@@ -44,7 +44,7 @@ impl Credentials {
             return Err(io::Error::last_os_error());
         }
         let pid = u32::try_from(found.pid).ok().filter(|&pid| pid != 0);
-        Ok(Some(Credentials { pid, uid: found.uid, gid: found.gid }))
+        Ok(Some(PeerCredentials { pid, uid: found.uid, gid: found.gid }))
     }
 }
 
@@ -63,7 +63,7 @@ mod tests {
     #[test]
     fn the_other_end_of_a_pair_is_this_process() {
         let (one, _other) = UnixStream::pair().unwrap();
-        let found = Credentials::of_peer(&one).unwrap().unwrap();
+        let found = PeerCredentials::of_peer(&one).unwrap().unwrap();
         assert_eq!(found.pid, Some(std::process::id()));
         assert_eq!(found.uid, rustix::process::getuid().as_raw());
         assert_eq!(found.gid, rustix::process::getgid().as_raw());
@@ -72,8 +72,8 @@ mod tests {
     #[test]
     fn there_are_no_credentials_over_tcp_and_none_of_a_file() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        assert_eq!(Credentials::of_peer(&listener).unwrap(), None);
+        assert_eq!(PeerCredentials::of_peer(&listener).unwrap(), None);
         let file = std::fs::File::open("/dev/null").unwrap();
-        assert!(Credentials::of_peer(&file).is_err());
+        assert!(PeerCredentials::of_peer(&file).is_err());
     }
 }

@@ -16,37 +16,37 @@ const GROUPS_MAX: usize = 65536;
 
 /// A user, a group, and the user's supplementary groups.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Identity {
+pub struct UserIdentity {
     uid: Option<libc::uid_t>,
     gid: libc::gid_t,
     groups: Vec<libc::gid_t>,
 }
 
-impl Identity {
+impl UserIdentity {
     /// Looks up a user, by name or number, and a group. The default group is the user's;
     /// supplementary groups are the user's. Without a user only the group changes.
     ///
     /// # Errors
     /// A message about an unknown name, for the user.
-    pub fn find(user: Option<&str>, group: Option<&str>) -> Result<Identity, String> {
+    pub fn find(user: Option<&str>, group: Option<&str>) -> Result<UserIdentity, String> {
         let group = group.map(find_group).transpose()?;
         let Some(user) = user else {
             let gid = group.ok_or("neither a user nor a group")?;
-            return Ok(Identity { uid: None, gid, groups: vec![gid] });
+            return Ok(UserIdentity { uid: None, gid, groups: vec![gid] });
         };
         match find_user(user)? {
-            Found::Entry { uid, gid: own, name } => {
+            UserLookup::Entry { uid, gid: own, name } => {
                 let gid = group.unwrap_or(own);
                 let groups = groups_of(&name, gid).map_err(|error| {
                     format!("cannot look up the groups of the user {user:?}: {error}")
                 })?;
-                Ok(Identity { uid: Some(uid), gid, groups })
+                Ok(UserIdentity { uid: Some(uid), gid, groups })
             }
-            Found::Number(uid) => {
+            UserLookup::Number(uid) => {
                 let gid = group.ok_or_else(|| {
                     format!("the user {user} has no entry, so that its group must be given, too")
                 })?;
-                Ok(Identity { uid: Some(uid), gid, groups: vec![gid] })
+                Ok(UserIdentity { uid: Some(uid), gid, groups: vec![gid] })
             }
         }
     }
@@ -89,7 +89,7 @@ impl Identity {
 }
 
 /// A user that was looked up.
-enum Found {
+enum UserLookup {
     Entry {
         uid: libc::uid_t,
         gid: libc::gid_t,
@@ -99,7 +99,7 @@ enum Found {
     Number(libc::uid_t),
 }
 
-fn find_user(user: &str) -> Result<Found, String> {
+fn find_user(user: &str) -> Result<UserLookup, String> {
     let cannot = |error: io::Error| format!("cannot look up the user {user:?}: {error}");
     let name = CString::new(user).map_err(|_| "the name of a user holds a NUL".to_string())?;
     let number = user.parse::<libc::uid_t>().ok();
@@ -110,7 +110,7 @@ fn find_user(user: &str) -> Result<Found, String> {
     let take = |entry: &libc::passwd| {
         // SAFETY: the function has set the name to a string that lies in the memory of the entry.
         let name = unsafe { CStr::from_ptr(entry.pw_name) }.to_owned();
-        Found::Entry { uid: entry.pw_uid, gid: entry.pw_gid, name }
+        UserLookup::Entry { uid: entry.pw_uid, gid: entry.pw_gid, name }
     };
     if let Some(found) = lookup(by_name, take).map_err(cannot)? {
         return Ok(found);
@@ -120,7 +120,7 @@ fn find_user(user: &str) -> Result<Found, String> {
         // SAFETY: as above.
         unsafe { libc::getpwuid_r(uid, entry, memory, len, found) }
     };
-    Ok(lookup(by_number, take).map_err(cannot)?.unwrap_or(Found::Number(uid)))
+    Ok(lookup(by_number, take).map_err(cannot)?.unwrap_or(UserLookup::Number(uid)))
 }
 
 fn find_group(group: &str) -> Result<libc::gid_t, String> {
@@ -183,13 +183,13 @@ mod tests {
 
     #[test]
     fn users_and_groups_are_found_by_name_and_number() {
-        let root = Identity::find(Some("root"), None).unwrap();
+        let root = UserIdentity::find(Some("root"), None).unwrap();
         assert_eq!((root.uid(), root.gid()), (Some(0), 0));
         assert!(root.groups.contains(&0), "{root:?}");
-        assert_eq!(Identity::find(Some("0"), None).unwrap(), root);
-        let only = Identity::find(None, Some("root")).unwrap();
+        assert_eq!(UserIdentity::find(Some("0"), None).unwrap(), root);
+        let only = UserIdentity::find(None, Some("root")).unwrap();
         assert_eq!((only.uid(), only.gid(), &only.groups[..]), (None, 0, &[0][..]));
-        let odd = Identity::find(Some("4000000000"), Some("3999999999")).unwrap();
+        let odd = UserIdentity::find(Some("4000000000"), Some("3999999999")).unwrap();
         assert_eq!((odd.uid(), odd.gid()), (Some(4_000_000_000), 3_999_999_999));
         for (user, group, word) in [
             (Some("no such user"), None, "there is no user"),
@@ -198,7 +198,7 @@ mod tests {
             (Some("a\0b"), None, "NUL"),
             (None, None, "neither"),
         ] {
-            let why = Identity::find(user, group).unwrap_err();
+            let why = UserIdentity::find(user, group).unwrap_err();
             assert!(why.contains(word), "{why}");
         }
     }

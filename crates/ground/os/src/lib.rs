@@ -12,10 +12,10 @@ mod lock;
 mod peer_memory;
 mod process;
 
-pub use credentials::{Credentials, leads_session};
+pub use credentials::{PeerCredentials, leads_session};
 pub use descriptors::inherited;
 pub use fuse::{clone_fuse, open_fuse};
-pub use identity::Identity;
+pub use identity::UserIdentity;
 pub use lock::{lock_shared, locked_by_others, unlock};
 pub use peer_memory::PeerMemory;
-pub use process::{Cost, processor_time, serves_writeback, wait_with_cost};
+pub use process::{ResourceUsage, processor_time, serves_writeback, wait_with_cost};

@@ -22,7 +22,7 @@ const HUGETLBFS: u32 = 0x9584_58f6;
 /// A part of a file, mapped for reading and writing.
 pub struct PeerMemory {
     // Dropped before the mapping.
-    _guard: Guard,
+    _guard: MappingGuard,
     region: MmapRegion<()>,
 }
 
@@ -57,7 +57,8 @@ impl PeerMemory {
         }
         let part = FileOffset::new(File::from(file), offset);
         let region = MmapRegion::from_file(part, len).map_err(io::Error::other)?;
-        let guard = Guard::new(Range { start: region.as_ptr() as usize, len, page }, lost);
+        let guard =
+            MappingGuard::new(MappingRange { start: region.as_ptr() as usize, len, page }, lost);
         Ok(PeerMemory { _guard: guard, region })
     }
 
@@ -78,7 +79,7 @@ fn page_of(file: &OwnedFd) -> io::Result<usize> {
 
 /// Addresses of a mapping.
 #[derive(Clone, Copy)]
-struct Range {
+struct MappingRange {
     start: usize,
     /// Not 0.
     len: usize,
@@ -87,7 +88,7 @@ struct Range {
 }
 
 /// Where the handler finds a mapping. Written under [`REGISTER`] alone.
-struct Slot {
+struct MappingSlot {
     /// Odd while the rest changes.
     version: AtomicUsize,
     start: AtomicUsize,
@@ -101,19 +102,19 @@ struct Slot {
 const SLOTS: usize = 64;
 
 /// A part of the list of all slots, which grows and is never freed.
-struct Slots {
-    slots: [Slot; SLOTS],
-    next: AtomicPtr<Slots>,
+struct SlotChunk {
+    slots: [MappingSlot; SLOTS],
+    next: AtomicPtr<SlotChunk>,
 }
 
-impl Slots {
-    const fn new() -> Slots {
+impl SlotChunk {
+    const fn new() -> SlotChunk {
         let next = AtomicPtr::new(ptr::null_mut());
-        Slots { slots: [const { Slot::free() }; SLOTS], next }
+        SlotChunk { slots: [const { MappingSlot::free() }; SLOTS], next }
     }
 
     /// All parts, from this one on.
-    fn all(&'static self) -> impl Iterator<Item = &'static Slots> {
+    fn all(&'static self) -> impl Iterator<Item = &'static SlotChunk> {
         std::iter::successors(Some(self), |slots| {
             // SAFETY: null, or a part that is complete and never freed.
             unsafe { slots.next.load(Ordering::SeqCst).as_ref() }
@@ -121,12 +122,12 @@ impl Slots {
     }
 }
 
-static ALL: Slots = Slots::new();
+static ALL: SlotChunk = SlotChunk::new();
 static REGISTER: Mutex<()> = Mutex::new(());
 
-impl Slot {
-    const fn free() -> Slot {
-        Slot {
+impl MappingSlot {
+    const fn free() -> MappingSlot {
+        MappingSlot {
             version: AtomicUsize::new(0),
             start: AtomicUsize::new(0),
             len: AtomicUsize::new(0),
@@ -135,7 +136,7 @@ impl Slot {
         }
     }
 
-    fn set(&self, range: Range, lost: *mut AtomicBool) {
+    fn set(&self, range: MappingRange, lost: *mut AtomicBool) {
         self.version.fetch_add(1, Ordering::SeqCst);
         self.start.store(range.start, Ordering::SeqCst);
         self.len.store(range.len, Ordering::SeqCst);
@@ -146,9 +147,9 @@ impl Slot {
 
     /// The mapping, if this address is in it. A slot that changes is of another one: whoever uses an
     /// address has its mapping.
-    fn find(&self, address: usize) -> Option<(Range, *mut AtomicBool)> {
+    fn find(&self, address: usize) -> Option<(MappingRange, *mut AtomicBool)> {
         let version = self.version.load(Ordering::SeqCst);
-        let range = Range {
+        let range = MappingRange {
             start: self.start.load(Ordering::SeqCst),
             len: self.len.load(Ordering::SeqCst),
             page: self.page.load(Ordering::SeqCst),
@@ -163,33 +164,33 @@ impl Slot {
 }
 
 /// The handler knows a mapping, until this is dropped.
-struct Guard {
-    slot: &'static Slot,
+struct MappingGuard {
+    slot: &'static MappingSlot,
     /// The handler has a pointer to it.
     _lost: Arc<AtomicBool>,
 }
 
-impl Guard {
-    fn new(range: Range, lost: Arc<AtomicBool>) -> Guard {
+impl MappingGuard {
+    fn new(range: MappingRange, lost: Arc<AtomicBool>) -> MappingGuard {
         let _register = REGISTER.lock().expect("no panic under this lock");
-        let free = |slots: &'static Slots| {
+        let free = |slots: &'static SlotChunk| {
             slots.slots.iter().find(|slot| slot.len.load(Ordering::SeqCst) == 0)
         };
         let slot = ALL.all().find_map(free).unwrap_or_else(|| {
-            let more: &'static Slots = Box::leak(Box::new(Slots::new()));
+            let more: &'static SlotChunk = Box::leak(Box::new(SlotChunk::new()));
             let last = ALL.all().last().unwrap_or(&ALL);
             last.next.store(ptr::from_ref(more).cast_mut(), Ordering::SeqCst);
             &more.slots[0]
         });
         slot.set(range, Arc::as_ptr(&lost).cast_mut());
-        Guard { slot, _lost: lost }
+        MappingGuard { slot, _lost: lost }
     }
 }
 
-impl Drop for Guard {
+impl Drop for MappingGuard {
     fn drop(&mut self) {
         let _register = REGISTER.lock().expect("no panic under this lock");
-        self.slot.set(Range { start: 0, len: 0, page: 0 }, ptr::null_mut());
+        self.slot.set(MappingRange { start: 0, len: 0, page: 0 }, ptr::null_mut());
     }
 }
 
@@ -242,7 +243,7 @@ extern "C" fn bus_error(signal: c_int, info: *mut libc::siginfo_t, context: *mut
 fn replace(address: usize) -> bool {
     let slots = ALL.all().flat_map(|slots| &slots.slots);
     let mut found = slots.filter_map(|slot| slot.find(address));
-    let Some((Range { start, len, page }, lost)) = found.next() else { return false };
+    let Some((MappingRange { start, len, page }, lost)) = found.next() else { return false };
     // SAFETY: the guard holds it, and is dropped after the mapping's last user, which this is one of.
     unsafe { (*lost).store(true, Ordering::SeqCst) };
     // Where memory must not be promised beyond what there is, one page at a time.

@@ -11,7 +11,7 @@ use std::time::Duration;
 /// The resource usage of a process that has ended, and of the children that it had waited for.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Cost {
+pub struct ResourceUsage {
     /// Processor time in user mode. The kernel knows the sum of both times to the nanosecond and
     /// divides it between user and system by samples.
     pub user: Duration,
@@ -24,7 +24,7 @@ pub struct Cost {
 
 /// Waits for a child to end, reaps it, and returns its resource usage (wait4(2)). `pid` must be a
 /// child that no other code waits for.
-pub fn wait_with_cost(pid: u32) -> io::Result<(ExitStatus, Cost)> {
+pub fn wait_with_cost(pid: u32) -> io::Result<(ExitStatus, ResourceUsage)> {
     let pid = libc::pid_t::try_from(pid).map_err(|_| io::Error::from_raw_os_error(libc::ESRCH))?;
     let mut status = 0;
     let mut usage = MaybeUninit::<libc::rusage>::zeroed();
@@ -43,7 +43,7 @@ pub fn wait_with_cost(pid: u32) -> io::Result<(ExitStatus, Cost)> {
     // SAFETY: all zeroes is a valid value of this plain structure of numbers, and the kernel has
     // filled it.
     let usage = unsafe { usage.assume_init() };
-    let cost = Cost {
+    let cost = ResourceUsage {
         user: time(usage.ru_utime.tv_sec, usage.ru_utime.tv_usec),
         system: time(usage.ru_stime.tv_sec, usage.ru_stime.tv_usec),
         // Linux counts in units of 1024 bytes.

@@ -69,13 +69,13 @@ impl PartialEq for HeaderBytes {
 impl Eq for HeaderBytes {}
 
 /// Takes integers from the front of a slice; `None` if it is too short.
-pub(crate) struct Reader<'a> {
+pub(crate) struct ByteReader<'a> {
     bytes: &'a [u8],
 }
 
-impl<'a> Reader<'a> {
-    pub(crate) const fn new(bytes: &'a [u8]) -> Reader<'a> {
-        Reader { bytes }
+impl<'a> ByteReader<'a> {
+    pub(crate) const fn new(bytes: &'a [u8]) -> ByteReader<'a> {
+        ByteReader { bytes }
     }
 
     pub(crate) const fn rest(&self) -> &'a [u8] {

@@ -5,11 +5,11 @@ use std::fmt;
 use crate::option::{OptionCode, OptionError};
 use crate::text::printable;
 
-/// Why a message could not be parsed or made. After any of them except [`Error::Caller`] the
+/// Why a message could not be parsed or made. After any of them except [`ProtocolError::Caller`] the
 /// connection is out of sync and must be closed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Error {
+pub enum ProtocolError {
     /// The peer does not speak NBD: its first bytes, at most 16, were these.
     NotNbd {
         /// The bytes received instead of the server's greeting.
@@ -67,22 +67,24 @@ pub enum Error {
     },
 }
 
-impl fmt::Display for Error {
+impl fmt::Display for ProtocolError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Error::NotNbd { found } if found.is_empty() => {
+            ProtocolError::NotNbd { found } if found.is_empty() => {
                 f.write_str("not an NBD server: the connection was closed before a greeting came")
             }
-            Error::NotNbd { found } => {
+            ProtocolError::NotNbd { found } => {
                 write!(f, "not an NBD server: its greeting was \"{}\"", printable(found, 64))
             }
-            Error::Magic { what, found } => write!(f, "{what} has the wrong magic {found:#x}"),
-            Error::TooLong { what, len, max } => {
+            ProtocolError::Magic { what, found } => {
+                write!(f, "{what} has the wrong magic {found:#x}")
+            }
+            ProtocolError::TooLong { what, len, max } => {
                 write!(f, "{what} is too long: {len}, at most {max} is taken")
             }
-            Error::Malformed { what, why } => write!(f, "malformed {what}: {why}"),
-            Error::Unexpected { what } => f.write_str(what),
-            Error::Refused { what, reason, text, .. } => {
+            ProtocolError::Malformed { what, why } => write!(f, "malformed {what}: {why}"),
+            ProtocolError::Unexpected { what } => f.write_str(what),
+            ProtocolError::Refused { what, reason, text, .. } => {
                 match reason {
                     // Not because of what was asked first.
                     OptionError::TlsRequired => f.write_str("TLS is required by the server")?,
@@ -90,10 +92,10 @@ impl fmt::Display for Error {
                 }
                 if text.is_empty() { Ok(()) } else { write!(f, " (\"{text}\")") }
             }
-            Error::CannotRefuse { why } => f.write_str(why),
-            Error::Caller { what } => f.write_str(what),
+            ProtocolError::CannotRefuse { why } => f.write_str(why),
+            ProtocolError::Caller { what } => f.write_str(what),
         }
     }
 }
 
-impl std::error::Error for Error {}
+impl std::error::Error for ProtocolError {}

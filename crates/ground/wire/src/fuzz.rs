@@ -4,18 +4,22 @@
 //! All assert: no panic; no more bytes are consumed than are available; parsing an emitted value
 //! gives the same value; the memory that a parser requests is bounded.
 
-use crate::handshake::client::{self, Handshake as Client};
-use crate::handshake::negotiation::{End, Negotiation, Step, Wants};
-use crate::handshake::server::{self, Config, ExportInfo, Handshake as Server, Refusal, Tls};
-use crate::option::{
-    BlockSizeInfo, Context, Info, InfoRequest, Infos, ListEntry, MetaRequest, OptionError,
-    OptionHeader, OptionReplyHeader,
+use crate::handshake::client::{self, ClientHandshake as Client};
+use crate::handshake::negotiation::{
+    Negotiation, NegotiationGoal, NegotiationOptions, NegotiationStep,
 };
-use crate::reply::{self, Answer, ChunkKind, Failure, Hole};
-use crate::request::{self, Filter};
-use crate::status::{self, Form, Status, Wanted};
+use crate::handshake::server::{
+    self, ExportReply, HandshakeConfig, OptionRefusal, ServerHandshake as Server, TlsRequirement,
+};
+use crate::option::{
+    BlockSizeInfo, InfoItem, InfoRequest, InfoSet, ListEntry, MetaContext, MetaRequest,
+    OptionError, OptionHeader, OptionReplyHeader,
+};
+use crate::reply::{self, ChunkKind, ErrorChunk, HoleChunk, ReplyEncoder};
+use crate::request::{self, StatusFilter};
+use crate::status::{self, ExtentForm, StatusLimits, StatusView};
 use crate::uri::Uri;
-use crate::{Error, ExportFlags, Headers, Replies, ReplyFlags, limits, printable};
+use crate::{ExportFlags, ProtocolError, ReplyFlags, ReplyForm, RequestForm, limits, printable};
 
 #[cfg(test)]
 mod tests;
@@ -59,7 +63,7 @@ pub fn fuzz_http_answer(data: &[u8]) {
 }
 
 /// The head of an HTTP message: its length is bounded, and depends on nothing behind it.
-fn head(data: &[u8], parse: impl Fn(&[u8]) -> Result<Option<usize>, crate::http::Error>) {
+fn head(data: &[u8], parse: impl Fn(&[u8]) -> Result<Option<usize>, crate::http::HttpError>) {
     match parse(data) {
         Ok(None) => assert!(data.len() <= crate::http::HEAD_MAX),
         Ok(Some(used)) => {
@@ -72,16 +76,16 @@ fn head(data: &[u8], parse: impl Fn(&[u8]) -> Result<Option<usize>, crate::http:
 
 /// A request of 28 bytes.
 pub fn fuzz_request_compact(data: &[u8]) {
-    request(data, Headers::Compact);
+    request(data, RequestForm::Compact);
 }
 
 /// A request of 32 bytes.
 pub fn fuzz_request_extended(data: &[u8]) {
-    request(data, Headers::Extended);
+    request(data, RequestForm::Extended);
 }
 
-fn request(data: &[u8], headers: Headers) {
-    match request::Header::parse(data, headers) {
+fn request(data: &[u8], headers: RequestForm) {
+    match request::RequestHeader::parse(data, headers) {
         Ok(None) => assert!(data.len() < headers.len()),
         Ok(Some((header, used))) => {
             assert_eq!(used, headers.len());
@@ -96,7 +100,7 @@ fn request(data: &[u8], headers: Headers) {
 
 /// The payload of a BLOCK_STATUS request. Even contexts count as negotiated.
 pub fn fuzz_request_filter(data: &[u8]) {
-    if let Ok(filter) = Filter::parse(data, |id| id % 2 == 0) {
+    if let Ok(filter) = StatusFilter::parse(data, |id| id % 2 == 0) {
         assert!(!filter.contexts.is_empty() && filter.contexts.len() <= limits::CONTEXTS);
         assert!(filter.contexts.iter().all(|id| id % 2 == 0));
         let mut out = Vec::new();
@@ -108,28 +112,28 @@ pub fn fuzz_request_filter(data: &[u8]) {
 
 /// A reply with nothing negotiated.
 pub fn fuzz_reply_simple(data: &[u8]) {
-    reply(data, Replies::Simple);
+    reply(data, ReplyForm::Simple);
 }
 
 /// A reply with structured replies.
 pub fn fuzz_reply_structured(data: &[u8]) {
-    reply(data, Replies::Structured);
+    reply(data, ReplyForm::Structured);
 }
 
 /// A reply with extended headers.
 pub fn fuzz_reply_extended(data: &[u8]) {
-    reply(data, Replies::Extended);
+    reply(data, ReplyForm::Extended);
 }
 
-fn reply(data: &[u8], replies: Replies) {
-    match reply::Header::parse(data, replies) {
+fn reply(data: &[u8], replies: ReplyForm) {
+    match reply::ReplyHeader::parse(data, replies) {
         Ok(None) => assert!(data.len() < reply::EXTENDED_LEN),
         Ok(Some((header, used))) => {
             assert!(used <= data.len());
             assert_eq!(*header.encode().expect("what came in a form goes in it"), data[..used]);
-            let reply::Header::Chunk(chunk) = header else { return };
-            assert_ne!(replies, Replies::Simple);
-            assert_eq!(chunk.offset.is_some(), replies == Replies::Extended);
+            let reply::ReplyHeader::Chunk(chunk) = header else { return };
+            assert_ne!(replies, ReplyForm::Simple);
+            assert_eq!(chunk.offset.is_some(), replies == ReplyForm::Extended);
             assert!(chunk.length <= u64::from(limits::PAYLOAD_HARD) + 8);
             // A complete payload is parsed as the chunk says, and may be invalid.
             let length = usize::try_from(chunk.length).unwrap_or(usize::MAX);
@@ -141,19 +145,19 @@ fn reply(data: &[u8], replies: Replies) {
 }
 
 fn payload_of(kind: ChunkKind, payload: &[u8]) {
-    if let Some(form) = Form::of(kind) {
+    if let Some(form) = ExtentForm::of(kind) {
         return block_status(form, payload);
     }
     match kind {
         ChunkKind::OffsetHole => {
-            if let Ok(hole) = Hole::parse(payload) {
-                let answer = Answer { replies: Replies::Structured, cookie: 1, offset: 2 };
+            if let Ok(hole) = HoleChunk::parse(payload) {
+                let answer = ReplyEncoder { replies: ReplyForm::Structured, cookie: 1, offset: 2 };
                 let out = answer.hole(ReplyFlags::DONE, hole).expect("chunks can say it");
                 assert_eq!(out[reply::STRUCTURED_LEN..], *payload);
             }
         }
         kind if kind.is_error() => {
-            if let Ok(failure) = Failure::parse(kind, payload) {
+            if let Ok(failure) = ErrorChunk::parse(kind, payload) {
                 assert!(failure.text().len() <= limits::ERROR_TEXT + 3);
                 assert!(!failure.text().chars().any(char::is_control));
                 let mut out = Vec::new();
@@ -162,7 +166,7 @@ fn payload_of(kind: ChunkKind, payload: &[u8]) {
                     assert_eq!(out, payload);
                 }
                 let kind = failure.at.map_or(ChunkKind::Error, |_| ChunkKind::ErrorOffset);
-                let again = Failure::parse(kind, &out).expect("what is emitted is parsed");
+                let again = ErrorChunk::parse(kind, &out).expect("what is emitted is parsed");
                 assert_eq!((again.error, again.at), (failure.error, failure.at));
             }
         }
@@ -184,16 +188,16 @@ pub fn fuzz_reply_payload(data: &[u8]) {
 
 /// Block status in 32 bits.
 pub fn fuzz_status_32(data: &[u8]) {
-    block_status(Form::Bits32, data);
+    block_status(ExtentForm::Bits32, data);
 }
 
 /// Block status in 64 bits.
 pub fn fuzz_status_64(data: &[u8]) {
-    block_status(Form::Bits64, data);
+    block_status(ExtentForm::Bits64, data);
 }
 
-fn block_status(form: Form, payload: &[u8]) {
-    let Ok(status) = Status::parse(form, payload) else { return };
+fn block_status(form: ExtentForm, payload: &[u8]) {
+    let Ok(status) = StatusView::parse(form, payload) else { return };
     assert_eq!(status.extents().count(), status.len());
     let sum: u64 = status.extents().map(|extent| extent.len).sum();
     let mut last = None;
@@ -204,19 +208,19 @@ fn block_status(form: Form, payload: &[u8]) {
         last = Some(extent.flags);
     }
     let mut out = Vec::new();
-    let wanted = Wanted::new(sum);
+    let wanted = StatusLimits::new(sum);
     let encoded = status::emit_payload(form, status.context(), wanted, status.extents(), &mut out)
         .expect("what came in this form goes in this form");
     assert_eq!(encoded.covered, sum);
     if joined == status.len() {
         assert_eq!(out, payload);
     }
-    let again = Status::parse(form, &out).expect("what is emitted is parsed");
+    let again = StatusView::parse(form, &out).expect("what is emitted is parsed");
     assert_eq!(again.context(), status.context());
     assert_eq!(again.len(), encoded.extents);
     // One extent, no longer than requested.
     let half = sum / 2 + 1;
-    let one = Wanted { one: true, ..Wanted::new(half) };
+    let one = StatusLimits { one: true, ..StatusLimits::new(half) };
     out.clear();
     let encoded =
         status::emit_payload(form, 0, one, status.extents(), &mut out).expect("there is an extent");
@@ -248,15 +252,15 @@ pub fn fuzz_option_payload(data: &[u8]) {
             assert_eq!(again, Ok(entry.name));
         }
         3 => {
-            let Ok(context) = Context::parse(payload) else { return };
+            let Ok(context) = MetaContext::parse(payload) else { return };
             context.emit(&mut out);
             assert_eq!(out, payload);
         }
         _ => {
-            let Ok(info) = Info::parse(payload) else { return };
+            let Ok(info) = InfoItem::parse(payload) else { return };
             info.emit(&mut out);
-            if !matches!(info, Info::Description(_)) {
-                assert_eq!(Info::parse(&out).as_ref(), Ok(&info));
+            if !matches!(info, InfoItem::Description(_)) {
+                assert_eq!(InfoItem::parse(&out).as_ref(), Ok(&info));
             }
         }
     }
@@ -267,27 +271,32 @@ pub fn fuzz_option_payload(data: &[u8]) {
 pub fn fuzz_server_handshake(data: &[u8]) {
     let [offers, cut, input @ ..] = data else { return };
     let bit = |n: u8| offers >> n & 1 != 0;
-    let config = Config {
+    let config = HandshakeConfig {
         fixed_newstyle: !bit(0),
         no_zeroes: !bit(1),
         structured: !bit(2),
         extended: !bit(3),
         meta_contexts: !bit(4),
-        tls: [Tls::Off, Tls::Off, Tls::Offered, Tls::Required][usize::from(offers >> 5 & 3)],
-        ..Config::default()
+        tls: [
+            TlsRequirement::Off,
+            TlsRequirement::Off,
+            TlsRequirement::Offered,
+            TlsRequirement::Required,
+        ][usize::from(offers >> 5 & 3)],
+        ..HandshakeConfig::default()
     };
     let whole = serve(config, input, input.len().max(1));
     // The cuts make no difference, except to what may follow STARTTLS.
-    if config.tls == Tls::Off {
+    if config.tls == TlsRequirement::Off {
         let cut = serve(config, input, usize::from(*cut).max(1));
         assert_eq!(whole, cut);
     }
 }
 
 /// Everything that a server sent and did.
-type Transcript = (Vec<u8>, Vec<String>, Option<Error>);
+type Transcript = (Vec<u8>, Vec<String>, Option<ProtocolError>);
 
-fn serve(config: Config, input: &[u8], step: usize) -> Transcript {
+fn serve(config: HandshakeConfig, input: &[u8], step: usize) -> Transcript {
     let mut out = Vec::new();
     let mut events = Vec::new();
     let mut server = Server::new(config, &mut out);
@@ -302,7 +311,7 @@ fn serve(config: Config, input: &[u8], step: usize) -> Transcript {
         };
         used += consumed;
         assert!(used <= there);
-        if let server::Event::NeedMore { bytes } = event {
+        if let server::ServerHandshakeEvent::NeedMore { bytes } = event {
             assert!(bytes > there - used && bytes <= Server::MAX_MESSAGE);
             if there == input.len() {
                 break None;
@@ -312,19 +321,21 @@ fn serve(config: Config, input: &[u8], step: usize) -> Transcript {
         }
         events.push(format!("{event:?}"));
         let done = match event {
-            server::Event::NeedMore { .. } => Ok(()),
-            server::Event::Export { name, .. } => server.answer_export(export(&name), &mut out),
-            server::Event::List => server.answer_list(Ok(&exports()), &mut out),
-            server::Event::MetaContext { export, queries, .. } => {
-                let refusal = Refusal::new(OptionError::Unknown, "no such export");
+            server::ServerHandshakeEvent::NeedMore { .. } => Ok(()),
+            server::ServerHandshakeEvent::Export { name, .. } => {
+                server.answer_export(export(&name), &mut out)
+            }
+            server::ServerHandshakeEvent::List => server.answer_list(Ok(&exports()), &mut out),
+            server::ServerHandshakeEvent::MetaContext { export, queries, .. } => {
+                let refusal = OptionRefusal::new(OptionError::Unknown, "no such export");
                 let answer = if export == "none" { Err(refusal) } else { Ok(contexts(&queries)) };
                 server.answer_contexts(answer, &mut out)
             }
-            server::Event::StartTls => server.tls_started(),
-            server::Event::Abort => break None,
-            server::Event::Transmission(negotiated) => {
+            server::ServerHandshakeEvent::StartTls => server.tls_started(),
+            server::ServerHandshakeEvent::Abort => break None,
+            server::ServerHandshakeEvent::Transmission(negotiated) => {
                 assert!(negotiated.contexts.len() <= limits::CONTEXTS);
-                assert!(negotiated.contexts.is_empty() || negotiated.replies != Replies::Simple);
+                assert!(negotiated.contexts.is_empty() || negotiated.replies != ReplyForm::Simple);
                 transmission = true;
                 break None;
             }
@@ -333,7 +344,7 @@ fn serve(config: Config, input: &[u8], step: usize) -> Transcript {
             break Some(error);
         }
     };
-    if let Some(Error::Caller { what }) = &end {
+    if let Some(ProtocolError::Caller { what }) = &end {
         panic!("the driver breaks the contract: {what}");
     }
     // Every reply is complete and well-formed; EXPORT_NAME's has no head and is the last.
@@ -347,11 +358,11 @@ fn serve(config: Config, input: &[u8], step: usize) -> Transcript {
     (out, events, end)
 }
 
-fn export(name: &str) -> Result<ExportInfo, Refusal> {
+fn export(name: &str) -> Result<ExportReply, OptionRefusal> {
     if name == "none" {
-        return Err(Refusal::new(OptionError::Unknown, "no such export"));
+        return Err(OptionRefusal::new(OptionError::Unknown, "no such export"));
     }
-    Ok(ExportInfo {
+    Ok(ExportReply {
         size: name.len() as u64,
         flags: ExportFlags::from_bits(name.bytes().map(u16::from).sum()),
         block_sizes: name.len().is_multiple_of(2).then_some(BlockSizeInfo::DEFAULT),
@@ -365,9 +376,9 @@ fn exports() -> [ListEntry; 2] {
     ["a", "b"].map(|name| ListEntry { name: name.to_owned(), description: String::new() })
 }
 
-fn contexts(queries: &[String]) -> Vec<Context> {
+fn contexts(queries: &[String]) -> Vec<MetaContext> {
     let known = queries.iter().filter(|query| query.contains(':'));
-    known.zip(3..).map(|(name, id)| Context { id, name: name.clone() }).collect()
+    known.zip(3..).map(|(name, id)| MetaContext { id, name: name.clone() }).collect()
 }
 
 /// A client's handshake: the first byte chooses the options, the second how the rest, the server's
@@ -379,7 +390,8 @@ pub fn fuzz_client_handshake(data: &[u8]) {
     // The cuts make a difference only to what may follow the reply to STARTTLS, and to how much of
     // an invalid greeting is reported.
     let tls = |transcript: &Transcript| transcript.1.iter().any(|event| event == "StartTls");
-    let behind = matches!(whole.2, Some(Error::Unexpected { .. } | Error::NotNbd { .. }));
+    let behind =
+        matches!(whole.2, Some(ProtocolError::Unexpected { .. } | ProtocolError::NotNbd { .. }));
     if !tls(&whole) && !behind {
         assert_eq!(whole, cut);
     }
@@ -399,7 +411,7 @@ fn ask(options: u8, input: &[u8], step: usize) -> Transcript {
         };
         used += consumed;
         assert!(used <= there);
-        if let client::Event::NeedMore { bytes } = event {
+        if let client::ClientHandshakeEvent::NeedMore { bytes } = event {
             assert!(bytes > there - used && bytes <= Client::MAX_MESSAGE);
             if there == input.len() {
                 break None;
@@ -409,16 +421,16 @@ fn ask(options: u8, input: &[u8], step: usize) -> Transcript {
         }
         events.push(format!("{event:?}"));
         match event {
-            client::Event::Aborted => break None,
-            client::Event::Transmission(negotiated) => {
+            client::ClientHandshakeEvent::Aborted => break None,
+            client::ClientHandshakeEvent::Transmission(negotiated) => {
                 check_negotiated(&negotiated);
                 break None;
             }
-            client::Event::StartTls => {
+            client::ClientHandshakeEvent::StartTls => {
                 client.tls_started().expect("it was the last event");
             }
-            client::Event::Info(info) => check_info(&info),
-            client::Event::Refused { text, .. } => {
+            client::ClientHandshakeEvent::Info(info) => check_info(&info),
+            client::ClientHandshakeEvent::Refused { text, .. } => {
                 assert!(text.len() <= limits::ERROR_TEXT + 3);
                 assert!(!text.chars().any(char::is_control));
             }
@@ -429,7 +441,7 @@ fn ask(options: u8, input: &[u8], step: usize) -> Transcript {
             panic!("nothing can be sent after {events:?}");
         }
     };
-    if let Some(Error::Caller { what }) = &end {
+    if let Some(ProtocolError::Caller { what }) = &end {
         panic!("the driver breaks the contract: {what}");
     }
     check_options(&out);
@@ -448,8 +460,8 @@ fn send_option(client: &mut Client, turn: &mut u8, out: &mut Vec<u8>) -> bool {
         *turn = turn.wrapping_mul(5).wrapping_add(1);
         let sent = match *turn % 11 {
             0 => client.list(out),
-            1 => client.info("a", Infos::ALL, out),
-            2 => client.go("a", Infos::BLOCK_SIZE, out),
+            1 => client.info("a", InfoSet::ALL, out),
+            2 => client.go("a", InfoSet::BLOCK_SIZE, out),
             3 => client.export_name("a", out),
             4 => client.structured_replies(out),
             5 => client.extended_headers(out),
@@ -476,26 +488,26 @@ fn check_info(info: &client::ExportInfo) {
     assert!(info.description.as_ref().is_none_or(|text| !text.chars().any(char::is_control)));
 }
 
-fn check_negotiated(negotiated: &client::Negotiated) {
+fn check_negotiated(negotiated: &client::ClientHandshakeResult) {
     check_info(&negotiated.info);
     assert!(negotiated.contexts.len() <= limits::CONTEXTS);
-    let extended = negotiated.headers == Headers::Extended;
-    assert_eq!(extended, negotiated.replies == Replies::Extended);
-    assert!(negotiated.contexts.is_empty() || negotiated.replies != Replies::Simple);
+    let extended = negotiated.headers == RequestForm::Extended;
+    assert_eq!(extended, negotiated.replies == ReplyForm::Extended);
+    assert!(negotiated.contexts.is_empty() || negotiated.replies != ReplyForm::Simple);
 }
 
 /// A client's negotiation: the first byte chooses its wishes, the rest are the server's bytes.
 pub fn fuzz_negotiation(data: &[u8]) {
     let Some((wants, input)) = data.split_first() else { return };
     let bit = |n: u8| wants >> n & 1 != 0;
-    let wants = Wants {
+    let wants = NegotiationOptions {
         contexts: if bit(0) { Vec::new() } else { vec!["base:allocation".to_owned()] },
         extended: !bit(1),
         structured: !bit(2),
-        infos: if bit(3) { Infos::ALL } else { Infos::default() },
-        end: if bit(4) { End::Options } else { End::Transmission },
+        infos: if bit(3) { InfoSet::ALL } else { InfoSet::default() },
+        end: if bit(4) { NegotiationGoal::Options } else { NegotiationGoal::Transmission },
         tls: bit(5),
-        ..Wants::new("a")
+        ..NegotiationOptions::new("a")
     };
     let mut negotiation = Negotiation::new(wants).expect("a good name");
     let mut out = Vec::new();
@@ -506,16 +518,20 @@ pub fn fuzz_negotiation(data: &[u8]) {
                 used += consumed;
                 assert!(used <= there);
                 match step {
-                    Step::NeedMore { bytes } => assert!(bytes > there - used),
-                    Step::Options => break,
-                    Step::StartTls => negotiation.tls_started().expect("it was asked for"),
-                    Step::Transmission(negotiated) => {
+                    NegotiationStep::NeedMore { bytes } => assert!(bytes > there - used),
+                    NegotiationStep::Options => break,
+                    NegotiationStep::StartTls => {
+                        negotiation.tls_started().expect("it was asked for")
+                    }
+                    NegotiationStep::Transmission(negotiated) => {
                         check_negotiated(&negotiated);
                         break;
                     }
                 }
             }
-            Err(Error::Caller { what }) => panic!("the negotiation breaks the contract: {what}"),
+            Err(ProtocolError::Caller { what }) => {
+                panic!("the negotiation breaks the contract: {what}")
+            }
             Err(error) => {
                 assert!(!error.to_string().chars().any(char::is_control));
                 break;

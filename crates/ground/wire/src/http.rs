@@ -25,15 +25,15 @@ pub const BAD_REQUEST: &[u8] =
 
 /// Why the exchange failed; one line.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Error(String);
+pub struct HttpError(String);
 
-impl fmt::Display for Error {
+impl fmt::Display for HttpError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
 }
 
-impl std::error::Error for Error {}
+impl std::error::Error for HttpError {}
 
 /// The method of a request to upgrade.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,7 +63,7 @@ impl Method {
 
 /// A request to upgrade. Its parts hold no spaces and no control characters.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Request {
+pub struct UpgradeRequest {
     /// The method; `None`: POST, then GET at a server that has no POST there.
     pub method: Option<Method>,
     /// Path and query.
@@ -72,10 +72,10 @@ pub struct Request {
     pub host: String,
 }
 
-impl Request {
+impl UpgradeRequest {
     /// The request as it is sent with this method.
     pub fn emit(&self, method: Method, out: &mut Vec<u8>) {
-        let Request { target, host, .. } = self;
+        let UpgradeRequest { target, host, .. } = self;
         // A POST without a length may be answered with 411.
         let length = if method == Method::Post { "Content-Length: 0\r\n" } else { "" };
         let method = method.name();
@@ -90,7 +90,7 @@ impl Request {
 
 /// The answer of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Answer {
+pub struct HttpResponse {
     /// The status: 100 to 999.
     pub status: u16,
     /// The first line, printable.
@@ -113,19 +113,19 @@ pub struct Answer {
 ///
 /// # Errors
 /// It is no HTTP answer, or too long.
-pub fn answer(bytes: &[u8]) -> Result<Option<(Answer, usize)>, Error> {
+pub fn answer(bytes: &[u8]) -> Result<Option<(HttpResponse, usize)>, HttpError> {
     let start = &bytes[..bytes.len().min(7)];
     if b"NBDMAGIC".starts_with(start) && !start.is_empty() {
         let text = "it speaks NBD without HTTP: write nbd:// or nbd+unix://";
-        return Err(Error(text.to_owned()));
+        return Err(HttpError(text.to_owned()));
     }
     if !b"HTTP/1.".starts_with(start) {
         let shown = printable(bytes, 64);
-        return Err(Error(format!("its answer is not HTTP/1.1: \"{shown}\"")));
+        return Err(HttpError(format!("its answer is not HTTP/1.1: \"{shown}\"")));
     }
-    let Some(head) = Head::parse(bytes, "answer")? else { return Ok(None) };
+    let Some(head) = HttpHead::parse(bytes, "answer")? else { return Ok(None) };
     let line = printable(head.line, 256);
-    let wrong = || Error(format!("its answer has no status: \"{line}\""));
+    let wrong = || HttpError(format!("its answer has no status: \"{line}\""));
     let digits = head.line.split(|byte| *byte == b' ').nth(1).ok_or_else(wrong)?;
     let status = std::str::from_utf8(digits).ok().filter(|text| text.len() == 3);
     let status = status.and_then(|text| text.parse().ok()).filter(|status| *status >= 100);
@@ -142,7 +142,7 @@ pub fn answer(bytes: &[u8]) -> Result<Option<(Answer, usize)>, Error> {
         total.trim().parse().ok()
     });
     let used = head.used;
-    let answer = Answer { status, line, upgraded, length, chunked, closes, location, total };
+    let answer = HttpResponse { status, line, upgraded, length, chunked, closes, location, total };
     Ok(Some((answer, used)))
 }
 
@@ -153,13 +153,13 @@ const CHUNK_LINE_MAX: usize = 1 << 10;
 ///
 /// # Errors
 /// It is none, or too long.
-pub fn chunk(bytes: &[u8]) -> Result<Option<(u64, usize)>, Error> {
+pub fn chunk(bytes: &[u8]) -> Result<Option<(u64, usize)>, HttpError> {
     let seen = &bytes[..bytes.len().min(CHUNK_LINE_MAX)];
     let Some(end) = seen.windows(2).position(|two| two == b"\r\n") else {
         return if seen.len() < CHUNK_LINE_MAX {
             Ok(None)
         } else {
-            Err(Error("the line before a chunk of the answer is too long".to_owned()))
+            Err(HttpError("the line before a chunk of the answer is too long".to_owned()))
         };
     };
     let digits = seen[..end].split(|byte| *byte == b';').next().unwrap_or_default().trim_ascii();
@@ -167,7 +167,7 @@ pub fn chunk(bytes: &[u8]) -> Result<Option<(u64, usize)>, Error> {
     let text = text.filter(|text| text.bytes().all(|byte| byte.is_ascii_hexdigit()));
     let length = text.and_then(|text| u64::from_str_radix(text, 16).ok());
     let shown = printable(&seen[..end], 64);
-    let wrong = || Error(format!("\"{shown}\" is not the length of a chunk"));
+    let wrong = || HttpError(format!("\"{shown}\" is not the length of a chunk"));
     Ok(Some((length.ok_or_else(wrong)?, end + 2)))
 }
 
@@ -175,19 +175,19 @@ pub fn chunk(bytes: &[u8]) -> Result<Option<(u64, usize)>, Error> {
 ///
 /// # Errors
 /// It is no HTTP request, or too long.
-pub fn request(bytes: &[u8]) -> Result<Option<(bool, usize)>, Error> {
+pub fn request(bytes: &[u8]) -> Result<Option<(bool, usize)>, HttpError> {
     let start = &bytes[..bytes.len().min(8)];
     if !start.iter().all(|byte| (b' '..=b'~').contains(byte)) {
-        return Err(Error("what came is not an HTTP request".to_owned()));
+        return Err(HttpError("what came is not an HTTP request".to_owned()));
     }
-    let Some(head) = Head::parse(bytes, "request")? else { return Ok(None) };
+    let Some(head) = HttpHead::parse(bytes, "request")? else { return Ok(None) };
     let mut words = head.line.split(|byte| *byte == b' ');
     let method = words.next();
     let _ = words.next();
     let version = words.next();
     if version != Some(b"HTTP/1.1") || words.next().is_some() {
         let line = printable(head.line, 64);
-        return Err(Error(format!("\"{line}\" is not a request of HTTP/1.1")));
+        return Err(HttpError(format!("\"{line}\" is not a request of HTTP/1.1")));
     }
     let body = head.field("content-length").any(|length| length != b"0");
     let body = body || head.field("transfer-encoding").next().is_some();
@@ -197,26 +197,26 @@ pub fn request(bytes: &[u8]) -> Result<Option<(bool, usize)>, Error> {
 }
 
 /// The first line and the fields of a message.
-struct Head<'a> {
+struct HttpHead<'a> {
     line: &'a [u8],
     fields: &'a [u8],
     used: usize,
 }
 
-impl<'a> Head<'a> {
-    fn parse(bytes: &'a [u8], what: &str) -> Result<Option<Head<'a>>, Error> {
+impl<'a> HttpHead<'a> {
+    fn parse(bytes: &'a [u8], what: &str) -> Result<Option<HttpHead<'a>>, HttpError> {
         let seen = &bytes[..bytes.len().min(HEAD_MAX)];
         let Some(end) = seen.windows(4).position(|four| four == b"\r\n\r\n") else {
             return if bytes.len() < HEAD_MAX {
                 Ok(None)
             } else {
-                Err(Error(format!("the {what} has more than {HEAD_MAX} bytes of header")))
+                Err(HttpError(format!("the {what} has more than {HEAD_MAX} bytes of header")))
             };
         };
         let head = &bytes[..end + 2];
         let line = head.split(|byte| *byte == b'\n').next().unwrap_or_default();
         let fields = &head[(line.len() + 1).min(head.len())..];
-        Ok(Some(Head { line: line.trim_ascii(), fields, used: end + 4 }))
+        Ok(Some(HttpHead { line: line.trim_ascii(), fields, used: end + 4 }))
     }
 
     /// The values of the fields of this name.
@@ -246,7 +246,7 @@ mod tests {
     #[test]
     fn what_is_sent_is_understood() {
         for method in [Method::Get, Method::Post] {
-            let sent = Request { method: None, target: "/a?b".into(), host: "h:1".into() };
+            let sent = UpgradeRequest { method: None, target: "/a?b".into(), host: "h:1".into() };
             let mut bytes = Vec::new();
             sent.emit(method, &mut bytes);
             assert_eq!(request(&bytes).unwrap(), Some((true, bytes.len())));

@@ -11,7 +11,7 @@
 //! - [`uri`]: NBD URIs. [`http`]: the HTTP exchange in front of NBD.
 //!
 //! Every parser has the same form: it takes the received bytes, and returns `Ok(None)` if it needs
-//! more of them, `Ok(Some((value, consumed)))`, or an [`Error`] after which the connection cannot
+//! more of them, `Ok(Some((value, consumed)))`, or an [`ProtocolError`] after which the connection cannot
 //! be used.
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::cast_possible_truncation, clippy::cast_sign_loss))]
@@ -39,9 +39,9 @@ pub mod uri;
 
 pub use bytes::HeaderBytes;
 pub use errno::Errno;
-pub use error::Error;
+pub use error::ProtocolError;
 pub use flags::{ClientFlags, CommandFlags, ExportFlags, HandshakeFlags, ReplyFlags};
-pub use option::{BlockSizeInfo, Context, Infos, ListEntry, OptionCode, OptionError};
-pub use reply::Replies;
-pub use request::{Command, Headers};
+pub use option::{BlockSizeInfo, InfoSet, ListEntry, MetaContext, OptionCode, OptionError};
+pub use reply::ReplyForm;
+pub use request::{CommandCode, RequestForm};
 pub use text::{printable, unprintable};

@@ -4,14 +4,14 @@
 
 use std::fmt;
 
-use crate::bytes::Reader;
+use crate::bytes::ByteReader;
 use crate::errno::{self, Errno};
 use crate::text::{cut, error_text, printable};
-use crate::{Error, HeaderBytes, ReplyFlags, limits, magic};
+use crate::{HeaderBytes, ProtocolError, ReplyFlags, limits, magic};
 
 /// The form of replies that was negotiated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
-pub enum Replies {
+pub enum ReplyForm {
     /// Simple replies only.
     #[default]
     Simple,
@@ -23,7 +23,7 @@ pub enum Replies {
 
 /// The head of one reply message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Header {
+pub enum ReplyHeader {
     /// A simple reply: the whole reply to a request. After a successful one to READ, the requested
     /// number of bytes follows, which only the requester knows.
     Simple {
@@ -33,43 +33,46 @@ pub enum Header {
         error: Option<Errno>,
     },
     /// One of the chunks of a reply.
-    Chunk(Chunk),
+    Chunk(ReplyChunk),
 }
 
-impl Header {
+impl ReplyHeader {
     /// Parses the head of a reply at the start of `bytes`; `Ok(None)` when more bytes are needed.
     ///
     /// Checks the magic against what was negotiated, and the length against the kind of the chunk
-    /// and [`limits`], so that a caller may allocate [`Chunk::length`] bytes. The caller, who knows
+    /// and [`limits`], so that a caller may allocate [`ReplyChunk::length`] bytes. The caller, who knows
     /// the requests, must check: cookies, offsets, a simple reply to READ after structured replies
     /// were negotiated, a kind of chunk that does not fit the command.
     ///
     /// # Errors
     /// The connection must be closed after each: the document requires it for unknown kinds of
     /// chunks that are not errors, and for inconsistent contents.
-    pub fn parse(bytes: &[u8], replies: Replies) -> Result<Option<(Header, usize)>, Error> {
-        let mut reader = Reader::new(bytes);
+    pub fn parse(
+        bytes: &[u8],
+        replies: ReplyForm,
+    ) -> Result<Option<(ReplyHeader, usize)>, ProtocolError> {
+        let mut reader = ByteReader::new(bytes);
         let Some(found) = reader.u32() else { return Ok(None) };
         let header = match (found, replies) {
-            (magic::SIMPLE_REPLY, Replies::Simple | Replies::Structured) => {
+            (magic::SIMPLE_REPLY, ReplyForm::Simple | ReplyForm::Structured) => {
                 return Ok(simple(&mut reader).map(|header| (header, SIMPLE_LEN)));
             }
-            (magic::STRUCTURED_REPLY, Replies::Structured) => chunk(&mut reader, false),
-            (magic::EXTENDED_REPLY, Replies::Extended) => chunk(&mut reader, true),
+            (magic::STRUCTURED_REPLY, ReplyForm::Structured) => chunk(&mut reader, false),
+            (magic::EXTENDED_REPLY, ReplyForm::Extended) => chunk(&mut reader, true),
             (magic::SIMPLE_REPLY | magic::STRUCTURED_REPLY | magic::EXTENDED_REPLY, _) => {
-                return Err(Error::Unexpected {
+                return Err(ProtocolError::Unexpected {
                     what: format!(
                         "a reply with magic {found:#x} came, with {replies:?} negotiated"
                     ),
                 });
             }
-            _ => return Err(Error::Magic { what: "reply", found: found.into() }),
+            _ => return Err(ProtocolError::Magic { what: "reply", found: found.into() }),
         };
         match header {
             None => Ok(None),
             Some(chunk) => {
                 chunk.check()?;
-                Ok(Some((Header::Chunk(chunk), chunk.header_len())))
+                Ok(Some((ReplyHeader::Chunk(chunk), chunk.header_len())))
             }
         }
     }
@@ -77,27 +80,27 @@ impl Header {
     /// The cookie of the request that is answered.
     pub const fn cookie(&self) -> u64 {
         match self {
-            Header::Simple { cookie, .. } => *cookie,
-            Header::Chunk(chunk) => chunk.cookie,
+            ReplyHeader::Simple { cookie, .. } => *cookie,
+            ReplyHeader::Chunk(chunk) => chunk.cookie,
         }
     }
 
     /// The head as bytes.
     ///
     /// # Errors
-    /// As [`Chunk::encode`].
-    pub fn encode(&self) -> Result<HeaderBytes, Error> {
+    /// As [`ReplyChunk::encode`].
+    pub fn encode(&self) -> Result<HeaderBytes, ProtocolError> {
         match self {
-            Header::Simple { cookie, error } => Ok(simple_bytes(*cookie, *error)),
-            Header::Chunk(chunk) => chunk.encode(),
+            ReplyHeader::Simple { cookie, error } => Ok(simple_bytes(*cookie, *error)),
+            ReplyHeader::Chunk(chunk) => chunk.encode(),
         }
     }
 
     /// Appends the head to `out`.
     ///
     /// # Errors
-    /// As [`Chunk::encode`].
-    pub fn emit(&self, out: &mut Vec<u8>) -> Result<(), Error> {
+    /// As [`ReplyChunk::encode`].
+    pub fn emit(&self, out: &mut Vec<u8>) -> Result<(), ProtocolError> {
         out.extend_from_slice(&self.encode()?);
         Ok(())
     }
@@ -114,7 +117,7 @@ pub const DATA_PREFIX_LEN: usize = 8;
 
 /// The head of a chunk. With an `offset` it has 32 bytes, without one 20.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Chunk {
+pub struct ReplyChunk {
     /// Reply flags; ignore unknown ones.
     pub flags: ReplyFlags,
     /// The contents of the payload.
@@ -127,7 +130,7 @@ pub struct Chunk {
     pub length: u64,
 }
 
-impl Chunk {
+impl ReplyChunk {
     /// Whether this is the last chunk of its reply.
     pub const fn is_done(&self) -> bool {
         self.flags.contains(ReplyFlags::DONE)
@@ -144,10 +147,10 @@ impl Chunk {
     /// The head as bytes.
     ///
     /// # Errors
-    /// [`Error::TooLong`] when the length does not fit the 32 bits of a structured chunk.
-    pub fn encode(&self) -> Result<HeaderBytes, Error> {
+    /// [`ProtocolError::TooLong`] when the length does not fit the 32 bits of a structured chunk.
+    pub fn encode(&self) -> Result<HeaderBytes, ProtocolError> {
         if self.offset.is_none() && self.length > u64::from(u32::MAX) {
-            return Err(Error::TooLong {
+            return Err(ProtocolError::TooLong {
                 what: "payload of a structured reply chunk",
                 len: self.length,
                 max: u32::MAX.into(),
@@ -177,9 +180,9 @@ impl Chunk {
 
     // nbd: extended.status-form-checked
     /// Checks the length against the kind ("Structured reply types") and our limits.
-    fn check(&self) -> Result<(), Error> {
+    fn check(&self) -> Result<(), ProtocolError> {
         let length = self.length;
-        let bad = |why| Err(Error::Malformed { what: "reply chunk", why });
+        let bad = |why| Err(ProtocolError::Malformed { what: "reply chunk", why });
         let (ok, why, max) = match self.kind {
             ChunkKind::None if !self.is_done() => {
                 return bad("an empty chunk that is not the last");
@@ -215,7 +218,11 @@ impl Chunk {
             return bad(why);
         }
         if length > max {
-            return Err(Error::TooLong { what: "payload of a reply chunk", len: length, max });
+            return Err(ProtocolError::TooLong {
+                what: "payload of a reply chunk",
+                len: length,
+                max,
+            });
         }
         match (self.kind, self.offset) {
             (ChunkKind::BlockStatus, Some(_)) => {
@@ -288,35 +295,35 @@ impl ChunkKind {
 /// The request that is being answered, and the form of its reply: makes every message that a server
 /// sends in transmission.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Answer {
+pub struct ReplyEncoder {
     /// The form that was negotiated.
-    pub replies: Replies,
+    pub replies: ReplyForm,
     /// The cookie of the request.
     pub cookie: u64,
     /// The offset of the request.
     pub offset: u64,
 }
 
-impl Answer {
+impl ReplyEncoder {
     // nbd: structured.needs-negotiation, extended.all-replies
-    /// The head of a chunk with `length` bytes of payload; not for [`Replies::Simple`].
-    pub const fn chunk(&self, flags: ReplyFlags, kind: ChunkKind, length: u64) -> Chunk {
+    /// The head of a chunk with `length` bytes of payload; not for [`ReplyForm::Simple`].
+    pub const fn chunk(&self, flags: ReplyFlags, kind: ChunkKind, length: u64) -> ReplyChunk {
         let offset = match self.replies {
             // nbd: extended.offset
-            Replies::Extended => Some(self.offset),
-            Replies::Simple | Replies::Structured => None,
+            ReplyForm::Extended => Some(self.offset),
+            ReplyForm::Simple | ReplyForm::Structured => None,
         };
-        Chunk { flags, kind, cookie: self.cookie, offset, length }
+        ReplyChunk { flags, kind, cookie: self.cookie, offset, length }
     }
 
     // nbd: simple.only-without-payload, extended.no-simple
     /// A whole successful reply without payload: a simple reply, or an empty last chunk if simple
-    /// replies are not allowed. With [`Replies::Structured`] it is not for READ; see
-    /// [`Answer::done`].
+    /// replies are not allowed. With [`ReplyForm::Structured`] it is not for READ; see
+    /// [`ReplyEncoder::done`].
     pub fn success(&self) -> HeaderBytes {
         match self.replies {
-            Replies::Simple | Replies::Structured => simple_bytes(self.cookie, None),
-            Replies::Extended => self.none(),
+            ReplyForm::Simple | ReplyForm::Structured => simple_bytes(self.cookie, None),
+            ReplyForm::Extended => self.none(),
         }
     }
 
@@ -324,8 +331,8 @@ impl Answer {
     /// no equivalent.
     pub fn done(&self) -> Option<HeaderBytes> {
         match self.replies {
-            Replies::Simple => None,
-            Replies::Structured | Replies::Extended => Some(self.none()),
+            ReplyForm::Simple => None,
+            ReplyForm::Structured | ReplyForm::Extended => Some(self.none()),
         }
     }
 
@@ -335,9 +342,9 @@ impl Answer {
     /// offset `at` in the export. A simple reply contains all requested data, and has no flags.
     ///
     /// # Errors
-    /// [`Error::TooLong`] if a structured chunk cannot hold that much data.
-    pub fn data(&self, flags: ReplyFlags, at: u64, len: u32) -> Result<HeaderBytes, Error> {
-        if self.replies == Replies::Simple {
+    /// [`ProtocolError::TooLong`] if a structured chunk cannot hold that much data.
+    pub fn data(&self, flags: ReplyFlags, at: u64, len: u32) -> Result<HeaderBytes, ProtocolError> {
+        if self.replies == ReplyForm::Simple {
             return Ok(simple_bytes(self.cookie, None));
         }
         let length = u64::from(len) + DATA_PREFIX_LEN as u64;
@@ -346,8 +353,8 @@ impl Answer {
 
     /// A complete chunk for a range of zeroes. `None` with simple replies, which have no
     /// equivalent.
-    pub fn hole(&self, flags: ReplyFlags, hole: Hole) -> Option<HeaderBytes> {
-        if self.replies == Replies::Simple {
+    pub fn hole(&self, flags: ReplyFlags, hole: HoleChunk) -> Option<HeaderBytes> {
+        if self.replies == ReplyForm::Simple {
             return None;
         }
         // nbd: chunk.hole-length
@@ -358,8 +365,8 @@ impl Answer {
     // nbd: structured.no-simple-read, read.error-chunk
     /// Appends a complete failed reply: a simple reply, or a last chunk with the text and the
     /// offset of the error, if there is one.
-    pub fn error(&self, failure: &Failure<'_>, out: &mut Vec<u8>) {
-        if self.replies == Replies::Simple {
+    pub fn error(&self, failure: &ErrorChunk<'_>, out: &mut Vec<u8>) {
+        if self.replies == ReplyForm::Simple {
             // nbd: read.simple-error
             out.extend_from_slice(&simple_bytes(self.cookie, Some(failure.error)));
             return;
@@ -383,29 +390,29 @@ impl Answer {
 /// The offset of an OFFSET_DATA chunk's data in the export, from the first [`DATA_PREFIX_LEN`]
 /// bytes of its payload; `None` if there are fewer.
 pub fn data_at(payload: &[u8]) -> Option<u64> {
-    Reader::new(payload).u64()
+    ByteReader::new(payload).u64()
 }
 
 /// The contents of an OFFSET_HOLE chunk: a range of zeroes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Hole {
+pub struct HoleChunk {
     /// Offset in the export, in bytes.
     pub at: u64,
     /// Length in bytes, not 0.
     pub len: u32,
 }
 
-impl Hole {
+impl HoleChunk {
     /// Parses a complete payload.
     ///
     /// # Errors
     /// A payload that is not 12 bytes long, and a hole of length 0.
-    pub fn parse(payload: &[u8]) -> Result<Hole, Error> {
-        let bad = |why| Error::Malformed { what: "hole in a reply", why };
-        let mut reader = Reader::new(payload);
+    pub fn parse(payload: &[u8]) -> Result<HoleChunk, ProtocolError> {
+        let bad = |why| ProtocolError::Malformed { what: "hole in a reply", why };
+        let mut reader = ByteReader::new(payload);
         match (reader.u64(), reader.u32(), reader.rest()) {
             // nbd: chunk.hole-nonzero
-            (Some(at), Some(len), []) if len != 0 => Ok(Hole { at, len }),
+            (Some(at), Some(len), []) if len != 0 => Ok(HoleChunk { at, len }),
             (Some(_), Some(_), []) => Err(bad("it has no length")),
             _ => Err(bad("its payload is not 12 bytes long")),
         }
@@ -414,20 +421,20 @@ impl Hole {
 
 /// The contents of an error chunk.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Failure<'a> {
+pub struct ErrorChunk<'a> {
     /// The error.
     pub error: Errno,
     /// The server's explanation as it was sent, UTF-8 if the server is correct; may be empty. Show
-    /// it with [`Failure::text`].
+    /// it with [`ErrorChunk::text`].
     pub text: &'a [u8],
     /// Offset of the error in the export in bytes, if the chunk has it.
     pub at: Option<u64>,
 }
 
-impl<'a> Failure<'a> {
+impl<'a> ErrorChunk<'a> {
     /// An error without a text or an offset.
-    pub const fn new(error: Errno) -> Failure<'static> {
-        Failure { error, text: &[], at: None }
+    pub const fn new(error: Errno) -> ErrorChunk<'static> {
+        ErrorChunk { error, text: &[], at: None }
     }
 
     /// Parses the complete payload of an error chunk. Unknown error kinds begin like known ones;
@@ -435,9 +442,9 @@ impl<'a> Failure<'a> {
     ///
     /// # Errors
     /// A text longer than the payload, the error 0, extra bytes.
-    pub fn parse(kind: ChunkKind, payload: &'a [u8]) -> Result<Failure<'a>, Error> {
-        let bad = |why| Error::Malformed { what: "error in a reply", why };
-        let mut reader = Reader::new(payload);
+    pub fn parse(kind: ChunkKind, payload: &'a [u8]) -> Result<ErrorChunk<'a>, ProtocolError> {
+        let bad = |why| ProtocolError::Malformed { what: "error in a reply", why };
+        let mut reader = ByteReader::new(payload);
         let short = bad("its payload is too short");
         let (Some(number), Some(text_len)) = (reader.u32(), reader.u16()) else {
             return Err(short);
@@ -454,7 +461,7 @@ impl<'a> Failure<'a> {
         if known && !reader.rest().is_empty() {
             return Err(bad("bytes are left over"));
         }
-        Ok(Failure { error, text, at })
+        Ok(ErrorChunk { error, text, at })
     }
 
     /// Appends the payload of an error chunk: of [`ChunkKind::ErrorOffset`] if there is an offset,
@@ -483,9 +490,9 @@ impl<'a> Failure<'a> {
     }
 }
 
-impl fmt::Debug for Failure<'_> {
+impl fmt::Debug for ErrorChunk<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Failure")
+        f.debug_struct("ErrorChunk")
             .field("error", &self.error)
             .field("text", &printable(self.text, limits::ERROR_TEXT))
             .field("at", &self.at)
@@ -493,21 +500,21 @@ impl fmt::Debug for Failure<'_> {
     }
 }
 
-fn simple(reader: &mut Reader<'_>) -> Option<Header> {
+fn simple(reader: &mut ByteReader<'_>) -> Option<ReplyHeader> {
     let error = Errno::from_wire(reader.u32()?);
-    Some(Header::Simple { cookie: reader.u64()?, error })
+    Some(ReplyHeader::Simple { cookie: reader.u64()?, error })
 }
 
 fn simple_bytes(cookie: u64, error: Option<Errno>) -> HeaderBytes {
     HeaderBytes::new().u32(magic::SIMPLE_REPLY).u32(errno::to_wire(error)).u64(cookie)
 }
 
-fn chunk(reader: &mut Reader<'_>, extended: bool) -> Option<Chunk> {
+fn chunk(reader: &mut ByteReader<'_>, extended: bool) -> Option<ReplyChunk> {
     // nbd: reply-flags.unknown
     let flags = ReplyFlags::from_bits(reader.u16()?);
     let kind = ChunkKind::from_wire(reader.u16()?);
     let cookie = reader.u64()?;
     let (offset, length) =
         if extended { (Some(reader.u64()?), reader.u64()?) } else { (None, reader.u32()?.into()) };
-    Some(Chunk { flags, kind, cookie, offset, length })
+    Some(ReplyChunk { flags, kind, cookie, offset, length })
 }

@@ -1,12 +1,12 @@
 //! Requests of the transmission phase ("Request message"), 28 or 32 bytes, and the payload with
 //! which BLOCK_STATUS selects contexts.
 
-use crate::bytes::Reader;
-use crate::{CommandFlags, Error, HeaderBytes, limits, magic};
+use crate::bytes::ByteReader;
+use crate::{CommandFlags, HeaderBytes, ProtocolError, limits, magic};
 
 /// The form of requests that was negotiated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
-pub enum Headers {
+pub enum RequestForm {
     /// 28 bytes, lengths of 32 bits.
     #[default]
     Compact,
@@ -14,21 +14,21 @@ pub enum Headers {
     Extended,
 }
 
-impl Headers {
+impl RequestForm {
     /// Bytes of a request header.
     // A header's size, not a container's length: it is never empty.
     #[allow(clippy::len_without_is_empty)]
     pub const fn len(self) -> usize {
         match self {
-            Headers::Compact => 28,
-            Headers::Extended => 32,
+            RequestForm::Compact => 28,
+            RequestForm::Extended => 32,
         }
     }
 }
 
 /// The kind of a request ("Request types").
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Command {
+pub enum CommandCode {
     /// Read `length` bytes.
     Read,
     /// Write the payload.
@@ -49,85 +49,88 @@ pub enum Command {
     Other(u16),
 }
 
-impl Command {
+impl CommandCode {
     // nbd: baseline.requests
     /// The command of a wire number.
-    pub const fn from_wire(number: u16) -> Command {
+    pub const fn from_wire(number: u16) -> CommandCode {
         match number {
-            magic::CMD_READ => Command::Read,
-            magic::CMD_WRITE => Command::Write,
-            magic::CMD_DISC => Command::Disconnect,
-            magic::CMD_FLUSH => Command::Flush,
-            magic::CMD_TRIM => Command::Trim,
-            magic::CMD_CACHE => Command::Cache,
-            magic::CMD_WRITE_ZEROES => Command::WriteZeroes,
-            magic::CMD_BLOCK_STATUS => Command::BlockStatus,
-            other => Command::Other(other),
+            magic::CMD_READ => CommandCode::Read,
+            magic::CMD_WRITE => CommandCode::Write,
+            magic::CMD_DISC => CommandCode::Disconnect,
+            magic::CMD_FLUSH => CommandCode::Flush,
+            magic::CMD_TRIM => CommandCode::Trim,
+            magic::CMD_CACHE => CommandCode::Cache,
+            magic::CMD_WRITE_ZEROES => CommandCode::WriteZeroes,
+            magic::CMD_BLOCK_STATUS => CommandCode::BlockStatus,
+            other => CommandCode::Other(other),
         }
     }
 
     /// The wire number.
     pub const fn to_wire(self) -> u16 {
         match self {
-            Command::Read => magic::CMD_READ,
-            Command::Write => magic::CMD_WRITE,
-            Command::Disconnect => magic::CMD_DISC,
-            Command::Flush => magic::CMD_FLUSH,
-            Command::Trim => magic::CMD_TRIM,
-            Command::Cache => magic::CMD_CACHE,
-            Command::WriteZeroes => magic::CMD_WRITE_ZEROES,
-            Command::BlockStatus => magic::CMD_BLOCK_STATUS,
-            Command::Other(number) => number,
+            CommandCode::Read => magic::CMD_READ,
+            CommandCode::Write => magic::CMD_WRITE,
+            CommandCode::Disconnect => magic::CMD_DISC,
+            CommandCode::Flush => magic::CMD_FLUSH,
+            CommandCode::Trim => magic::CMD_TRIM,
+            CommandCode::Cache => magic::CMD_CACHE,
+            CommandCode::WriteZeroes => magic::CMD_WRITE_ZEROES,
+            CommandCode::BlockStatus => magic::CMD_BLOCK_STATUS,
+            CommandCode::Other(number) => number,
         }
     }
 }
 
 /// A request without its payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Header {
+pub struct RequestHeader {
     /// Command flags; unknown bits are preserved, and servers reply to them with EINVAL.
     pub flags: CommandFlags,
     /// The command.
-    pub command: Command,
+    pub command: CommandCode,
     /// The client's ID of the request, repeated in each reply.
     pub cookie: u64,
     /// Offset in the export, in bytes.
     pub offset: u64,
-    /// Bytes of the effect, or of the payload when [`Header::payload_len`] is not 0.
+    /// Bytes of the effect, or of the payload when [`RequestHeader::payload_len`] is not 0.
     pub length: u64,
 }
 
-impl Header {
+impl RequestHeader {
     // nbd: request.magic
     /// Parses a request at the start of `bytes`; `Ok(None)` when more bytes are needed.
     ///
     /// # Errors
-    /// [`Error::Magic`] as soon as the first four bytes are wrong.
-    pub fn parse(bytes: &[u8], headers: Headers) -> Result<Option<(Header, usize)>, Error> {
-        let mut reader = Reader::new(bytes);
+    /// [`ProtocolError::Magic`] as soon as the first four bytes are wrong.
+    pub fn parse(
+        bytes: &[u8],
+        headers: RequestForm,
+    ) -> Result<Option<(RequestHeader, usize)>, ProtocolError> {
+        let mut reader = ByteReader::new(bytes);
         let (due, what) = match headers {
-            Headers::Compact => (magic::REQUEST, "request"),
-            Headers::Extended => (magic::EXTENDED_REQUEST, "extended request"),
+            RequestForm::Compact => (magic::REQUEST, "request"),
+            RequestForm::Extended => (magic::EXTENDED_REQUEST, "extended request"),
         };
         match reader.u32() {
             None => return Ok(None),
             Some(found) if found != due => {
-                return Err(Error::Magic { what, found: found.into() });
+                return Err(ProtocolError::Magic { what, found: found.into() });
             }
             Some(_) => {}
         }
-        Ok(Header::fields(&mut reader, headers).map(|header| (header, headers.len())))
+        Ok(RequestHeader::fields(&mut reader, headers).map(|header| (header, headers.len())))
     }
 
-    fn fields(reader: &mut Reader<'_>, headers: Headers) -> Option<Header> {
-        Some(Header {
+    fn fields(reader: &mut ByteReader<'_>, headers: RequestForm) -> Option<RequestHeader> {
+        Some(RequestHeader {
             flags: CommandFlags::from_bits(reader.u16()?),
-            command: Command::from_wire(reader.u16()?),
+            command: CommandCode::from_wire(reader.u16()?),
             cookie: reader.u64()?,
             offset: reader.u64()?,
             length: match headers {
-                Headers::Compact => reader.u32()?.into(),
-                Headers::Extended => reader.u64()?,
+                RequestForm::Compact => reader.u32()?.into(),
+                RequestForm::Extended => reader.u64()?,
             },
         })
     }
@@ -135,8 +138,8 @@ impl Header {
     /// The request as bytes.
     ///
     /// # Errors
-    /// [`Error::TooLong`] when the length does not fit the 32 bits of a compact header.
-    pub fn encode(&self, headers: Headers) -> Result<HeaderBytes, Error> {
+    /// [`ProtocolError::TooLong`] when the length does not fit the 32 bits of a compact header.
+    pub fn encode(&self, headers: RequestForm) -> Result<HeaderBytes, ProtocolError> {
         let start = |magic: u32| {
             HeaderBytes::new()
                 .u32(magic)
@@ -146,23 +149,23 @@ impl Header {
                 .u64(self.offset)
         };
         match headers {
-            Headers::Compact => match u32::try_from(self.length) {
+            RequestForm::Compact => match u32::try_from(self.length) {
                 Ok(length) => Ok(start(magic::REQUEST).u32(length)),
-                Err(_) => Err(Error::TooLong {
+                Err(_) => Err(ProtocolError::TooLong {
                     what: "length of a request without extended headers",
                     len: self.length,
                     max: u32::MAX.into(),
                 }),
             },
-            Headers::Extended => Ok(start(magic::EXTENDED_REQUEST).u64(self.length)),
+            RequestForm::Extended => Ok(start(magic::EXTENDED_REQUEST).u64(self.length)),
         }
     }
 
     /// Appends the request to `out`.
     ///
     /// # Errors
-    /// As [`Header::encode`].
-    pub fn emit(&self, headers: Headers, out: &mut Vec<u8>) -> Result<(), Error> {
+    /// As [`RequestHeader::encode`].
+    pub fn emit(&self, headers: RequestForm, out: &mut Vec<u8>) -> Result<(), ProtocolError> {
         out.extend_from_slice(&self.encode(headers)?);
         Ok(())
     }
@@ -170,11 +173,11 @@ impl Header {
     /// Bytes of payload after the header: the data of WRITE, and with extended headers the payload
     /// of any command with [`CommandFlags::PAYLOAD_LEN`]. A WRITE without that flag has its payload
     /// all the same (a client's error that QEMU accepts, too).
-    pub const fn payload_len(&self, headers: Headers) -> u64 {
+    pub const fn payload_len(&self, headers: RequestForm) -> u64 {
         let flagged = self.flags.contains(CommandFlags::PAYLOAD_LEN);
         match (self.command, headers) {
-            (Command::Write, _) => self.length,
-            (_, Headers::Extended) if flagged => self.length,
+            (CommandCode::Write, _) => self.length,
+            (_, RequestForm::Extended) if flagged => self.length,
             _ => 0,
         }
     }
@@ -188,14 +191,14 @@ impl Header {
 /// The payload of a BLOCK_STATUS request: the range's length, and the requested contexts
 /// (EXTENDED_HEADERS, `NBD_FLAG_BLOCK_STATUS_PAYLOAD`).
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Filter {
+pub struct StatusFilter {
     /// Length of the requested range, from the request's offset on.
     pub length: u64,
     /// Requested contexts, each once, at least one.
     pub contexts: Vec<u32>,
 }
 
-impl Filter {
+impl StatusFilter {
     /// Maximum payload to read; a server skips longer ones and replies EINVAL.
     pub const MAX_LEN: usize = 8 + 4 * limits::CONTEXTS;
 
@@ -204,12 +207,15 @@ impl Filter {
     /// # Errors
     /// The server replies to each with EINVAL and keeps the connection: wrong length, no context, a
     /// duplicate context or one that was not negotiated.
-    pub fn parse(payload: &[u8], negotiated: impl Fn(u32) -> bool) -> Result<Filter, Error> {
-        let bad = |why| Error::Malformed { what: "payload of a block status request", why };
-        if payload.len() > Filter::MAX_LEN {
+    pub fn parse(
+        payload: &[u8],
+        negotiated: impl Fn(u32) -> bool,
+    ) -> Result<StatusFilter, ProtocolError> {
+        let bad = |why| ProtocolError::Malformed { what: "payload of a block status request", why };
+        if payload.len() > StatusFilter::MAX_LEN {
             return Err(bad("more contexts than can be negotiated"));
         }
-        let mut reader = Reader::new(payload);
+        let mut reader = ByteReader::new(payload);
         let length = reader.u64().ok_or(bad("shorter than its length field"))?;
         let mut contexts = Vec::with_capacity(reader.rest().len() / 4);
         while !reader.rest().is_empty() {
@@ -225,7 +231,7 @@ impl Filter {
         if contexts.is_empty() {
             return Err(bad("no context"));
         }
-        Ok(Filter { length, contexts })
+        Ok(StatusFilter { length, contexts })
     }
 
     // nbd: extended.filter-length
@@ -238,7 +244,7 @@ impl Filter {
         }
     }
 
-    /// Bytes that [`Filter::emit`] appends.
+    /// Bytes that [`StatusFilter::emit`] appends.
     pub const fn payload_len(&self) -> u64 {
         8 + 4 * self.contexts.len() as u64
     }

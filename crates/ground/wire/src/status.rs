@@ -1,9 +1,9 @@
 //! Block status: the extents of one context in one chunk, in the 32-bit form and in the 64-bit form
 //! of EXTENDED_HEADERS.
 
-use crate::bytes::Reader;
-use crate::reply::{Answer, ChunkKind};
-use crate::{Error, Replies, ReplyFlags, limits};
+use crate::bytes::ByteReader;
+use crate::reply::{ChunkKind, ReplyEncoder};
+use crate::{ProtocolError, ReplyFlags, ReplyForm, limits};
 
 /// Name of the context that the protocol document defines.
 pub const BASE_ALLOCATION: &str = "base:allocation";
@@ -14,7 +14,7 @@ pub const STATE_ZERO: u64 = 2;
 
 /// A run of bytes with one status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Extent {
+pub struct StatusExtent {
     /// Bytes; not 0 on the wire.
     pub len: u64,
     /// Status flags; their meaning depends on the context.
@@ -23,7 +23,7 @@ pub struct Extent {
 
 /// The limits that a request sets for its reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Wanted {
+pub struct StatusLimits {
     /// Length of the requested range in bytes.
     pub length: u64,
     /// Whether only one extent, within `length`, is allowed (REQ_ONE).
@@ -32,10 +32,10 @@ pub struct Wanted {
     pub max_extents: usize,
 }
 
-impl Wanted {
+impl StatusLimits {
     /// As many extents as the protocol allows for `length` bytes.
-    pub const fn new(length: u64) -> Wanted {
-        Wanted { length, one: false, max_extents: limits::EXTENTS }
+    pub const fn new(length: u64) -> StatusLimits {
+        StatusLimits { length, one: false, max_extents: limits::EXTENTS }
     }
 }
 
@@ -47,13 +47,13 @@ pub struct StatusChunk {
     /// Number of the context.
     pub context: u32,
     /// The limits of the request.
-    pub wanted: Wanted,
+    pub wanted: StatusLimits,
 }
 
 /// The result of an encoder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub struct Encoded {
+pub struct EncodedExtents {
     /// Number of extents in the chunk.
     pub extents: usize,
     /// Bytes that they cover from the request's offset on; may be more than requested.
@@ -69,24 +69,24 @@ pub struct Encoded {
 /// beyond it (with REQ_ONE it is cut there). In the 32-bit form an extent above 4 GiB is split.
 ///
 /// # Errors
-/// [`Error::Caller`], with `out` unchanged: simple replies; no extents (the protocol requires at
+/// [`ProtocolError::Caller`], with `out` unchanged: simple replies; no extents (the protocol requires at
 /// least one); flags that do not fit the 32-bit form.
 pub fn emit(
-    answer: &Answer,
+    answer: &ReplyEncoder,
     chunk: StatusChunk,
-    extents: impl IntoIterator<Item = Extent>,
+    extents: impl IntoIterator<Item = StatusExtent>,
     out: &mut Vec<u8>,
-) -> Result<Encoded, Error> {
+) -> Result<EncodedExtents, ProtocolError> {
     let StatusChunk { flags, context, wanted } = chunk;
     let form = match answer.replies {
-        Replies::Simple => {
+        ReplyForm::Simple => {
             // nbd: meta.structured
-            return Err(Error::Caller { what: "block status needs structured replies" });
+            return Err(ProtocolError::Caller { what: "block status needs structured replies" });
         }
         // nbd: extended.status-only
-        Replies::Structured => Form::Bits32,
+        ReplyForm::Structured => ExtentForm::Bits32,
         // nbd: extended.status-always
-        Replies::Extended => Form::Bits64,
+        ReplyForm::Extended => ExtentForm::Bits64,
     };
     let start = out.len();
     let head = |length| answer.chunk(flags, form.kind(), length).encode();
@@ -111,24 +111,24 @@ pub fn emit(
 /// # Errors
 /// Like [`emit`], but `out` may have been extended.
 pub fn emit_payload(
-    form: Form,
+    form: ExtentForm,
     context: u32,
-    wanted: Wanted,
-    extents: impl IntoIterator<Item = Extent>,
+    wanted: StatusLimits,
+    extents: impl IntoIterator<Item = StatusExtent>,
     out: &mut Vec<u8>,
-) -> Result<Encoded, Error> {
+) -> Result<EncodedExtents, ProtocolError> {
     out.extend_from_slice(&context.to_be_bytes());
     let count_at = out.len();
-    if form == Form::Bits64 {
+    if form == ExtentForm::Bits64 {
         out.extend_from_slice(&[0; 4]);
     }
     // nbd: sizes.other-constraints, command-flags.req-one, status.req-one, status.at-most
     // nbd: block-status.req-one
     let most = if wanted.one { 1 } else { wanted.max_extents.clamp(1, limits::EXTENTS) };
-    let encoded = Encoded { extents: 0, covered: 0 };
-    let mut writer = Writer { form, wanted, most, encoded, out };
+    let encoded = EncodedExtents { extents: 0, covered: 0 };
+    let mut writer = ExtentWriter { form, wanted, most, encoded, out };
     // The extent being joined; it is written when the next one differs.
-    let mut open: Option<Extent> = None;
+    let mut open: Option<StatusExtent> = None;
     // nbd: status.nonzero, extended.status-nonzero
     let mut extents = extents.into_iter().filter(|extent| extent.len != 0);
     loop {
@@ -138,7 +138,7 @@ pub fn emit_payload(
         match (open, next) {
             (Some(before), Some(next)) if before.flags == next.flags => {
                 // An export has at most 2^64-1 bytes; more is cut.
-                open = Some(Extent { len: before.len.saturating_add(next.len), ..before });
+                open = Some(StatusExtent { len: before.len.saturating_add(next.len), ..before });
             }
             (None, Some(next)) => open = Some(next),
             (None, None) => break,
@@ -154,9 +154,9 @@ pub fn emit_payload(
     let encoded = writer.encoded;
     if encoded.extents == 0 {
         // nbd: block-status.at-least-one
-        return Err(Error::Caller { what: "block status needs at least one extent" });
+        return Err(ProtocolError::Caller { what: "block status needs at least one extent" });
     }
-    if form == Form::Bits64 {
+    if form == ExtentForm::Bits64 {
         #[expect(clippy::cast_possible_truncation, reason = "bounded by limits::EXTENTS")]
         let count = encoded.extents as u32;
         // nbd: extended.status-count
@@ -166,19 +166,19 @@ pub fn emit_payload(
 }
 
 /// Writes joined extents.
-struct Writer<'a> {
-    form: Form,
-    wanted: Wanted,
+struct ExtentWriter<'a> {
+    form: ExtentForm,
+    wanted: StatusLimits,
     /// Maximum number of descriptors.
     most: usize,
-    encoded: Encoded,
+    encoded: EncodedExtents,
     out: &'a mut Vec<u8>,
 }
 
-impl Writer<'_> {
+impl ExtentWriter<'_> {
     /// Writes one joined extent, in several descriptors if the 32-bit form requires it.
-    fn close(&mut self, extent: Extent) -> Result<(), Error> {
-        let Writer { form, wanted, most, encoded, out } = self;
+    fn close(&mut self, extent: StatusExtent) -> Result<(), ProtocolError> {
+        let ExtentWriter { form, wanted, most, encoded, out } = self;
         let mut left = extent.len.min(u64::MAX - encoded.covered);
         if wanted.one {
             // REQ_ONE for zero bytes is undefined; an extent has at least one byte.
@@ -186,8 +186,8 @@ impl Writer<'_> {
         }
         while left != 0 && encoded.extents < *most {
             let len = match form {
-                Form::Bits32 => {
-                    let flags = u32::try_from(extent.flags).map_err(|_| Error::Caller {
+                ExtentForm::Bits32 => {
+                    let flags = u32::try_from(extent.flags).map_err(|_| ProtocolError::Caller {
                         // nbd: meta.fits-flags
                         what: "status flags above 32 bits need extended headers",
                     })?;
@@ -196,7 +196,7 @@ impl Writer<'_> {
                     out.extend_from_slice(&flags.to_be_bytes());
                     u64::from(len)
                 }
-                Form::Bits64 => {
+                ExtentForm::Bits64 => {
                     out.extend_from_slice(&left.to_be_bytes());
                     out.extend_from_slice(&extent.flags.to_be_bytes());
                     left
@@ -221,19 +221,19 @@ const SPLIT_32: u32 = u32::MAX - 0xffff;
 
 /// The form of extents on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Form {
+pub enum ExtentForm {
     /// `NBD_REPLY_TYPE_BLOCK_STATUS`: lengths and flags of 32 bits.
     Bits32,
     /// `NBD_REPLY_TYPE_BLOCK_STATUS_EXT`: a count, and lengths and flags of 64 bits.
     Bits64,
 }
 
-impl Form {
+impl ExtentForm {
     /// The form of a kind of chunk, `None` if it has no block status.
-    pub const fn of(kind: ChunkKind) -> Option<Form> {
+    pub const fn of(kind: ChunkKind) -> Option<ExtentForm> {
         match kind {
-            ChunkKind::BlockStatus => Some(Form::Bits32),
-            ChunkKind::BlockStatusExt => Some(Form::Bits64),
+            ChunkKind::BlockStatus => Some(ExtentForm::Bits32),
+            ChunkKind::BlockStatusExt => Some(ExtentForm::Bits64),
             _ => None,
         }
     }
@@ -241,41 +241,43 @@ impl Form {
     /// Bytes before the extents.
     const fn prefix_len(self) -> usize {
         match self {
-            Form::Bits32 => 4,
-            Form::Bits64 => 8,
+            ExtentForm::Bits32 => 4,
+            ExtentForm::Bits64 => 8,
         }
     }
 
     /// The kind of chunk with this form.
     pub const fn kind(self) -> ChunkKind {
         match self {
-            Form::Bits32 => ChunkKind::BlockStatus,
-            Form::Bits64 => ChunkKind::BlockStatusExt,
+            ExtentForm::Bits32 => ChunkKind::BlockStatus,
+            ExtentForm::Bits64 => ChunkKind::BlockStatusExt,
         }
     }
 }
 
 /// The checked payload of a chunk of block status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Status<'a> {
-    form: Form,
+pub struct StatusView<'a> {
+    form: ExtentForm,
     context: u32,
     descriptors: &'a [u8],
 }
 
-impl<'a> Status<'a> {
+impl<'a> StatusView<'a> {
     /// Parses a complete payload.
     ///
     /// # Errors
     /// A payload that ends inside a descriptor or has none, a count that differs from the list, an
     /// extent of length 0, extents that together exceed 64 bits.
-    pub fn parse(form: Form, payload: &'a [u8]) -> Result<Status<'a>, Error> {
-        let bad = |why| Error::Malformed { what: "block status", why };
-        let mut reader = Reader::new(payload);
+    pub fn parse(form: ExtentForm, payload: &'a [u8]) -> Result<StatusView<'a>, ProtocolError> {
+        let bad = |why| ProtocolError::Malformed { what: "block status", why };
+        let mut reader = ByteReader::new(payload);
         let context = reader.u32().ok_or(bad("it is shorter than its context"))?;
         let (count, size) = match form {
-            Form::Bits32 => (None, 8),
-            Form::Bits64 => (Some(reader.u32().ok_or(bad("it is shorter than its count"))?), 16),
+            ExtentForm::Bits32 => (None, 8),
+            ExtentForm::Bits64 => {
+                (Some(reader.u32().ok_or(bad("it is shorter than its count"))?), 16)
+            }
         };
         let descriptors = reader.rest();
         let held = descriptors.len() / size;
@@ -288,12 +290,12 @@ impl<'a> Status<'a> {
         if held > limits::EXTENTS {
             let len = held as u64;
             let max = limits::EXTENTS as u64;
-            return Err(Error::TooLong { what: "list of extents", len, max });
+            return Err(ProtocolError::TooLong { what: "list of extents", len, max });
         }
         if count.is_some_and(|count| u64::from(count) != held as u64) {
             return Err(bad("its count differs from its list"));
         }
-        let status = Status { form, context, descriptors };
+        let status = StatusView { form, context, descriptors };
         let mut sum = 0u64;
         for extent in status.extents() {
             if extent.len == 0 {
@@ -315,19 +317,21 @@ impl<'a> Status<'a> {
     pub const fn len(&self) -> usize {
         self.descriptors.len()
             / match self.form {
-                Form::Bits32 => 8,
-                Form::Bits64 => 16,
+                ExtentForm::Bits32 => 8,
+                ExtentForm::Bits64 => 16,
             }
     }
 
     /// The extents in order, the first at the request's offset. Adjacent ones may have the same
     /// flags, and the last may exceed the requested range.
-    pub fn extents(&self) -> impl Iterator<Item = Extent> + use<'a> {
+    pub fn extents(&self) -> impl Iterator<Item = StatusExtent> + use<'a> {
         let form = self.form;
-        let mut reader = Reader::new(self.descriptors);
+        let mut reader = ByteReader::new(self.descriptors);
         std::iter::from_fn(move || match form {
-            Form::Bits32 => Some(Extent { len: reader.u32()?.into(), flags: reader.u32()?.into() }),
-            Form::Bits64 => Some(Extent { len: reader.u64()?, flags: reader.u64()? }),
+            ExtentForm::Bits32 => {
+                Some(StatusExtent { len: reader.u32()?.into(), flags: reader.u32()?.into() })
+            }
+            ExtentForm::Bits64 => Some(StatusExtent { len: reader.u64()?, flags: reader.u64()? }),
         })
     }
 }
@@ -335,7 +339,7 @@ impl<'a> Status<'a> {
 /// The checked payload of a chunk of block status, which owns its bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StatusPayload {
-    form: Form,
+    form: ExtentForm,
     context: u32,
     payload: Vec<u8>,
 }
@@ -344,17 +348,17 @@ impl StatusPayload {
     /// Parses a complete payload.
     ///
     /// # Errors
-    /// As [`Status::parse`].
-    pub fn parse(form: Form, payload: Vec<u8>) -> Result<StatusPayload, Error> {
-        let context = Status::parse(form, &payload)?.context;
+    /// As [`StatusView::parse`].
+    pub fn parse(form: ExtentForm, payload: Vec<u8>) -> Result<StatusPayload, ProtocolError> {
+        let context = StatusView::parse(form, &payload)?.context;
         Ok(StatusPayload { form, context, payload })
     }
 
     /// The contents.
-    pub fn status(&self) -> Status<'_> {
+    pub fn status(&self) -> StatusView<'_> {
         let StatusPayload { form, context, .. } = *self;
         // Was checked to be longer.
         let descriptors = self.payload.get(form.prefix_len()..).unwrap_or_default();
-        Status { form, context, descriptors }
+        StatusView { form, context, descriptors }
     }
 }

@@ -7,19 +7,19 @@ use std::process::{Command, ExitCode};
 use std::time::Duration;
 
 use blockhaul_catalog::brackets::Groups;
-use blockhaul_measure::Devices;
+use blockhaul_measure::DeviceContext;
 
-use crate::args::{Bench, BenchAction};
-use crate::exit::{Failure, plain};
+use crate::args::{BenchAction, BenchArgs};
+use crate::exit::{CommandFailure, plain};
 use crate::{devices, logger, out};
 
 /// Maximum time without a reply until a server connection is dropped.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Measures a device or a server, or executes blockhaul-bench for all other commands.
-pub fn run(bench: Bench, groups: &Groups) -> ExitCode {
+pub fn run(bench: BenchArgs, groups: &Groups) -> ExitCode {
     let spec = |word: &OsStr| groups.spec(word);
-    let devices = || Devices { registry: devices::registry(TIMEOUT), spec: &spec };
+    let devices = || DeviceContext { registry: devices::registry(TIMEOUT), spec: &spec };
     let measured = match bench.action {
         Some(BenchAction::Device(device)) => device.run(&devices()).map(|text| (text, 0)),
         Some(BenchAction::Load(load)) => load.run(&devices()),
@@ -37,13 +37,13 @@ pub fn run(bench: Bench, groups: &Groups) -> ExitCode {
     }
 }
 
-fn failed(failure: &Failure) -> ExitCode {
+fn failed(failure: &CommandFailure) -> ExitCode {
     logger::failure("bench: ", &failure.to_string());
     ExitCode::from(failure.status())
 }
 
 /// Replaces this process; returns only on failure.
-fn become_other() -> Failure {
+fn become_other() -> CommandFailure {
     let this = std::env::current_exe().ok();
     let beside = this.as_ref().map(|this| this.with_file_name("blockhaul-bench"));
     let program = beside.filter(|path| path.is_file()).unwrap_or(PathBuf::from("blockhaul-bench"));
@@ -58,9 +58,13 @@ fn become_other() -> Failure {
     }
     let error = command.exec();
     if error.kind() != std::io::ErrorKind::NotFound {
-        return Failure::usage(format!("cannot start {}: {}", program.display(), plain(&error)));
+        return CommandFailure::usage(format!(
+            "cannot start {}: {}",
+            program.display(),
+            plain(&error)
+        ));
     }
-    Failure::usage(
+    CommandFailure::usage(
         "the program blockhaul-bench is not installed, which does all of blockhaul bench but bench device and \
          bench load: install it next to blockhaul (from its source: cargo install --locked --path \
          tools/bench)",

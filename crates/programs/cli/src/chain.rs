@@ -3,15 +3,15 @@
 use std::path::Path;
 use std::time::Duration;
 
-use blockhaul_backups::{BackupContext, ChainChange, CheckReport, Damage, PointEntry};
+use blockhaul_backups::{BackupContext, ChainChange, CheckReport, PointEntry, StoreDamage};
 use serde_json::{Value, json};
 
 use crate::args::{self, ChainCommand};
-use crate::exit::{self, Outcome};
+use crate::exit::{self, CommandResult};
 use crate::{devices, logger, out};
 
 /// Runs `blockhaul chain`.
-pub fn run(args: &args::Chain) -> Outcome {
+pub fn run(args: &args::ChainArgs) -> CommandResult {
     logger::start(false);
     match &args.command {
         ChainCommand::List { dir, json } => list(&blockhaul_backups::list_points(dir)?, *json),
@@ -34,12 +34,12 @@ pub fn run(args: &args::Chain) -> Outcome {
 }
 
 /// The devices of this program, with these workers.
-pub(crate) fn context(workers: blockhaul_io::Config) -> BackupContext {
+pub(crate) fn context(workers: blockhaul_io::RuntimeConfig) -> BackupContext {
     BackupContext { registry: devices::registry(Duration::ZERO), workers }
 }
 
 /// Removes the point that an interrupted pull has begun.
-fn abandon(dir: &Path) -> Outcome {
+fn abandon(dir: &Path) -> CommandResult {
     let name = blockhaul_backups::abandon_point(dir)?;
     let text = format!("the unfinished point {name:?} is removed");
     out::print(format!("{}\n", out::one_line(&text)).as_bytes())?;
@@ -47,7 +47,7 @@ fn abandon(dir: &Path) -> Outcome {
 }
 
 /// Prints the points.
-fn list(points: &[PointEntry], as_json: bool) -> Outcome {
+fn list(points: &[PointEntry], as_json: bool) -> CommandResult {
     let text = if as_json {
         let all: Vec<Value> = points.iter().map(as_value).collect();
         format!("{}\n", json!({ "points": all }))
@@ -112,7 +112,7 @@ fn made_at(seconds: u64) -> String {
 /// The result of a check, in lines.
 fn check_text(report: &CheckReport) -> String {
     let CheckReport { points, damage, intact, without_digests, orphans } = report;
-    let line = |damage: &Damage| format!("damaged: {}\n", out::one_line(&damage.to_string()));
+    let line = |damage: &StoreDamage| format!("damaged: {}\n", out::one_line(&damage.to_string()));
     let mut text: String = damage.iter().map(line).collect();
     if damage.is_empty() {
         text += &match (points, intact) {
@@ -132,7 +132,7 @@ fn check_text(report: &CheckReport) -> String {
 }
 
 /// Prints the number of points that are left.
-fn tell(ChainChange { removed, kept, oldest }: &ChainChange) -> Outcome {
+fn tell(ChainChange { removed, kept, oldest }: &ChainChange) -> CommandResult {
     let text = format!("removed {removed}, kept {kept}; the oldest point is {oldest}");
     out::print(format!("{}\n", out::one_line(&text)).as_bytes())?;
     Ok(0)

@@ -14,15 +14,15 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::args::{self, CtlCommand};
-use crate::exit::{FAILED, Failure, LOST, OPEN, Outcome, USAGE, plain};
+use crate::exit::{CommandFailure, CommandResult, FAILED, LOST, OPEN, USAGE, plain};
 use crate::out;
 
 /// Maximum reply: ten thousand clients need a few MiB.
 const ANSWER_MAX: u64 = 256 << 20;
 
 /// Runs `blockhaul ctl`.
-pub fn run(args: &args::Ctl) -> Outcome {
-    let mut server = Connection::open(&args.socket, args.timeout)?;
+pub fn run(args: &args::Ctl) -> CommandResult {
+    let mut server = ControlConnection::open(&args.socket, args.timeout)?;
     let json = args.json;
     if let &CtlCommand::JobWait { job, ready } = &args.command {
         return wait_for_job(&mut server, job, ready, json);
@@ -94,7 +94,12 @@ pub fn run(args: &args::Ctl) -> Outcome {
 }
 
 /// Waits until a job has ended, or is `ready`; the status is that of the job, 0 while it runs.
-fn wait_for_job(server: &mut Connection<'_>, job: u64, ready: bool, json: bool) -> Outcome {
+fn wait_for_job(
+    server: &mut ControlConnection<'_>,
+    job: u64,
+    ready: bool,
+    json: bool,
+) -> CommandResult {
     server.wait_long()?;
     let answer = server.ask(&ControlRequest::JobWait { job, ready })?;
     if ready && answer["exit_status"].is_null() {
@@ -102,7 +107,7 @@ fn wait_for_job(server: &mut Connection<'_>, job: u64, ready: bool, json: bool) 
     }
     let status = answer["exit_status"].as_u64().and_then(|status| u8::try_from(status).ok());
     match (status, message(&answer["error"])) {
-        (Some(status), Some(error)) if !json => Err(Failure::new(status, error)),
+        (Some(status), Some(error)) if !json => Err(CommandFailure::new(status, error)),
         (status, _) => {
             tell(&answer, json, |answer| message(&answer["result"]).unwrap_or_default() + "\n")?;
             Ok(status.unwrap_or(FAILED))
@@ -111,7 +116,7 @@ fn wait_for_job(server: &mut Connection<'_>, job: u64, ready: bool, json: bool) 
 }
 
 /// Waits until several jobs have ended; the status is the first that is not 0.
-fn wait_for_jobs(server: &mut Connection<'_>, jobs: &[u64], json: bool) -> Outcome {
+fn wait_for_jobs(server: &mut ControlConnection<'_>, jobs: &[u64], json: bool) -> CommandResult {
     let mut outcome = Ok(0);
     for job in jobs {
         let ended = wait_for_job(server, *job, false, json);
@@ -123,7 +128,7 @@ fn wait_for_jobs(server: &mut Connection<'_>, jobs: &[u64], json: bool) -> Outco
 }
 
 /// Prints a reply: as JSON, or as text.
-fn tell(answer: &Value, json: bool, text: impl Fn(&Value) -> String) -> Outcome {
+fn tell(answer: &Value, json: bool, text: impl Fn(&Value) -> String) -> CommandResult {
     let text = if json { format!("{answer}\n") } else { text(answer) };
     out::print(text.as_bytes())?;
     Ok(0)
@@ -135,7 +140,7 @@ fn tell_list<T: DeserializeOwned>(
     json: bool,
     name: &str,
     table: impl Fn(&[T]) -> String,
-) -> Outcome {
+) -> CommandResult {
     if json {
         return tell(answer, json, |_| String::new());
     }
@@ -143,19 +148,19 @@ fn tell_list<T: DeserializeOwned>(
         let text = format!(
             "the server is of another version ({name}: {error}): use its version of ctl, or --json"
         );
-        Failure::new(LOST, text)
+        CommandFailure::new(LOST, text)
     })?;
     tell(answer, json, |_| table(&list))
 }
 
 /// A connection to a control socket.
-struct Connection<'a> {
+struct ControlConnection<'a> {
     path: &'a Path,
     stream: BufReader<UnixStream>,
 }
 
-impl<'a> Connection<'a> {
-    fn open(path: &'a Path, timeout: Duration) -> Result<Connection<'a>, Failure> {
+impl<'a> ControlConnection<'a> {
+    fn open(path: &'a Path, timeout: Duration) -> Result<ControlConnection<'a>, CommandFailure> {
         let cannot = |error: std::io::Error| {
             let next = match error.kind() {
                 ErrorKind::NotFound | ErrorKind::ConnectionRefused => {
@@ -165,7 +170,7 @@ impl<'a> Connection<'a> {
                 _ => "",
             };
             let path = path.display();
-            Failure::new(
+            CommandFailure::new(
                 OPEN,
                 format!("cannot connect to a server at {path}: {}{next}", plain(&error)),
             )
@@ -174,14 +179,14 @@ impl<'a> Connection<'a> {
         let patience = (!timeout.is_zero()).then_some(timeout);
         stream.set_read_timeout(patience).map_err(cannot)?;
         stream.set_write_timeout(patience).map_err(cannot)?;
-        Ok(Connection { path, stream: BufReader::new(stream) })
+        Ok(ControlConnection { path, stream: BufReader::new(stream) })
     }
 
     /// The reply to a request.
-    fn ask(&mut self, request: &ControlRequest) -> Result<Value, Failure> {
+    fn ask(&mut self, request: &ControlRequest) -> Result<Value, CommandFailure> {
         let lost = |why: &str| {
             let text = format!("no reply from the server at {}: {why}", self.path.display());
-            Failure::new(LOST, text)
+            CommandFailure::new(LOST, text)
         };
         let io = |error: std::io::Error| match error.kind() {
             ErrorKind::WouldBlock | ErrorKind::TimedOut => lost(
@@ -208,7 +213,7 @@ impl<'a> Connection<'a> {
             RefusalKind::Absent => OPEN,
             RefusalKind::Failed => FAILED,
         };
-        Err(Failure::new(status, refusal.error))
+        Err(CommandFailure::new(status, refusal.error))
     }
 
     fn send(&mut self, request: &ControlRequest) -> std::io::Result<()> {
@@ -217,19 +222,19 @@ impl<'a> Connection<'a> {
     }
 
     /// The next reply may take any time.
-    fn wait_long(&mut self) -> Result<(), Failure> {
+    fn wait_long(&mut self) -> Result<(), CommandFailure> {
         let set = self.stream.get_mut().set_read_timeout(None);
-        set.map_err(|error| Failure::new(LOST, plain(&error)))
+        set.map_err(|error| CommandFailure::new(LOST, plain(&error)))
     }
 
     /// Waits until the server has ended, if requested.
-    fn wait(mut self, wanted: bool) -> Outcome {
+    fn wait(mut self, wanted: bool) -> CommandResult {
         if !wanted {
             return Ok(0);
         }
         let lost = |error: std::io::Error| {
             let text = format!("cannot wait for the end of the server: {}", plain(&error));
-            Failure::new(LOST, text)
+            CommandFailure::new(LOST, text)
         };
         self.stream.get_mut().set_read_timeout(None).map_err(lost)?;
         let asked = self.send(&ControlRequest::Wait);

@@ -28,7 +28,7 @@ pub fn registry_asking(timeout: Duration, min_rate: u64, contexts: &[String]) ->
 }
 
 /// The same; nbdkit plugins run in separate processes.
-pub fn isolated(mut registry: Registry, again: blockhaul_isolated::Again) -> Registry {
+pub fn isolated(mut registry: Registry, again: blockhaul_isolated::RestartPolicy) -> Registry {
     for backend in &mut registry.backends {
         if backend.runs_foreign_code() {
             *backend = blockhaul_isolated::isolated(backend.clone(), again);

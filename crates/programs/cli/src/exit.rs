@@ -12,7 +12,7 @@ use blockhaul_transfer::{TransferError, TransferErrorKind, kind_remedy};
 pub use blockhaul_io::plain;
 
 /// The result of a command: its exit status, or why it failed.
-pub type Outcome = Result<u8, Failure>;
+pub type CommandResult = Result<u8, CommandFailure>;
 
 /// The operation failed in a way not listed below.
 pub const FAILED: u8 = 1;
@@ -82,26 +82,26 @@ pub const TABLE: &[(&str, &str)] = &[
 
 /// Why a command failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Failure {
+pub struct CommandFailure {
     status: u8,
     text: String,
     /// What the user of the command line can do about it, with the punctuation before it; or nothing.
     remedy: String,
 }
 
-impl Failure {
+impl CommandFailure {
     /// A failure with this exit status.
-    pub fn new(status: u8, text: impl Into<String>) -> Failure {
-        Failure { status, text: text.into(), remedy: String::new() }
+    pub fn new(status: u8, text: impl Into<String>) -> CommandFailure {
+        CommandFailure { status, text: text.into(), remedy: String::new() }
     }
 
     /// The command line is invalid.
-    pub fn usage(text: impl Into<String>) -> Failure {
-        Failure::new(USAGE, text)
+    pub fn usage(text: impl Into<String>) -> CommandFailure {
+        CommandFailure::new(USAGE, text)
     }
 
     /// A device could not be opened. `role`: "source", "target", "device".
-    pub fn opening(role: &str, what: &str, error: &Error) -> Failure {
+    pub fn opening(role: &str, what: &str, error: &Error) -> CommandFailure {
         let status = match error.kind() {
             Kind::Usage => USAGE,
             Kind::TimedOut => LOST,
@@ -109,36 +109,36 @@ impl Failure {
             _ => OPEN,
         };
         let text = blockhaul_transfer::opening_text(role, what, error);
-        Failure::new(status, text).with_remedy(error, true)
+        CommandFailure::new(status, text).with_remedy(error, true)
     }
 
     /// The same failure with the remedy of an error. `opening`: it happened when a device was opened.
     #[must_use]
-    pub fn with_remedy(self, error: &Error, opening: bool) -> Failure {
+    pub fn with_remedy(self, error: &Error, opening: bool) -> CommandFailure {
         let remedy = match error.remedy() {
             Some(remedy) => format!("; {remedy}"),
             None => kind_remedy(error, opening).to_string(),
         };
-        Failure { remedy, ..self }
+        CommandFailure { remedy, ..self }
     }
 
     /// A failure with the same status and remedy, and with this text, which contains
-    /// [that of this one](Failure::facts).
+    /// [that of this one](CommandFailure::facts).
     #[must_use]
-    pub fn reworded(&self, text: impl Into<String>) -> Failure {
-        Failure { text: text.into(), ..self.clone() }
+    pub fn reworded(&self, text: impl Into<String>) -> CommandFailure {
+        CommandFailure { text: text.into(), ..self.clone() }
     }
 
     /// The same failure with another status.
     #[must_use]
-    pub fn with_status(self, status: u8) -> Failure {
-        Failure { status, ..self }
+    pub fn with_status(self, status: u8) -> CommandFailure {
+        CommandFailure { status, ..self }
     }
 
     /// The same failure with text appended.
     #[must_use]
-    pub fn and(self, more: &str) -> Failure {
-        Failure { remedy: self.remedy + more, ..self }
+    pub fn and(self, more: &str) -> CommandFailure {
+        CommandFailure { remedy: self.remedy + more, ..self }
     }
 
     /// What failed, where and why, without remedy: for front ends other than the command line.
@@ -152,7 +152,7 @@ impl Failure {
     }
 }
 
-impl fmt::Display for Failure {
+impl fmt::Display for CommandFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(format!("{}{}", self.text, self.remedy).trim())
     }
@@ -172,20 +172,20 @@ pub fn status_of(kind: TransferErrorKind) -> u8 {
     }
 }
 
-impl From<TransferError> for Failure {
-    fn from(error: TransferError) -> Failure {
-        Failure::new(status_of(error.kind()), error.facts()).and(error.remedy())
+impl From<TransferError> for CommandFailure {
+    fn from(error: TransferError) -> CommandFailure {
+        CommandFailure::new(status_of(error.kind()), error.facts()).and(error.remedy())
     }
 }
 
-impl From<JobError> for Failure {
-    fn from(error: JobError) -> Failure {
-        Failure::new(status_of(error.kind()), error.facts()).and(error.remedy())
+impl From<JobError> for CommandFailure {
+    fn from(error: JobError) -> CommandFailure {
+        CommandFailure::new(status_of(error.kind()), error.facts()).and(error.remedy())
     }
 }
 
-impl From<BackupError> for Failure {
-    fn from(error: BackupError) -> Failure {
+impl From<BackupError> for CommandFailure {
+    fn from(error: BackupError) -> CommandFailure {
         let status = match error.kind() {
             BackupErrorKind::Request => USAGE,
             BackupErrorKind::Open => OPEN,
@@ -196,23 +196,23 @@ impl From<BackupError> for Failure {
             BackupErrorKind::Damage => DIFFERENT,
             BackupErrorKind::Other => FAILED,
         };
-        Failure::new(status, error.facts()).and(error.remedy())
+        CommandFailure::new(status, error.facts()).and(error.remedy())
     }
 }
 
-impl From<Error> for Failure {
-    fn from(error: Error) -> Failure {
+impl From<Error> for CommandFailure {
+    fn from(error: Error) -> CommandFailure {
         let status = match error.kind() {
             Kind::Usage => USAGE,
             Kind::Disconnected | Kind::TimedOut => LOST,
             _ => FAILED,
         };
-        Failure::new(status, error.located()).with_remedy(&error, false)
+        CommandFailure::new(status, error.located()).with_remedy(&error, false)
     }
 }
 
 /// The end of a command, for its metrics and its state.
-pub fn command_end(outcome: &Outcome) -> CommandEnd {
+pub fn command_end(outcome: &CommandResult) -> CommandEnd {
     match outcome {
         Ok(status) => CommandEnd { status: *status, error: None },
         Err(failure) => CommandEnd { status: failure.status(), error: Some(failure.to_string()) },
@@ -237,16 +237,16 @@ mod tests {
     #[test]
     fn opening_tells_kinds_apart_and_what_to_do() {
         let gone = Error::new(Kind::NotFound, "no such file").on(&"disk.raw".into());
-        let failure = Failure::opening("source", "disk.raw", &gone);
+        let failure = CommandFailure::opening("source", "disk.raw", &gone);
         assert_eq!(failure.status(), OPEN);
         let text = "cannot open the source: disk.raw: no such file; check the name";
         assert_eq!(failure.to_string(), text);
         let late = Error::new(Kind::TimedOut, "no greeting within 30 s");
-        let failure = Failure::opening("source", "nbd://h", &late);
+        let failure = CommandFailure::opening("source", "nbd://h", &late);
         assert_eq!(failure.status(), LOST);
         assert!(failure.to_string().starts_with("cannot open the source: nbd://h: no greeting"));
         let wrong = Error::new(Kind::Io, "./a.sh: get_size: printed 1X").of_plugin();
-        let failure = Failure::opening("source", "sh:./a.sh", &wrong).to_string();
+        let failure = CommandFailure::opening("source", "sh:./a.sh", &wrong).to_string();
         assert_eq!(failure, "cannot open the source: sh:./a.sh: ./a.sh: get_size: printed 1X");
     }
 }

@@ -2,11 +2,11 @@
 
 use std::path::Path;
 
-use crate::exit::{FAILED, Failure, Outcome};
+use crate::exit::{CommandFailure, CommandResult, FAILED};
 use crate::{args, devices, exit, manual, out};
 
 /// Writes a page for each command to `dir`, or prints the main page.
-pub fn man(dir: Option<&Path>) -> Outcome {
+pub fn man(dir: Option<&Path>) -> CommandResult {
     let definition = args::definition();
     let Some(dir) = dir else {
         out::print(&pages(&definition)[0].text()?)?;
@@ -14,7 +14,7 @@ pub fn man(dir: Option<&Path>) -> Outcome {
     };
     std::fs::create_dir_all(dir).map_err(|error| {
         let why = exit::plain(&error);
-        Failure::new(FAILED, format!("cannot create the directory {}: {why}", dir.display()))
+        CommandFailure::new(FAILED, format!("cannot create the directory {}: {why}", dir.display()))
     })?;
     for page in pages(&definition) {
         write(&dir.join(format!("{}.1", page.name)), &page.text()?)?;
@@ -29,10 +29,10 @@ pub fn man(dir: Option<&Path>) -> Outcome {
     Ok(0)
 }
 
-fn write(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
+fn write(path: &Path, bytes: &[u8]) -> Result<(), CommandFailure> {
     std::fs::write(path, bytes).map_err(|error| {
         let why = exit::plain(&error);
-        Failure::new(FAILED, format!("cannot write {}: {why}", path.display()))
+        CommandFailure::new(FAILED, format!("cannot write {}: {why}", path.display()))
     })
 }
 
@@ -48,7 +48,7 @@ fn overview(name: &str, about: &str, text: &str) -> String {
 }
 
 /// A page, for a command.
-struct Page {
+struct CommandPage {
     /// `blockhaul-ctl-layer-add`.
     name: String,
     /// The command as typed: `blockhaul ctl layer-add`.
@@ -59,14 +59,14 @@ struct Page {
 }
 
 /// The page of the program, then those of its commands and subcommands.
-fn pages(definition: &clap::Command) -> Vec<Page> {
+fn pages(definition: &clap::Command) -> Vec<CommandPage> {
     let name = "blockhaul".to_string();
     let mut pages =
-        vec![Page { typed: name.clone(), name, above: None, command: definition.clone() }];
+        vec![CommandPage { typed: name.clone(), name, above: None, command: definition.clone() }];
     let mut next = 0;
     while let Some(page) = pages.get(next) {
         let inner = page.command.get_subcommands().filter(|inner| !inner.is_hide_set());
-        let inner = inner.map(|inner| Page {
+        let inner = inner.map(|inner| CommandPage {
             name: format!("{}-{}", page.name, inner.get_name()),
             typed: format!("{} {}", page.typed, inner.get_name()),
             above: Some(page.name.clone()),
@@ -79,8 +79,8 @@ fn pages(definition: &clap::Command) -> Vec<Page> {
     pages
 }
 
-impl Page {
-    fn text(&self) -> Result<Vec<u8>, Failure> {
+impl CommandPage {
+    fn text(&self) -> Result<Vec<u8>, CommandFailure> {
         // Its text is laid out for a terminal; a page has no command `help`.
         let more = self.command.get_after_long_help().map(ToString::to_string).unwrap_or_default();
         let command = self
@@ -96,7 +96,7 @@ impl Page {
         let mut bytes = Vec::new();
         clap_mangen::Man::new(command)
             .render(&mut bytes)
-            .map_err(|error| Failure::new(FAILED, exit::plain(&error)))?;
+            .map_err(|error| CommandFailure::new(FAILED, exit::plain(&error)))?;
         bytes.extend_from_slice(manual::sections(&more).as_bytes());
         bytes.extend_from_slice(self.see_also().as_bytes());
         Ok(bytes)
@@ -143,7 +143,7 @@ const RELATED: &[(&str, &[&str])] = &[
 ];
 
 /// Prints completions for a shell.
-pub fn completions(shell: clap_complete::Shell) -> Outcome {
+pub fn completions(shell: clap_complete::Shell) -> CommandResult {
     let mut bytes = Vec::new();
     clap_complete::generate(shell, &mut args::definition(), "blockhaul", &mut bytes);
     out::print(&bytes)?;

@@ -2,11 +2,11 @@
 
 use std::io::IsTerminal as _;
 
-use crate::exit::{Failure, Outcome};
+use crate::exit::{CommandFailure, CommandResult};
 use crate::{args, devices, out};
 
 /// Runs `blockhaul help`.
-pub fn run(args: &args::Help) -> Outcome {
+pub fn run(args: &args::HelpArgs) -> CommandResult {
     if let Some(help) = args::help_of(&args.topic) {
         let text = if std::io::stdout().is_terminal() {
             help.ansi().to_string()
@@ -39,10 +39,10 @@ fn topic_text(topic: &str) -> Option<String> {
     }
 }
 
-fn unknown(topic: &str) -> Failure {
+fn unknown(topic: &str) -> CommandFailure {
     let near = blockhaul_catalog::nearest(topic, devices::topics().into_iter());
     let near = near.map(|near| format!("did you mean {near}? ")).unwrap_or_default();
-    Failure::usage(format!(
+    CommandFailure::usage(format!(
         "there is no command or topic {topic:?}; {near}topics are devices, layers, the scheme of a \
          device, the name of a layer, exit-status and job"
     ))

@@ -3,27 +3,27 @@
 use blockhaul_block::{Error, Kind};
 use blockhaul_catalog::OpenContext;
 use blockhaul_formats::qcow2::backing_change::{
-    BackingChange, BackingName, Rebase, Snapshots, commit, rebase,
+    BackingChange, BackingName, RebaseMode, SnapshotPolicy, commit, rebase,
 };
 use blockhaul_transfer::shown;
 
 use crate::args::{self, RebaseArgs};
 use crate::brackets::Groups;
-use crate::exit::{self, Failure, Outcome};
+use crate::exit::{self, CommandFailure, CommandResult};
 use crate::image_change::{failure, policy, with_advice};
 use crate::image_tools::{holder, run};
 use crate::out;
 
 /// Runs `blockhaul rebase`.
-pub fn run_rebase(args: &RebaseArgs, groups: &Groups) -> Outcome {
+pub fn run_rebase(args: &RebaseArgs, groups: &Groups) -> CommandResult {
     let name = holder(groups.spec(&args.image)?)?.to_string();
     let names = policy(args.backing);
     let new = args.to.clone().zip(args.format.clone());
     let new = new.map(|(name, format)| BackingName { name, format });
     let how = match (args.names_only, args.compress) {
-        (true, _) => Rebase::Unsafe,
-        (false, true) => Rebase::Compressed,
-        (false, false) => Rebase::Safe,
+        (true, _) => RebaseMode::Unsafe,
+        (false, true) => RebaseMode::Compressed,
+        (false, false) => RebaseMode::Safe,
     };
     let snapshots = snapshots(args.change_snapshots);
     let described = name.clone();
@@ -40,22 +40,22 @@ pub fn run_rebase(args: &RebaseArgs, groups: &Groups) -> Outcome {
 }
 
 /// What went wrong with an image, also that it cannot be changed in this way.
-fn refused(command: &str, name: &str, error: &Error) -> Failure {
+fn refused(command: &str, name: &str, error: &Error) -> CommandFailure {
     match error.kind() {
         Kind::Unsupported => {
             let text = format!("cannot {command} {}: {error}", shown(name));
-            with_advice(Failure::new(exit::OPEN, text), error)
+            with_advice(CommandFailure::new(exit::OPEN, text), error)
         }
         _ => failure(name, error),
     }
 }
 
-fn snapshots(change: bool) -> Snapshots {
-    if change { Snapshots::Change } else { Snapshots::Refuse }
+fn snapshots(change: bool) -> SnapshotPolicy {
+    if change { SnapshotPolicy::Change } else { SnapshotPolicy::Refuse }
 }
 
 /// Runs `blockhaul commit`.
-pub fn run_commit(args: &args::Commit, groups: &Groups) -> Outcome {
+pub fn run_commit(args: &args::CommitArgs, groups: &Groups) -> CommandResult {
     let name = holder(groups.spec(&args.image)?)?.to_string();
     let names = policy(args.backing);
     let keep = args.keep;

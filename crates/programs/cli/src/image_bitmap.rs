@@ -8,14 +8,14 @@ use blockhaul_catalog::OpenContext;
 use blockhaul_formats::qcow2::bitmap_change::{BitmapChange, change_bitmap};
 use serde_json::json;
 
-use crate::args::{self, BitmapCommand, BitmapMerge, BitmapName, Listed};
+use crate::args::{self, BitmapCommand, BitmapMerge, ImageBitmap, ListArgs};
 use crate::brackets::Groups;
-use crate::exit::{Failure, Outcome};
+use crate::exit::{CommandFailure, CommandResult};
 use crate::image_tools::{bitmaps, description, holder, run};
 use crate::out;
 
 /// Runs `blockhaul bitmap`.
-pub fn bitmap(args: args::Bitmap, groups: &Groups) -> Outcome {
+pub fn bitmap(args: args::BitmapArgs, groups: &Groups) -> CommandResult {
     match args.command {
         BitmapCommand::List(args) => list(&args, groups),
         BitmapCommand::Add(args) => {
@@ -35,7 +35,7 @@ pub fn bitmap(args: args::Bitmap, groups: &Groups) -> Outcome {
     }
 }
 
-fn list(args: &Listed, groups: &Groups) -> Outcome {
+fn list(args: &ListArgs, groups: &Groups) -> CommandResult {
     let found = description(args, groups)?;
     let text = if args.json {
         format!("{:#}\n", json!({ "bitmaps": bitmaps(&found) }))
@@ -55,11 +55,11 @@ fn list(args: &Listed, groups: &Groups) -> Outcome {
 }
 
 /// The device that holds the image of a word.
-fn image(word: &OsString, groups: &Groups) -> Result<String, Failure> {
+fn image(word: &OsString, groups: &Groups) -> Result<String, CommandFailure> {
     Ok(holder(groups.spec(word)?)?.to_string())
 }
 
-fn changed(args: BitmapName, change: BitmapChange, groups: &Groups) -> Outcome {
+fn changed(args: ImageBitmap, change: BitmapChange, groups: &Groups) -> CommandResult {
     let name = image(&args.image, groups)?;
     let described = name.clone();
     let result = run(move |registry| async move {
@@ -67,8 +67,8 @@ fn changed(args: BitmapName, change: BitmapChange, groups: &Groups) -> Outcome {
         change_bitmap(&context, &described, &args.name, change).await
     })?;
     result.map_err(|error| match error.kind() {
-        Kind::Usage => Failure::usage(error.to_string()),
-        _ => Failure::opening("image", &name, &error),
+        Kind::Usage => CommandFailure::usage(error.to_string()),
+        _ => CommandFailure::opening("image", &name, &error),
     })?;
     Ok(0)
 }

@@ -3,27 +3,27 @@
 use std::path::Path;
 
 use blockhaul_block::{Error, Kind};
-use blockhaul_catalog::{NamePolicy, NameRefused, OpenContext, Spec};
+use blockhaul_catalog::{DeviceSpec, NamePolicy, NameRefused, OpenContext};
 use blockhaul_formats::qcow2::resize::resize;
 use blockhaul_formats::raw::{self, RawResizeError};
 use blockhaul_transfer::{is_image, path_of};
 
-use crate::args::{self, Backing};
+use crate::args::{self, BackingPolicy};
 use crate::brackets::Groups;
-use crate::exit::{self, Failure, Outcome, plain};
+use crate::exit::{self, CommandFailure, CommandResult, plain};
 use crate::image_format;
 use crate::image_tools::{holder, run};
 
 /// Whether files that an image names are opened.
-pub(crate) fn policy(backing: Option<Backing>) -> NamePolicy {
+pub(crate) fn policy(backing: Option<BackingPolicy>) -> NamePolicy {
     match backing {
-        Some(Backing::Allow) => NamePolicy::Allow,
-        Some(Backing::Refuse) | None => NamePolicy::Refuse,
+        Some(BackingPolicy::Allow) => NamePolicy::Allow,
+        Some(BackingPolicy::Refuse) | None => NamePolicy::Refuse,
     }
 }
 
 /// Runs `blockhaul resize`.
-pub fn run_resize(args: &args::Resize, groups: &Groups) -> Outcome {
+pub fn run_resize(args: &args::ResizeArgs, groups: &Groups) -> CommandResult {
     let spec = groups.spec(&args.image)?;
     if !is_image(&spec) {
         return resize_raw(spec, args);
@@ -42,23 +42,23 @@ pub fn run_resize(args: &args::Resize, groups: &Groups) -> Outcome {
 }
 
 /// What went wrong with an image.
-pub(crate) fn failure(name: &str, error: &Error) -> Failure {
+pub(crate) fn failure(name: &str, error: &Error) -> CommandFailure {
     if error.kind() == Kind::Usage {
-        return Failure::usage(error.to_string());
+        return CommandFailure::usage(error.to_string());
     }
-    with_advice(Failure::opening("image", name, error), error)
+    with_advice(CommandFailure::opening("image", name, error), error)
 }
 
 /// The failure of a command with `--backing`, with the advice for a name in an image.
-pub(crate) fn with_advice(failure: Failure, error: &Error) -> Failure {
+pub(crate) fn with_advice(failure: CommandFailure, error: &Error) -> CommandFailure {
     // The advice in the error is that for devices.
     if NameRefused::caused(error) { failure.and("; here with --backing allow") } else { failure }
 }
 
 /// Sets the length of a raw disk, which nothing else may use.
-fn resize_raw(spec: Spec, args: &args::Resize) -> Outcome {
+fn resize_raw(spec: DeviceSpec, args: &args::ResizeArgs) -> CommandResult {
     let Some(path) = path_of(&spec) else {
-        return Err(Failure::usage(format!("{spec} is neither a file nor qcow2:PATH")));
+        return Err(CommandFailure::usage(format!("{spec} is neither a file nor qcow2:PATH")));
     };
     check_format(&spec, &path)?;
     let name = spec.to_string();
@@ -69,20 +69,20 @@ fn resize_raw(spec: Spec, args: &args::Resize) -> Outcome {
         )?;
     result.map_err(|error| match error {
         RawResizeError::NoRegularFile => {
-            Failure::new(exit::OPEN, format!("{name} is not a regular file"))
+            CommandFailure::new(exit::OPEN, format!("{name} is not a regular file"))
         }
         RawResizeError::Size(error) => error.into(),
-        RawResizeError::Open(error) => Failure::opening("disk", &name, &error),
+        RawResizeError::Open(error) => CommandFailure::opening("disk", &name, &error),
         RawResizeError::System(error) => {
-            Failure::new(exit::OPEN, format!("cannot resize {name}: {}", plain(&error)))
+            CommandFailure::new(exit::OPEN, format!("cannot resize {name}: {}", plain(&error)))
         }
     })?;
     Ok(0)
 }
 
 /// Refuses a path whose file begins as an image, unless it is named as `file:PATH`.
-fn check_format(spec: &Spec, path: &Path) -> Result<(), Failure> {
-    let is_plain_path = matches!(spec, Spec::Path(_)) && path.is_file();
+fn check_format(spec: &DeviceSpec, path: &Path) -> Result<(), CommandFailure> {
+    let is_plain_path = matches!(spec, DeviceSpec::Path(_)) && path.is_file();
     let Some(format) = image_format::name_of(path).filter(|_| is_plain_path) else {
         return Ok(());
     };
@@ -91,5 +91,5 @@ fn check_format(spec: &Spec, path: &Path) -> Result<(), Failure> {
         "{spec} begins as a {format} image: write qcow2:{shown} for the disk in a qcow2 image, or file:{shown} \
          for a raw disk"
     );
-    Err(Failure::new(exit::OPEN, text))
+    Err(CommandFailure::new(exit::OPEN, text))
 }

@@ -1,10 +1,10 @@
 //! `blockhaul check`: the tables of a qcow2 image.
 
 use blockhaul_catalog::Intent;
-use blockhaul_formats::qcow2::check::{Repair, Report};
+use blockhaul_formats::qcow2::check::{ImageCheckReport, Repair};
 
 use crate::brackets::Groups;
-use crate::exit::{Failure, Outcome};
+use crate::exit::{CommandFailure, CommandResult};
 use crate::image_tools::{holder, with_device};
 use crate::{args, out};
 
@@ -14,7 +14,7 @@ const CORRUPT: u8 = 2;
 const LEAKS: u8 = 3;
 
 /// Runs `blockhaul check`.
-pub fn check(args: &args::Check, groups: &Groups) -> Outcome {
+pub fn check(args: &args::CheckArgs, groups: &Groups) -> CommandResult {
     let (name, report) = checked(args, groups)?;
     let text = if args.json { json(&name, &report) } else { text(&report) };
     out::print(text.as_bytes())?;
@@ -22,7 +22,7 @@ pub fn check(args: &args::Check, groups: &Groups) -> Outcome {
 }
 
 /// The exit status for what was found.
-fn status(report: &Report) -> u8 {
+fn status(report: &ImageCheckReport) -> u8 {
     match (report.corruptions, report.leaks) {
         (1.., _) => CORRUPT,
         (0, 1..) => LEAKS,
@@ -31,7 +31,10 @@ fn status(report: &Report) -> u8 {
 }
 
 /// Checks an image; also returns its name.
-fn checked(args: &args::Check, groups: &Groups) -> Result<(String, Report), Failure> {
+fn checked(
+    args: &args::CheckArgs,
+    groups: &Groups,
+) -> Result<(String, ImageCheckReport), CommandFailure> {
     let spec = holder(groups.spec(&args.image)?)?;
     let repair = match args.repair {
         None => Repair::Nothing,
@@ -49,7 +52,7 @@ fn checked(args: &args::Check, groups: &Groups) -> Result<(String, Report), Fail
     Ok((name, report))
 }
 
-fn text(report: &Report) -> String {
+fn text(report: &ImageCheckReport) -> String {
     let mut text = String::new();
     for fault in &report.faults {
         text += &format!("{}\n", out::one_line(&fault.to_string()));
@@ -62,7 +65,7 @@ fn text(report: &Report) -> String {
         (0, 0) => "no faults".to_string(),
         (corruptions, leaks) => format!("corruptions: {corruptions}, leaked clusters: {leaks}"),
     };
-    let Report { allocated, clusters, compressed, image_end, .. } = report;
+    let ImageCheckReport { allocated, clusters, compressed, image_end, .. } = report;
     let dirty = if report.is_dirty { ", marked as dirty" } else { "" };
     text += &format!(
         "; {allocated} of {clusters} clusters allocated, {compressed} compressed, {image_end} bytes in \
@@ -71,7 +74,7 @@ fn text(report: &Report) -> String {
     text
 }
 
-fn json(name: &str, report: &Report) -> String {
+fn json(name: &str, report: &ImageCheckReport) -> String {
     let value = serde_json::json!({
         "image": name,
         "format": "qcow2",

@@ -4,14 +4,14 @@ use std::fs::File;
 use std::io::Read as _;
 use std::path::Path;
 
-use blockhaul_catalog::{ImageFormat, Spec};
+use blockhaul_catalog::{DeviceSpec, ImageFormat};
 
 use crate::args;
-use crate::exit::Failure;
+use crate::exit::CommandFailure;
 
 /// A format whose bytes are not those of the disk in it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Format {
+enum ContainerFormat {
     /// An image: a device of ours, if this program has it, or QEMU's, shows the disk.
     Image(&'static ImageFormat),
     /// A packed or encrypted disk: its name, and the layer that shows the disk.
@@ -22,19 +22,19 @@ enum Format {
 
 /// Formats that are no images, by their first bytes. Sources: the LUKS1 and LUKS2 specifications; RFC 1952 2.3; the .xz
 /// file format 2.1.1.1.
-const OTHERS: &[(&[u8], Format)] = &[
-    (b"LUKS\xba\xbe\0\x01", Format::Layer("LUKS1", "luks?passphrase=+FILE")),
+const OTHERS: &[(&[u8], ContainerFormat)] = &[
+    (b"LUKS\xba\xbe\0\x01", ContainerFormat::Layer("LUKS1", "luks?passphrase=+FILE")),
     (
         b"LUKS\xba\xbe\0\x02",
-        Format::Other("LUKS2", "open it with cryptsetup, and use its /dev/mapper device"),
+        ContainerFormat::Other("LUKS2", "open it with cryptsetup, and use its /dev/mapper device"),
     ),
-    (&[0x1f, 0x8b, 8], Format::Layer("gzip", "gz")),
-    (&[0xfd, b'7', b'z', b'X', b'Z', 0], Format::Layer("xz", "xz")),
+    (&[0x1f, 0x8b, 8], ContainerFormat::Layer("gzip", "gz")),
+    (&[0xfd, b'7', b'z', b'X', b'Z', 0], ContainerFormat::Layer("xz", "xz")),
 ];
 
 /// What a file is used for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Use {
+pub enum FileUse {
     /// Its bytes are copied.
     Source,
     /// It is overwritten with raw bytes.
@@ -45,11 +45,11 @@ pub enum Use {
 
 /// A warning that the bytes of a file in a format are used as they are, with the command that uses
 /// the disk in it; none if the description says otherwise (`file:PATH`, layers, another device).
-pub fn warning(spec: &Spec, layered: bool, used: Use) -> Option<String> {
-    let Spec::Path(path) = spec else { return None };
+pub fn warning(spec: &DeviceSpec, layered: bool, used: FileUse) -> Option<String> {
+    let DeviceSpec::Path(path) = spec else { return None };
     let format = of(path).filter(|_| !layered)?;
     // A compressed file that is overwritten has no disk of its own to be mistaken for.
-    if used == Use::Target && matches!(format, Format::Layer(_, "gz" | "xz")) {
+    if used == FileUse::Target && matches!(format, ContainerFormat::Layer(_, "gz" | "xz")) {
         return None;
     }
     Some(format.warning(path, used))
@@ -58,8 +58,8 @@ pub fn warning(spec: &Spec, layered: bool, used: Use) -> Option<String> {
 /// A warning that a new file gets raw bytes although its name says that it is an image, with the
 /// command that makes one; none if the source may be such an image itself. `source`: what is copied.
 #[cfg(feature = "formats")]
-pub fn misnamed(source: Option<&Spec>, target: &Spec) -> Option<String> {
-    let Spec::Path(path) = target else { return None };
+pub fn misnamed(source: Option<&DeviceSpec>, target: &DeviceSpec) -> Option<String> {
+    let DeviceSpec::Path(path) = target else { return None };
     let extension = path.extension()?.to_str()?;
     let place = encoded(&path.display().to_string());
     let instead = match (extension, source) {
@@ -70,14 +70,16 @@ pub fn misnamed(source: Option<&Spec>, target: &Spec) -> Option<String> {
     };
     let may_be_image = match source {
         None => false,
-        Some(Spec::Pipe) => true,
+        Some(DeviceSpec::Pipe) => true,
         // Its bytes are meant.
-        Some(Spec::Scheme { scheme, .. }) if scheme == "file" => true,
-        Some(Spec::Path(source)) => {
-            matches!(of(source), Some(Format::Image(format)) if format.scheme == extension)
+        Some(DeviceSpec::Scheme { scheme, .. }) if scheme == "file" => true,
+        Some(DeviceSpec::Path(source)) => {
+            matches!(of(source), Some(ContainerFormat::Image(format)) if format.scheme == extension)
         }
         // The disk in an image, whatever that is called.
-        Some(Spec::Scheme { scheme, .. }) if scheme == extension || scheme == "image" => false,
+        Some(DeviceSpec::Scheme { scheme, .. }) if scheme == extension || scheme == "image" => {
+            false
+        }
         // An image that is made, or a file of this name, behind a server for instance.
         Some(other) => other.to_string().contains(extension),
     };
@@ -93,19 +95,19 @@ pub fn misnamed(source: Option<&Spec>, target: &Spec) -> Option<String> {
 
 /// Without the formats, other programs make images.
 #[cfg(not(feature = "formats"))]
-pub fn misnamed(_: Option<&Spec>, _: &Spec) -> Option<String> {
+pub fn misnamed(_: Option<&DeviceSpec>, _: &DeviceSpec) -> Option<String> {
     None
 }
 
 /// The name of the format that the first bytes of a file have; none for a raw disk.
 #[cfg(feature = "formats")]
 pub fn name_of(path: &Path) -> Option<&'static str> {
-    of(path).map(Format::name)
+    of(path).map(ContainerFormat::name)
 }
 
 /// Whether two paths have the same extension: then an image is copied as it is on purpose.
-pub fn same_extension(one: &Spec, other: &Spec) -> bool {
-    let (Spec::Path(one), Spec::Path(other)) = (one, other) else { return false };
+pub fn same_extension(one: &DeviceSpec, other: &DeviceSpec) -> bool {
+    let (DeviceSpec::Path(one), DeviceSpec::Path(other)) = (one, other) else { return false };
     one.extension().is_some() && one.extension() == other.extension()
 }
 
@@ -113,16 +115,19 @@ pub fn same_extension(one: &Spec, other: &Spec) -> bool {
 ///
 /// # Errors
 /// If the description is not a path, or the format is not one that this program reads.
-pub fn chosen(spec: Spec, wanted: &args::ImageFormat) -> Result<Spec, Failure> {
+pub fn chosen(
+    spec: DeviceSpec,
+    wanted: &args::ImageFormatArgs,
+) -> Result<DeviceSpec, CommandFailure> {
     let format = match (wanted.format, wanted.backing) {
         (Some(format), _) => format,
         (None, None) => return Ok(spec),
-        (None, Some(_)) => return Err(Failure::usage("--backing: give --format, too")),
+        (None, Some(_)) => return Err(CommandFailure::usage("--backing: give --format, too")),
     };
-    let Spec::Path(path) = &spec else {
+    let DeviceSpec::Path(path) = &spec else {
         let text =
             format!("--format: {spec} is not a path: write qcow2:DEVICE, vmdk:DEVICE and so on");
-        return Err(Failure::usage(text));
+        return Err(CommandFailure::usage(text));
     };
     let image = match format {
         args::FormatArg::Auto => detected(path),
@@ -130,7 +135,7 @@ pub fn chosen(spec: Spec, wanted: &args::ImageFormat) -> Result<Spec, Failure> {
         args::FormatArg::Image(format) => Some(format),
     };
     let Some(text) = path.to_str() else {
-        return Err(Failure::usage("--format: the path is not UTF-8: use file:PATH"));
+        return Err(CommandFailure::usage("--format: the path is not UTF-8: use file:PATH"));
     };
     // A colon would make a relative path another device.
     let place = if text.starts_with('/') { "" } else { "./" };
@@ -138,17 +143,17 @@ pub fn chosen(spec: Spec, wanted: &args::ImageFormat) -> Result<Spec, Failure> {
     let scheme = image.map_or(blockhaul_backends::PATH_SCHEME, |format| format.scheme);
     let names = match wanted.backing.filter(|_| image.is_some_and(|format| format.names_files)) {
         None => "",
-        Some(args::Backing::Allow) => "?names=allow",
-        Some(args::Backing::Refuse) => "?names=refuse",
+        Some(args::BackingPolicy::Allow) => "?names=allow",
+        Some(args::BackingPolicy::Refuse) => "?names=refuse",
     };
     let rest = text + names;
-    Ok(Spec::Scheme { scheme: scheme.to_string(), rest })
+    Ok(DeviceSpec::Scheme { scheme: scheme.to_string(), rest })
 }
 
 /// The format of an image by the first bytes of its file, which is printed; none for a raw disk.
 fn detected(path: &Path) -> Option<&'static ImageFormat> {
     let format = match of(path) {
-        Some(Format::Image(format)) if cfg!(feature = "formats") => Some(format),
+        Some(ContainerFormat::Image(format)) if cfg!(feature = "formats") => Some(format),
         _ => None,
     };
     let content = format.map_or("raw disk".to_string(), |format| format!("{} image", format.name));
@@ -156,7 +161,7 @@ fn detected(path: &Path) -> Option<&'static ImageFormat> {
     format
 }
 
-fn of(path: &Path) -> Option<Format> {
+fn of(path: &Path) -> Option<ContainerFormat> {
     use std::os::unix::fs::FileTypeExt as _;
     let kind = std::fs::metadata(path).ok()?.file_type();
     if !kind.is_file() && !kind.is_block_device() {
@@ -165,28 +170,28 @@ fn of(path: &Path) -> Option<Format> {
     let mut head = Vec::new();
     File::open(path).ok()?.take(ImageFormat::HEAD as u64).read_to_end(&mut head).ok()?;
     let other = || OTHERS.iter().find(|other| head.starts_with(other.0)).map(|other| other.1);
-    ImageFormat::of_head(&head).map(Format::Image).or_else(other)
+    ImageFormat::of_head(&head).map(ContainerFormat::Image).or_else(other)
 }
 
-impl Format {
+impl ContainerFormat {
     fn name(self) -> &'static str {
         match self {
-            Format::Image(format) => format.name,
-            Format::Layer(name, _) | Format::Other(name, _) => name,
+            ContainerFormat::Image(format) => format.name,
+            ContainerFormat::Layer(name, _) | ContainerFormat::Other(name, _) => name,
         }
     }
 
-    fn warning(self, path: &Path, used: Use) -> String {
+    fn warning(self, path: &Path, used: FileUse) -> String {
         let name = self.name();
         let done = match used {
-            Use::Source => "and is copied as it is",
-            Use::Target => "and is overwritten with raw bytes",
-            Use::Served => "and its bytes are served as they are",
+            FileUse::Source => "and is copied as it is",
+            FileUse::Target => "and is overwritten with raw bytes",
+            FileUse::Served => "and its bytes are served as they are",
         };
         let instead = match self {
-            Format::Image(format) => image_command(format, path, used),
-            Format::Layer(_, layer) => layer_command(layer, path, used),
-            Format::Other(_, first) => first.to_string(),
+            ContainerFormat::Image(format) => image_command(format, path, used),
+            ContainerFormat::Layer(_, layer) => layer_command(layer, path, used),
+            ContainerFormat::Other(_, first) => first.to_string(),
         };
         let path = path.display();
         format!(
@@ -196,32 +201,34 @@ impl Format {
 }
 
 /// The command that uses the disk in an image.
-fn image_command(format: &ImageFormat, path: &Path, used: Use) -> String {
+fn image_command(format: &ImageFormat, path: &Path, used: FileUse) -> String {
     let has_device = cfg!(feature = "formats");
     let path = path.display().to_string();
     let device = format!("{}:{}", format.scheme, encoded(&path));
     let qemu = format.qemu_name;
     match used {
-        Use::Source if has_device => format!("blockhaul copy {device} TARGET"),
-        Use::Source => format!("blockhaul copy [ qemu-nbd -r -f {qemu} {path} ] TARGET"),
-        Use::Served if has_device && format.can_write => format!("blockhaul serve {device}"),
-        Use::Served if has_device => format!("blockhaul serve -r {device}"),
-        Use::Served => format!("blockhaul serve [ qemu-nbd -f {qemu} {path} ]"),
-        Use::Target if has_device && format.can_write => format!("blockhaul copy SOURCE {device}"),
-        Use::Target if has_device && format.scheme == "vmdk" => {
+        FileUse::Source if has_device => format!("blockhaul copy {device} TARGET"),
+        FileUse::Source => format!("blockhaul copy [ qemu-nbd -r -f {qemu} {path} ] TARGET"),
+        FileUse::Served if has_device && format.can_write => format!("blockhaul serve {device}"),
+        FileUse::Served if has_device => format!("blockhaul serve -r {device}"),
+        FileUse::Served => format!("blockhaul serve [ qemu-nbd -f {qemu} {path} ]"),
+        FileUse::Target if has_device && format.can_write => {
+            format!("blockhaul copy SOURCE {device}")
+        }
+        FileUse::Target if has_device && format.scheme == "vmdk" => {
             format!("blockhaul copy as-vmdk:SOURCE {path}")
         }
-        Use::Target => format!("blockhaul copy SOURCE [ qemu-nbd -f {qemu} {path} ]"),
+        FileUse::Target => format!("blockhaul copy SOURCE [ qemu-nbd -f {qemu} {path} ]"),
     }
 }
 
 /// The command that uses the disk behind a layer.
-fn layer_command(layer: &str, path: &Path, used: Use) -> String {
+fn layer_command(layer: &str, path: &Path, used: FileUse) -> String {
     let path = path.display();
     match used {
-        Use::Source => format!("blockhaul copy --source-layer '{layer}' {path} TARGET"),
-        Use::Target => format!("blockhaul copy --target-layer '{layer}' SOURCE {path}"),
-        Use::Served => format!("blockhaul serve --layer '{layer}' {path}"),
+        FileUse::Source => format!("blockhaul copy --source-layer '{layer}' {path} TARGET"),
+        FileUse::Target => format!("blockhaul copy --target-layer '{layer}' SOURCE {path}"),
+        FileUse::Served => format!("blockhaul serve --layer '{layer}' {path}"),
     }
 }
 
@@ -244,22 +251,22 @@ mod tests {
         let image = |format: &'static ImageFormat| {
             let signature = |&(at, bytes): &(usize, &[u8])| [&vec![0; at][..], bytes].concat();
             let heads = format.signatures.iter().map(signature);
-            heads.map(|head| (head, Format::Image(format))).collect::<Vec<_>>()
+            heads.map(|head| (head, ContainerFormat::Image(format))).collect::<Vec<_>>()
         };
         let others = OTHERS.iter().map(|other| (other.0.to_vec(), other.1));
         for (bytes, format) in IMAGE_FORMATS.iter().flat_map(image).chain(others) {
             let path = folder.path().join("disk");
             std::fs::write(&path, &bytes).unwrap();
             assert_eq!(of(&path), Some(format));
-            let spec = Spec::parse(path.as_os_str()).unwrap();
-            for used in [Use::Source, Use::Served] {
+            let spec = DeviceSpec::parse(path.as_os_str()).unwrap();
+            for used in [FileUse::Source, FileUse::Served] {
                 let text = warning(&spec, false, used).unwrap();
                 assert!(text.contains(format.name()), "{text}");
             }
-            assert_eq!(warning(&spec, true, Use::Source), None, "a layer shows what is in it");
+            assert_eq!(warning(&spec, true, FileUse::Source), None, "a layer shows what is in it");
             let mut file = OsStr::new("file:").to_owned();
             file.push(&path);
-            assert_eq!(warning(&Spec::parse(&file).unwrap(), false, Use::Source), None);
+            assert_eq!(warning(&DeviceSpec::parse(&file).unwrap(), false, FileUse::Source), None);
             std::fs::write(&path, &bytes[..bytes.len() - 1]).unwrap();
             assert_eq!(of(&path), None, "{}", format.name());
         }
@@ -270,7 +277,7 @@ mod tests {
     #[test]
     fn raw_bytes_in_a_file_that_is_called_an_image_are_warned_of() {
         let folder = tempfile::tempdir().unwrap();
-        let spec = |text: &str| Spec::parse(OsStr::new(text)).unwrap();
+        let spec = |text: &str| DeviceSpec::parse(OsStr::new(text)).unwrap();
         let image = folder.path().join("image");
         std::fs::write(&image, b"QFI\xfb").unwrap();
         let target = spec("new.qcow2");
@@ -295,13 +302,13 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("vm.qcow2");
         std::fs::write(&path, b"QFI\xfb").unwrap();
-        let spec = Spec::parse(path.as_os_str()).unwrap();
+        let spec = DeviceSpec::parse(path.as_os_str()).unwrap();
         #[cfg(feature = "formats")]
         let wanted = format!("blockhaul copy SOURCE qcow2:{}", path.display());
         #[cfg(not(feature = "formats"))]
         let wanted = format!("blockhaul copy SOURCE [ qemu-nbd -f qcow2 {} ]", path.display());
-        assert!(warning(&spec, false, Use::Target).unwrap().contains(&wanted));
-        let other = |name: &str| Spec::parse(OsStr::new(name)).unwrap();
+        assert!(warning(&spec, false, FileUse::Target).unwrap().contains(&wanted));
+        let other = |name: &str| DeviceSpec::parse(OsStr::new(name)).unwrap();
         assert!(same_extension(&spec, &other("/backup/vm.qcow2")));
         assert!(!same_extension(&spec, &other("/backup/vm.raw")));
         assert!(!same_extension(&spec, &other("null:")));

@@ -5,42 +5,45 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blockhaul_block::{Device, Error};
-use blockhaul_catalog::{Intent, NamePolicy, OpenContext, Registry, Spec};
-use blockhaul_formats::qcow2::describe::{ChainLink, Description, describe, describe_chain};
+use blockhaul_catalog::{DeviceSpec, Intent, NamePolicy, OpenContext, Registry};
+use blockhaul_formats::qcow2::describe::{ChainLink, Qcow2Description, describe, describe_chain};
 use blockhaul_formats::qcow2::measure::measure;
-use blockhaul_io::{Config, Runtime};
+use blockhaul_io::{Runtime, RuntimeConfig};
 use blockhaul_transfer::file_of;
 use serde_json::{Value, json};
 
-use crate::args::{self, InfoChain, Listed};
+use crate::args::{self, InfoChain, ListArgs};
 use crate::brackets::Groups;
-use crate::exit::{self, Failure, Outcome, plain};
+use crate::exit::{self, CommandFailure, CommandResult, plain};
 use crate::{devices, logger, out};
 
 /// Maximum time to connect to a server that has the image.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Runs `work` on a worker.
-pub(crate) fn run<T, F>(work: impl FnOnce(Registry) -> F + Send + 'static) -> Result<T, Failure>
+pub(crate) fn run<T, F>(
+    work: impl FnOnce(Registry) -> F + Send + 'static,
+) -> Result<T, CommandFailure>
 where
     T: Send + 'static,
     F: Future<Output = T> + 'static,
 {
     logger::start(false);
     let registry = devices::registry(TIMEOUT).for_command();
-    let runtime = Runtime::start(&Config { workers: 1, ..Config::default() }).map_err(|error| {
-        Failure::new(exit::FAILED, format!("cannot start workers: {}", plain(&error)))
-    })?;
+    let runtime = Runtime::start(&RuntimeConfig { workers: 1, ..RuntimeConfig::default() })
+        .map_err(|error| {
+            CommandFailure::new(exit::FAILED, format!("cannot start workers: {}", plain(&error)))
+        })?;
     Ok(runtime.block_on(move || work(registry)))
 }
 
 /// Opens a device, and runs `work` with it on a worker. `role`: how messages call the device.
 pub(crate) fn with_device<T, F>(
     role: &str,
-    spec: Spec,
+    spec: DeviceSpec,
     intent: Intent,
     work: F,
-) -> Result<T, Failure>
+) -> Result<T, CommandFailure>
 where
     T: Send + 'static,
     F: AsyncFnOnce(Arc<dyn Device>) -> Result<T, Error> + Send + 'static,
@@ -54,30 +57,30 @@ where
     })?;
     // Not on a worker: this waits for the servers of `[ CMD ]`.
     drop(open);
-    result.map_err(|error| Failure::opening(role, &name, &error))
+    result.map_err(|error| CommandFailure::opening(role, &name, &error))
 }
 
 /// The device that holds an image: `qcow2:PATH` means the image, not the disk in it.
-pub(crate) fn holder(spec: Spec) -> Result<Spec, Failure> {
+pub(crate) fn holder(spec: DeviceSpec) -> Result<DeviceSpec, CommandFailure> {
     match spec {
-        Spec::Scheme { scheme, rest } if scheme == "qcow2" => {
+        DeviceSpec::Scheme { scheme, rest } if scheme == "qcow2" => {
             if rest.contains('?') {
-                return Err(Failure::usage("give the path of the image alone"));
+                return Err(CommandFailure::usage("give the path of the image alone"));
             }
-            Ok(Spec::parse(rest.as_ref())?)
+            Ok(DeviceSpec::parse(rest.as_ref())?)
         }
         spec => Ok(spec),
     }
 }
 
 /// Runs `blockhaul create`.
-pub fn create(args: &args::Create, groups: &Groups) -> Outcome {
+pub fn create(args: &args::CreateArgs, groups: &Groups) -> CommandResult {
     let spec = groups.spec(&args.image)?;
     let existing = file_of(&spec).and_then(|path| std::fs::metadata(path).ok());
     if existing.is_some_and(|data| data.len() > 0) && !args.overwrite {
         let text =
             format!("{spec} exists and is not empty: choose another name, or add --overwrite");
-        return Err(Failure::new(exit::TARGET, text));
+        return Err(CommandFailure::new(exit::TARGET, text));
     }
     if let Some(text) = crate::image_format::misnamed(None, &spec) {
         out::error(&format!("blockhaul: warning: {text}\n"));
@@ -85,12 +88,12 @@ pub fn create(args: &args::Create, groups: &Groups) -> Outcome {
     let name = spec.to_string();
     let size = args.size;
     let result = run(move |registry| async move { registry.create(&spec, size).await })?;
-    result.map_err(|error| Failure::opening("target", &name, &error))?;
+    result.map_err(|error| CommandFailure::opening("target", &name, &error))?;
     Ok(0)
 }
 
 /// Runs `blockhaul measure`.
-pub fn run_measure(args: &args::Measure, groups: &Groups) -> Outcome {
+pub fn run_measure(args: &args::MeasureArgs, groups: &Groups) -> CommandResult {
     let (required, full) = measured(args, groups)?;
     let text = if args.json {
         format!("{:#}\n", json!({ "required": required, "fully-allocated": full }))
@@ -102,7 +105,7 @@ pub fn run_measure(args: &args::Measure, groups: &Groups) -> Outcome {
 }
 
 /// The length of an image: with the data of now, and with data in all clusters.
-fn measured(args: &args::Measure, groups: &Groups) -> Result<(u64, u64), Failure> {
+fn measured(args: &args::MeasureArgs, groups: &Groups) -> Result<(u64, u64), CommandFailure> {
     let cluster = args.cluster;
     let is_raw = args.target == "raw";
     with_device("source", groups.spec(&args.source)?, Intent::READ, async move |device| {
@@ -115,13 +118,16 @@ fn measured(args: &args::Measure, groups: &Groups) -> Result<(u64, u64), Failure
 }
 
 /// Describes the image that a word names.
-pub(crate) fn description(args: &Listed, groups: &Groups) -> Result<Description, Failure> {
+pub(crate) fn description(
+    args: &ListArgs,
+    groups: &Groups,
+) -> Result<Qcow2Description, CommandFailure> {
     let spec = holder(groups.spec(&args.image)?)?;
     with_device("image", spec, Intent::READ, async |device| describe(&device).await)
 }
 
 /// Runs `blockhaul snapshot`.
-pub fn snapshot(args: &args::Snapshot, groups: &Groups) -> Outcome {
+pub fn snapshot(args: &args::SnapshotArgs, groups: &Groups) -> CommandResult {
     let args::SnapshotCommand::List(args) = &args.command;
     let found = description(args, groups)?;
     let text = if args.json {
@@ -143,19 +149,19 @@ pub fn snapshot(args: &args::Snapshot, groups: &Groups) -> Outcome {
 }
 
 /// Runs `blockhaul info --chain`.
-pub fn info_chain(args: &InfoChain<'_>, groups: &Groups) -> Outcome {
+pub fn info_chain(args: &InfoChain<'_>, groups: &Groups) -> CommandResult {
     let spec = holder(groups.spec(args.image)?)?;
     let name = spec.to_string();
     let names = args.backing;
     let described = name.clone();
     let result = run(move |registry| async move {
         let policy = match names {
-            Some(args::Backing::Allow) => NamePolicy::Allow,
+            Some(args::BackingPolicy::Allow) => NamePolicy::Allow,
             _ => NamePolicy::Refuse,
         };
         describe_chain(&OpenContext::new(&registry).with_names(policy), &described).await
     })?;
-    let links = result.map_err(|error| Failure::opening("image", &name, &error))?;
+    let links = result.map_err(|error| CommandFailure::opening("image", &name, &error))?;
     let text = if args.json {
         format!("{:#}\n", Value::Array(links.iter().map(link_json).collect()))
     } else {
@@ -165,13 +171,13 @@ pub fn info_chain(args: &InfoChain<'_>, groups: &Groups) -> Outcome {
     Ok(0)
 }
 
-fn snapshots(found: &Description) -> Vec<Value> {
+fn snapshots(found: &Qcow2Description) -> Vec<Value> {
     let one = |one: &blockhaul_formats::qcow2::describe::SnapshotDescription| json!({ "id": one.id, "name": one.name, "size": one.size });
     found.snapshots.iter().map(one).collect()
 }
 
 /// The bitmaps of an image, as JSON.
-pub(crate) fn bitmaps(found: &Description) -> Vec<Value> {
+pub(crate) fn bitmaps(found: &Qcow2Description) -> Vec<Value> {
     let one = |one: &blockhaul_formats::qcow2::describe::BitmapDescription| {
         json!({
             "name": one.name,

@@ -7,13 +7,13 @@ use std::time::Duration;
 
 use blockhaul_block::{BASE_ALLOCATION, Error, Kind};
 use blockhaul_catalog::ConnectionSettings;
-use blockhaul_client::Options;
+use blockhaul_client::ConnectOptions;
 use blockhaul_inspect::{Ability, Inspection, InspectionError, MapFormat, MapOptions, MapPictures};
-use blockhaul_io::{Engine, Runtime};
+use blockhaul_io::{IoEngine, Runtime};
 
 use crate::brackets::Groups;
-use crate::exit::{FAILED, Failure, Outcome};
-use crate::out::Output;
+use crate::exit::{CommandFailure, CommandResult, FAILED};
+use crate::out::CommandOutput;
 use crate::{args, devices, image_format};
 
 /// The exit status of `--can` and similar options if the answer is no.
@@ -26,7 +26,7 @@ const DUMP_TIMEOUT: Duration = Duration::ZERO;
 const LIST_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Runs `blockhaul info`.
-pub fn run(args: &args::Info, groups: &Groups) -> Outcome {
+pub fn run(args: &args::InfoArgs, groups: &Groups) -> CommandResult {
     #[cfg(feature = "formats")]
     if args.chain {
         let image = &args.device;
@@ -36,26 +36,26 @@ pub fn run(args: &args::Info, groups: &Groups) -> Outcome {
     }
     let color = args.common.colors.wanted();
     let question = match args {
-        args::Info { list: true, .. } => Question::List { content: args.content },
-        args::Info { size: true, .. } => Question::Size,
-        args::Info { uri: true, .. } => Question::Uri { json: args.json },
-        args::Info { can: Some(word), .. } => Question::Can(ability(word)?, true),
-        args::Info { cannot: Some(word), .. } => Question::Can(ability(word)?, false),
-        args::Info { map: Some(context), totals, .. } => {
+        args::InfoArgs { list: true, .. } => QueryKind::List { content: args.content },
+        args::InfoArgs { size: true, .. } => QueryKind::Size,
+        args::InfoArgs { uri: true, .. } => QueryKind::Uri { json: args.json },
+        args::InfoArgs { can: Some(word), .. } => QueryKind::Can(ability(word)?, true),
+        args::InfoArgs { cannot: Some(word), .. } => QueryKind::Can(ability(word)?, false),
+        args::InfoArgs { map: Some(context), totals, .. } => {
             let format = if args.json { MapFormat::Json } else { MapFormat::Text };
             let options = MapOptions { format, totals: *totals, color, ..MapOptions::default() };
-            Question::Map(vec![context.clone()], options, None)
+            QueryKind::Map(vec![context.clone()], options, None)
         }
-        _ => Question::All { content: !args.no_content },
+        _ => QueryKind::All { content: !args.no_content },
     };
     ask(
-        Request::new(question, args.json, &args.common),
+        InfoQuery::new(question, args.json, &args.common),
         image_format::chosen(groups.spec(&args.device)?, &args.image)?,
     )
 }
 
 /// Runs `blockhaul map`.
-pub fn run_map(args: &args::Map, groups: &Groups) -> Outcome {
+pub fn run_map(args: &args::MapArgs, groups: &Groups) -> CommandResult {
     let color = args.common.colors.wanted();
     let pictures = args.strip || args.svg.is_some();
     let format = match args.format.as_deref() {
@@ -77,36 +77,36 @@ pub fn run_map(args: &args::Map, groups: &Groups) -> Outcome {
         strip: args.strip,
         image: args.svg.is_some(),
     };
-    let question = Question::Map(contexts(&args.context)?, options, args.svg.clone());
+    let question = QueryKind::Map(contexts(&args.context)?, options, args.svg.clone());
     ask(
-        Request::new(question, args.json, &args.common),
+        InfoQuery::new(question, args.json, &args.common),
         image_format::chosen(groups.spec(&args.device)?, &(&args.image).into())?,
     )
 }
 
 /// Runs nbddump.
-pub fn run_dump(dump: blockhaul_command_lines::nbddump::Dump) -> Outcome {
-    let blockhaul_command_lines::nbddump::Dump { spec, color, offset, length } = dump;
+pub fn run_dump(dump: blockhaul_command_lines::nbddump::DumpRequest) -> CommandResult {
+    let blockhaul_command_lines::nbddump::DumpRequest { spec, color, offset, length } = dump;
     let color = color.unwrap_or_else(|| std::io::stdout().is_terminal());
-    let question = Question::Dump(offset, length);
-    ask(Request { question, json: false, color, timeout: DUMP_TIMEOUT, verbose: false }, spec)
+    let question = QueryKind::Dump(offset, length);
+    ask(InfoQuery { question, json: false, color, timeout: DUMP_TIMEOUT, verbose: false }, spec)
 }
 
 /// Lists the exports of a server as qemu-nbd does.
 #[cfg(feature = "formats")]
-pub fn run_qemu_list(uri: &str) -> Outcome {
-    let spec = blockhaul_catalog::Spec::parse(uri.as_ref())?;
-    let question = Question::QemuList;
+pub fn run_qemu_list(uri: &str) -> CommandResult {
+    let spec = blockhaul_catalog::DeviceSpec::parse(uri.as_ref())?;
+    let question = QueryKind::QemuList;
     ask(
-        Request { question, json: false, color: false, timeout: LIST_TIMEOUT, verbose: false },
+        InfoQuery { question, json: false, color: false, timeout: LIST_TIMEOUT, verbose: false },
         spec,
     )
 }
 
 /// The contexts to show: each once.
-fn contexts(names: &[String]) -> Result<Vec<String>, Failure> {
+fn contexts(names: &[String]) -> Result<Vec<String>, CommandFailure> {
     match names.iter().enumerate().find(|(index, name)| names[..*index].contains(name)) {
-        Some((_, twice)) => Err(Failure::usage(format!("--context {twice} is given twice"))),
+        Some((_, twice)) => Err(CommandFailure::usage(format!("--context {twice} is given twice"))),
         None => Ok(names.to_vec()),
     }
 }
@@ -118,31 +118,31 @@ pub fn json_of(devices: &[(&str, std::sync::Arc<blockhaul_block::Facts>)]) -> St
 }
 
 /// The property of `--can`, `--is` or `--has`.
-fn ability(word: &str) -> Result<Ability, Failure> {
+fn ability(word: &str) -> Result<Ability, CommandFailure> {
     Ability::parse(word).ok_or_else(|| {
         let known: Vec<_> = Ability::names().collect();
         let text =
             format!("unknown --can/--is/--has option: {word}; known are {}", known.join(", "));
-        Failure::new(FAILED, text)
+        CommandFailure::new(FAILED, text)
     })
 }
 
-struct Request {
-    question: Question,
+struct InfoQuery {
+    question: QueryKind,
     json: bool,
     color: bool,
     timeout: Duration,
     verbose: bool,
 }
 
-impl Request {
-    fn new(question: Question, json: bool, options: &args::InspectionOptions) -> Request {
+impl InfoQuery {
+    fn new(question: QueryKind, json: bool, options: &args::InspectionOptions) -> InfoQuery {
         let &args::InspectionOptions { timeout, verbose, ref colors } = options;
-        Request { question, json, color: colors.wanted(), timeout, verbose }
+        InfoQuery { question, json, color: colors.wanted(), timeout, verbose }
     }
 }
 
-enum Question {
+enum QueryKind {
     All {
         content: bool,
     },
@@ -160,15 +160,15 @@ enum Question {
     Dump(u64, u64),
 }
 
-fn ask(request: Request, spec: blockhaul_catalog::Spec) -> Outcome {
+fn ask(request: InfoQuery, spec: blockhaul_catalog::DeviceSpec) -> CommandResult {
     crate::logger::start(request.verbose);
     let timeout = request.timeout;
-    let options = Options::default().connecting(&ConnectionSettings::with_timeout(timeout));
+    let options = ConnectOptions::default().connecting(&ConnectionSettings::with_timeout(timeout));
     let name = spec.to_string();
     let inspection = Inspection::new(spec, devices::registry(timeout), options)?;
-    let config = blockhaul_io::Config { workers: 1, engine: Engine::Auto };
+    let config = blockhaul_io::RuntimeConfig { workers: 1, engine: IoEngine::Auto };
     let runtime = Runtime::start(&config).map_err(|error| {
-        Failure::new(FAILED, format!("cannot start: {}", crate::exit::plain(&error)))
+        CommandFailure::new(FAILED, format!("cannot start: {}", crate::exit::plain(&error)))
     })?;
     let (answered, inspection) = runtime.block_on(move || async move {
         let answered = answer(&inspection, &name, request).await;
@@ -186,16 +186,16 @@ fn ask(request: Request, spec: blockhaul_catalog::Spec) -> Outcome {
 async fn answer(
     inspection: &Inspection,
     name: &str,
-    request: Request,
-) -> Result<(Output, Outcome), Failure> {
-    let mut output = Output::default();
-    let Request { question, json, color, .. } = request;
+    request: InfoQuery,
+) -> Result<(CommandOutput, CommandResult), CommandFailure> {
+    let mut output = CommandOutput::default();
+    let InfoQuery { question, json, color, .. } = request;
     match question {
-        Question::All { content } => {
+        QueryKind::All { content } => {
             let report = inspection.report(content).await?;
             output.text(&if json { report.json() } else { report.text(color) })?;
         }
-        Question::List { content } => {
+        QueryKind::List { content } => {
             let (report, failed) = inspection.list(content).await?;
             output.text(&if json { report.json() } else { report.text(color) })?;
             if let Some(failure) = failed {
@@ -203,23 +203,23 @@ async fn answer(
             }
         }
         #[cfg(feature = "formats")]
-        Question::QemuList => {
+        QueryKind::QemuList => {
             let (report, failed) = inspection.list(false).await?;
             if let Some(failure) = failed {
                 return Err(failure.into());
             }
             output.text(&report.qemu_list())?;
         }
-        Question::Size => output.text(&format!("{}\n", inspection.report(false).await?.size()))?,
-        Question::Uri { json } => {
+        QueryKind::Size => output.text(&format!("{}\n", inspection.report(false).await?.size()))?,
+        QueryKind::Uri { json } => {
             let uri = inspection.uri().await?.ok_or_else(|| {
                 let why = "has no URI: use --uri with a server that has an address";
-                Failure::new(FAILED, format!("{name} {why}"))
+                CommandFailure::new(FAILED, format!("{name} {why}"))
             })?;
             let uri = if json { serde_json::Value::from(uri).to_string() } else { uri };
             output.text(&format!("{uri}\n"))?;
         }
-        Question::Can(ability, wanted) => {
+        QueryKind::Can(ability, wanted) => {
             let report = if ability.is_of_server() {
                 inspection.server().await?
             } else {
@@ -228,7 +228,7 @@ async fn answer(
             let able = ability.is_in(&report);
             return Ok((output, Ok(if able == wanted { 0 } else { NO })));
         }
-        Question::Map(contexts, options, svg) => {
+        QueryKind::Map(contexts, options, svg) => {
             let (device, contexts) = inspection.device_with_contexts(&contexts).await?;
             let map = blockhaul_inspect::write_map(&device, contexts, &options, output).await?;
             let pictures;
@@ -236,7 +236,7 @@ async fn answer(
             output.text(&pictures.strips(options.color))?;
             write_svg(&pictures, svg.as_deref())?;
         }
-        Question::Dump(offset, length) => {
+        QueryKind::Dump(offset, length) => {
             let device = inspection.device().await?;
             blockhaul_inspect::write_dump(&device, (offset, length), color, &mut output).await?;
         }
@@ -245,28 +245,30 @@ async fn answer(
 }
 
 /// Writes the image of a map.
-fn write_svg(pictures: &MapPictures, path: Option<&Path>) -> Result<(), Failure> {
+fn write_svg(pictures: &MapPictures, path: Option<&Path>) -> Result<(), CommandFailure> {
     let Some(path) = path else { return Ok(()) };
     std::fs::write(path, pictures.svg()).map_err(|error| {
         let text = format!("cannot write {}: {}", path.display(), crate::exit::plain(&error));
-        Failure::new(FAILED, text)
+        CommandFailure::new(FAILED, text)
     })
 }
 
-impl From<InspectionError> for Failure {
-    fn from(error: InspectionError) -> Failure {
+impl From<InspectionError> for CommandFailure {
+    fn from(error: InspectionError) -> CommandFailure {
         match error {
-            InspectionError::Open { device, error } => Failure::opening("device", &device, &error),
+            InspectionError::Open { device, error } => {
+                CommandFailure::opening("device", &device, &error)
+            }
             InspectionError::Context { .. } => {
                 Error::new(Kind::Unsupported, format!("--map: {error}")).into()
             }
             InspectionError::QemuContexts => {
-                Failure::usage(format!("--format qemu shows {BASE_ALLOCATION} only"))
+                CommandFailure::usage(format!("--format qemu shows {BASE_ALLOCATION} only"))
             }
-            InspectionError::Range { .. } => Failure::usage(format!("--{error}")),
+            InspectionError::Range { .. } => CommandFailure::usage(format!("--{error}")),
             InspectionError::Device(error) => error.into(),
             InspectionError::Output(error) => crate::out::failed(&error),
-            InspectionError::Export { .. } => Failure::new(FAILED, error.to_string()),
+            InspectionError::Export { .. } => CommandFailure::new(FAILED, error.to_string()),
         }
     }
 }

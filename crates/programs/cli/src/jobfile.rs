@@ -7,20 +7,20 @@ use std::ffi::{OsStr, OsString};
 use std::fmt::Display;
 use std::path::Path;
 
-use blockhaul_catalog::Spec;
+use blockhaul_catalog::DeviceSpec;
 use blockhaul_transfer::{
-    NamedOption, OptionError, OptionRow, OptionValue, TRANSFER_OPTIONS, TransferOptions,
+    NamedOption, OptionRow, OptionValue, OptionValueError, TRANSFER_OPTIONS, TransferOptions,
     find_option, number,
 };
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use crate::args::{Given, ImageFormat, total_memory};
-use crate::exit::{self, Failure, plain};
+use crate::args::{CopyOption, ImageFormatArgs, total_memory};
+use crate::exit::{self, CommandFailure, plain};
 use crate::session::SessionOptions;
 
 /// Options that apply to all disks together.
-static COMMON: &[OptionRow<JobOptions>] = &[
+static COMMON: &[OptionRow<JobFileOptions>] = &[
     OptionRow::value("parallel", "N", |o, text| {
         number(text, 1, 1024).map(|number| o.parallel = Some(number))
     }),
@@ -48,7 +48,7 @@ static COMMON: &[OptionRow<JobOptions>] = &[
 const LIMITS: &[&str] = &["rate", "rate-file", "iops", "no-zero-copy"];
 
 /// Options about the image that a source is.
-static IMAGE: &[OptionRow<ImageFormat>] = &[
+static IMAGE: &[OptionRow<ImageFormatArgs>] = &[
     OptionRow::value("format", "FORMAT", |o, text| {
         one_of(text).map(|format| o.format = Some(format))
     }),
@@ -61,7 +61,7 @@ static IMAGE: &[OptionRow<ImageFormat>] = &[
 const SPOKEN: &[&str] = &["job", "progress", "no-progress", "verbose", "help"];
 
 /// Kinds of job files.
-pub struct Shape {
+pub struct JobFileSyntax {
     /// Keys of a disk that must be there, besides its source: devices.
     sides: &'static [&'static str],
     /// Further keys of a disk with a text.
@@ -75,11 +75,16 @@ pub struct Shape {
 }
 
 /// Files of `blockhaul copy --job`.
-const COPY: Shape =
-    Shape { sides: &["source", "target"], texts: &[], flags: &[], refused: &[], command: "copy" };
+const COPY: JobFileSyntax = JobFileSyntax {
+    sides: &["source", "target"],
+    texts: &[],
+    flags: &[],
+    refused: &[],
+    command: "copy",
+};
 
 /// Files of `blockhaul pull`: the target of a disk is a file of its store.
-const PULL: Shape = Shape {
+const PULL: JobFileSyntax = JobFileSyntax {
     sides: &["source"],
     texts: &["store", "bitmap", "parent", "point", "checkpoint", "mode"],
     flags: &["digests"],
@@ -109,7 +114,7 @@ const DISKS_MAX: usize = 1000;
 
 /// Options for all disks of a job together.
 #[derive(Debug, Clone, Default)]
-pub struct JobOptions {
+pub struct JobFileOptions {
     /// The limits of the rate, and whether the kernel may copy; others are those of each disk.
     pub limits: TransferOptions,
     /// Disks to copy at a time, from 1 to 1024.
@@ -125,72 +130,76 @@ pub struct JobOptions {
 /// The contents of a job file, combined with the command line.
 pub struct JobFile {
     /// Options for all disks together.
-    pub common: JobOptions,
+    pub common: JobFileOptions,
     /// The disks, in the file's order.
-    pub disks: Vec<Disk>,
+    pub disks: Vec<JobFileDisk>,
 }
 
 /// A disk of the file.
-pub struct Disk {
+pub struct JobFileDisk {
     /// Its name, or number.
     pub name: String,
     /// Its position in the file, for messages.
     pub place: String,
     /// The source.
-    pub source: Spec,
+    pub source: DeviceSpec,
     /// The target; `None` in a file of `blockhaul pull`, which writes to a store.
-    pub target: Option<Spec>,
+    pub target: Option<DeviceSpec>,
     /// How to copy the disk.
     pub options: TransferOptions,
     /// The image that the source is.
-    pub image: ImageFormat,
+    pub image: ImageFormatArgs,
     /// Keys that are not options of `copy`, as text.
     pub keys: BTreeMap<String, String>,
 }
 
 /// Reads a job file; options on the command line take precedence.
-pub fn read(path: &Path, given: &[Given]) -> Result<JobFile, Failure> {
+pub fn read(path: &Path, given: &[CopyOption]) -> Result<JobFile, CommandFailure> {
     read_shaped(&COPY, path, given)
 }
 
 /// Reads a file of `blockhaul pull`. The target and the journal of each disk are yet to be set.
-pub fn read_pull(path: &Path) -> Result<JobFile, Failure> {
+pub fn read_pull(path: &Path) -> Result<JobFile, CommandFailure> {
     read_shaped(&PULL, path, &[])
 }
 
-fn read_shaped(shape: &'static Shape, path: &Path, given: &[Given]) -> Result<JobFile, Failure> {
+fn read_shaped(
+    shape: &'static JobFileSyntax,
+    path: &Path,
+    given: &[CopyOption],
+) -> Result<JobFile, CommandFailure> {
     let unusable = |error: std::io::Error| {
         let text = format!("cannot read the job file {}: {}", path.display(), plain(&error));
-        Failure::new(exit::OPEN, text)
+        CommandFailure::new(exit::OPEN, text)
     };
     let mut text = String::new();
     let mut file = std::io::Read::take(std::fs::File::open(path).map_err(unusable)?, LONGEST + 1);
     std::io::Read::read_to_string(&mut file, &mut text).map_err(unusable)?;
     if text.len() as u64 > LONGEST {
         let text = format!("the job file {} is longer than {LONGEST} bytes", path.display());
-        return Err(Failure::usage(text));
+        return Err(CommandFailure::usage(text));
     }
     parse_shaped(shape, &path.display().to_string(), &text, given)
 }
 
 #[cfg(any(test, fuzzing))]
-pub fn parse(path: &str, text: &str, given: &[Given]) -> Result<JobFile, Failure> {
+pub fn parse(path: &str, text: &str, given: &[CopyOption]) -> Result<JobFile, CommandFailure> {
     parse_shaped(&COPY, path, text, given)
 }
 
 /// Parses a file of `blockhaul pull`.
 #[cfg(any(test, fuzzing))]
-pub fn parse_pull(path: &str, text: &str) -> Result<JobFile, Failure> {
+pub fn parse_pull(path: &str, text: &str) -> Result<JobFile, CommandFailure> {
     parse_shaped(&PULL, path, text, &[])
 }
 
 fn parse_shaped(
-    shape: &'static Shape,
+    shape: &'static JobFileSyntax,
     path: &str,
     text: &str,
-    given: &[Given],
-) -> Result<JobFile, Failure> {
-    let reader = Reader { shape, path, text };
+    given: &[CopyOption],
+) -> Result<JobFile, CommandFailure> {
+    let reader = JobFileReader { shape, path, text };
     let parsed = DeTable::parse(text);
     let table = parsed.map_err(|error| {
         let at = error.span().map_or(0, |span| span.start);
@@ -230,7 +239,7 @@ fn parse_shaped(
         let disk = reader.disk(number, disk, &defaults, &given)?;
         if !names.insert(disk.name.clone()) {
             let text = format!("{}: another disk also has the name {:?}", disk.place, disk.name);
-            return Err(Failure::usage(text));
+            return Err(CommandFailure::usage(text));
         }
         made.push(disk);
     }
@@ -268,35 +277,35 @@ fn one_of<T: clap::ValueEnum>(text: &OsStr) -> Result<T, String> {
 
 /// An option in the file, or on the command line.
 #[derive(Debug, Clone)]
-struct Keyed {
+struct OptionEntry {
     name: String,
     value: OptionValue,
     /// The offset of its key in the file.
     at: usize,
 }
 
-impl Keyed {
+impl OptionEntry {
     /// An option of the command line, for what begins at this offset.
-    fn given(given: &Given, at: usize) -> Keyed {
+    fn given(given: &CopyOption, at: usize) -> OptionEntry {
         let NamedOption { name, value } = NamedOption::from_texts(&given.name, &given.values);
-        Keyed { name, value, at }
+        OptionEntry { name, value, at }
     }
 }
 
 /// The table `[defaults]`.
 #[derive(Default)]
 struct Defaults {
-    options: Vec<Keyed>,
+    options: Vec<OptionEntry>,
     keys: BTreeMap<String, String>,
 }
 
-struct Reader<'a> {
-    shape: &'static Shape,
+struct JobFileReader<'a> {
+    shape: &'static JobFileSyntax,
     path: &'a str,
     text: &'a str,
 }
 
-impl Reader<'_> {
+impl JobFileReader<'_> {
     /// The position of byte `at` in the file, for users.
     fn place(&self, at: usize) -> String {
         let before = &self.text.as_bytes()[..at.min(self.text.len())];
@@ -304,13 +313,17 @@ impl Reader<'_> {
         format!("{}:{line}", self.path)
     }
 
-    fn wrong(&self, at: usize, why: impl Display) -> Failure {
-        Failure::usage(format!("{}: {why}", self.place(at)))
+    fn wrong(&self, at: usize, why: impl Display) -> CommandFailure {
+        CommandFailure::usage(format!("{}: {why}", self.place(at)))
     }
 
     /// The options of a table, except the keys in `others` and those of the shape.
-    fn options(&self, table: &DeTable<'_>, others: &[&str]) -> Result<Vec<Keyed>, Failure> {
-        let Shape { texts, flags, .. } = self.shape;
+    fn options(
+        &self,
+        table: &DeTable<'_>,
+        others: &[&str],
+    ) -> Result<Vec<OptionEntry>, CommandFailure> {
+        let JobFileSyntax { texts, flags, .. } = self.shape;
         let own = table.iter().filter(|(key, _)| {
             let key = key.get_ref().as_ref();
             ![others, texts, flags].iter().any(|keys| keys.contains(&key))
@@ -319,7 +332,7 @@ impl Reader<'_> {
     }
 
     /// The keys of the shape in a table.
-    fn keys(&self, table: &DeTable<'_>) -> Result<BTreeMap<String, String>, Failure> {
+    fn keys(&self, table: &DeTable<'_>) -> Result<BTreeMap<String, String>, CommandFailure> {
         let mut keys = BTreeMap::new();
         for (key, value) in table {
             let name = key.get_ref().as_ref();
@@ -344,7 +357,7 @@ impl Reader<'_> {
         key: &Spanned<std::borrow::Cow<'_, str>>,
         value: &Spanned<DeValue<'_>>,
         common: bool,
-    ) -> Result<Keyed, Failure> {
+    ) -> Result<OptionEntry, CommandFailure> {
         let name = key.get_ref().as_ref();
         let at = key.span().start;
         self.check_name(name, common).map_err(|text| self.wrong(at, text))?;
@@ -357,16 +370,16 @@ impl Reader<'_> {
             }
             value => OptionValue::Texts(word(value).into_iter().collect()),
         };
-        let keyed = Keyed { name: name.to_string(), value, at };
+        let keyed = OptionEntry { name: name.to_string(), value, at };
         // A wrong kind of value is reported even where another one takes precedence.
-        match self.set(&keyed, &mut JobOptions::default(), &mut DiskOptions::default()) {
-            Err(OptionError::NotSwitch) => {
+        match self.set(&keyed, &mut JobFileOptions::default(), &mut DiskOptions::default()) {
+            Err(OptionValueError::NotSwitch) => {
                 Err(self.wrong(at, format!("key {name} must be true or false")))
             }
-            Err(OptionError::NoValue) => {
+            Err(OptionValueError::NoValue) => {
                 Err(self.wrong(at, format!("key {name} must be a string or a number")))
             }
-            Ok(()) | Err(OptionError::Invalid(_)) => Ok(keyed),
+            Ok(()) | Err(OptionValueError::Invalid(_)) => Ok(keyed),
         }
     }
 
@@ -399,11 +412,11 @@ impl Reader<'_> {
     /// Sets an option where it belongs.
     fn set(
         &self,
-        option: &Keyed,
-        job: &mut JobOptions,
+        option: &OptionEntry,
+        job: &mut JobFileOptions,
         disk: &mut DiskOptions,
-    ) -> Result<(), OptionError> {
-        let Keyed { name, value, .. } = option;
+    ) -> Result<(), OptionValueError> {
+        let OptionEntry { name, value, .. } = option;
         if let Some(row) = find_option(COMMON, name) {
             return row.set(job, value);
         }
@@ -418,11 +431,11 @@ impl Reader<'_> {
     /// Sets options. Errors name the key with the invalid value, after `whose`.
     fn set_all(
         &self,
-        options: &[Keyed],
+        options: &[OptionEntry],
         whose: &str,
-        job: &mut JobOptions,
+        job: &mut JobFileOptions,
         disk: &mut DiskOptions,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), CommandFailure> {
         for option in options {
             let set = self.set(option, job, disk);
             set.map_err(|error| {
@@ -436,10 +449,10 @@ impl Reader<'_> {
     fn check(
         &self,
         transfer: &TransferOptions,
-        options: &[Keyed],
+        options: &[OptionEntry],
         at: usize,
         whose: &str,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), CommandFailure> {
         let Err(conflict) = transfer.check() else { return Ok(()) };
         let found = options.iter().find(|option| option.name == conflict.fields[0]);
         let key = found.filter(|_| !conflict.is_requirement());
@@ -448,7 +461,11 @@ impl Reader<'_> {
     }
 
     /// The options for all disks together; those of the command line take precedence.
-    fn common(&self, mut options: Vec<Keyed>, given: &[&Given]) -> Result<JobOptions, Failure> {
+    fn common(
+        &self,
+        mut options: Vec<OptionEntry>,
+        given: &[&CopyOption],
+    ) -> Result<JobFileOptions, CommandFailure> {
         let rates = ["rate", "rate-file"];
         let limited = given.iter().any(|given| rates.contains(&given.name.as_str()));
         options.retain(|option| {
@@ -456,8 +473,8 @@ impl Reader<'_> {
             let said = given.iter().any(|given| given.name == name);
             !said && (!limited || !rates.contains(&name))
         });
-        options.extend(given.iter().map(|given| Keyed::given(given, 0)));
-        let mut common = JobOptions::default();
+        options.extend(given.iter().map(|given| OptionEntry::given(given, 0)));
+        let mut common = JobFileOptions::default();
         self.set_all(&options, "", &mut common, &mut DiskOptions::default())?;
         self.check(&common.limits, &options, 0, "")?;
         if common.session.page && common.session.metrics.is_empty() {
@@ -472,8 +489,8 @@ impl Reader<'_> {
         number: usize,
         disk: &Spanned<DeValue<'_>>,
         defaults: &Defaults,
-        given: &[&Given],
-    ) -> Result<Disk, Failure> {
+        given: &[&CopyOption],
+    ) -> Result<JobFileDisk, CommandFailure> {
         let DeValue::Table(table) = disk.get_ref() else {
             return Err(self.wrong(disk.span().start, "write it as [[disk]]"));
         };
@@ -499,7 +516,7 @@ impl Reader<'_> {
             sides.push(self.side(role, side, at, &whose)?);
         }
         let mut set = DiskOptions::default();
-        self.set_all(&options, &whose, &mut JobOptions::default(), &mut set)?;
+        self.set_all(&options, &whose, &mut JobFileOptions::default(), &mut set)?;
         // The journal of a pull is yet to be set.
         if self.shape.sides.len() > 1 {
             self.check(&set.transfer, &options, at, &whose)?;
@@ -508,7 +525,15 @@ impl Reader<'_> {
         let place = self.place(at);
         let mut sides = sides.into_iter();
         let source = sides.next().expect("each shape has a source");
-        Ok(Disk { name, place, source, target: sides.next(), options: transfer, image, keys })
+        Ok(JobFileDisk {
+            name,
+            place,
+            source,
+            target: sides.next(),
+            options: transfer,
+            image,
+            keys,
+        })
     }
 
     /// The options of a disk: its own, those of `[defaults]`, and those of the command line, which take
@@ -517,15 +542,15 @@ impl Reader<'_> {
         &self,
         table: &DeTable<'_>,
         defaults: &Defaults,
-        given: &[&Given],
+        given: &[&CopyOption],
         at: usize,
-    ) -> Result<Vec<Keyed>, Failure> {
+    ) -> Result<Vec<OptionEntry>, CommandFailure> {
         let mut options = self.options(table, &[&["name"], self.shape.sides].concat())?;
         let own_names: Vec<_> = options.iter().map(|option| option.name.clone()).collect();
         let other = defaults.options.iter().filter(|option| !own_names.contains(&option.name));
         options.extend(other.cloned());
         options.retain(|option| !given.iter().any(|given| given.name == option.name));
-        options.extend(given.iter().map(|given| Keyed::given(given, at)));
+        options.extend(given.iter().map(|given| OptionEntry::given(given, at)));
         Ok(options)
     }
 
@@ -536,7 +561,7 @@ impl Reader<'_> {
         (key, value): (&Spanned<std::borrow::Cow<'_, str>>, &Spanned<DeValue<'_>>),
         at: usize,
         whose: &str,
-    ) -> Result<Spec, Failure> {
+    ) -> Result<DeviceSpec, CommandFailure> {
         let wrong = || {
             let text =
                 format!("key {role} must be a device, or a list of words that start a server");
@@ -547,7 +572,7 @@ impl Reader<'_> {
                 let text = format!("key {role}: a job cannot use pipes");
                 Err(self.wrong(key.span().start, text))
             }
-            DeValue::String(device) => Spec::parse(OsStr::new(device.as_ref()))
+            DeValue::String(device) => DeviceSpec::parse(OsStr::new(device.as_ref()))
                 .map_err(|error| self.wrong(at, format!("{whose}{error}"))),
             DeValue::Array(list) => {
                 let server: Option<Vec<_>> =
@@ -556,7 +581,7 @@ impl Reader<'_> {
                 if server.is_empty() {
                     return Err(self.wrong(at, format!("{whose}no command between [ and ]")));
                 }
-                Ok(Spec::Command(server))
+                Ok(DeviceSpec::Command(server))
             }
             _ => Err(wrong()),
         }
@@ -575,7 +600,7 @@ fn own<'a, 'i>(
 #[derive(Default)]
 struct DiskOptions {
     transfer: TransferOptions,
-    image: ImageFormat,
+    image: ImageFormatArgs,
 }
 
 /// A value of the file as on the command line.
@@ -625,7 +650,7 @@ source-layer = ['readonly', 'log']
         assert_eq!((root.options.retries, root.options.request_size), (9, Some(65536)));
         assert_eq!(data.options.source_layer, ["readonly", "log"]);
         let words = ["qemu-nbd", "-r", "[x"].map(OsString::from).to_vec();
-        assert_eq!(data.source, Spec::Command(words));
+        assert_eq!(data.source, DeviceSpec::Command(words));
         assert_eq!(data.place, "f.toml:13");
     }
 
@@ -681,9 +706,11 @@ source-layer = ['readonly', 'log']
 
     #[test]
     fn the_command_line_wins() {
-        let flag = |name: &str| Given { name: name.to_string(), values: Vec::new() };
-        let value =
-            |name: &str, value: &str| Given { name: name.to_string(), values: vec![value.into()] };
+        let flag = |name: &str| CopyOption { name: name.to_string(), values: Vec::new() };
+        let value = |name: &str, value: &str| CopyOption {
+            name: name.to_string(),
+            values: vec![value.into()],
+        };
         let given = [
             value("job", "f.toml"),
             flag("verify"),

@@ -4,9 +4,9 @@ use std::collections::{HashMap, VecDeque};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-use blockhaul_catalog::Spec;
-use blockhaul_engine::{Rate, Side};
-use blockhaul_io::{Pool, Remote};
+use blockhaul_catalog::DeviceSpec;
+use blockhaul_engine::{RateLimit, Side};
+use blockhaul_io::{Pool, WorkerHandle};
 use blockhaul_metrics::ObservedCopy;
 use blockhaul_transfer::{
     CopyControl, CopyReport, CopyRequest, CopySetup, OpenCopy, OpenSource, Overlap, TransferError,
@@ -14,27 +14,28 @@ use blockhaul_transfer::{
 };
 
 use crate::copy::{self, copy_options, report};
-use crate::exit::{self, Failure, Outcome};
-use crate::jobfile::{self, Disk, JobFile, JobOptions};
-use crate::progress::{Reporter, Sink, Style};
-use crate::session::Session;
+use crate::exit::{self, CommandFailure, CommandResult};
+use crate::jobfile::{self, JobFile, JobFileDisk, JobFileOptions};
+use crate::progress::{ProgressOutput, ProgressReporter, ProgressStyle};
+use crate::session::CopySession;
 use crate::{args, brackets, signals};
 
 /// Disks copied at a time: enough to keep a path busy while one of them ends or begins.
 const PARALLEL: u16 = 4;
 
 /// Runs `blockhaul copy --job FILE`.
-pub fn run(args: &args::CopyArgs, file: &Path) -> Outcome {
-    let (words, groups) = brackets::take(std::env::args_os().collect()).map_err(Failure::usage)?;
-    let given =
-        args::given(words).map_err(|error| Failure::usage(exit::joined(&error.to_string())))?;
+pub fn run(args: &args::CopyArgs, file: &Path) -> CommandResult {
+    let (words, groups) =
+        brackets::take(std::env::args_os().collect()).map_err(CommandFailure::usage)?;
+    let given = args::given(words)
+        .map_err(|error| CommandFailure::usage(exit::joined(&error.to_string())))?;
     // A group could only be the value of an option, and none accepts one.
     drop(groups);
     let JobFile { mut common, disks } = jobfile::read(file, &given)?;
-    common.session.shows_map = args.progress == Some(Style::Map);
-    let sink = Reporter::open(args.progress, args.no_progress)?;
+    common.session.shows_map = args.progress == Some(ProgressStyle::Map);
+    let sink = ProgressReporter::open(args.progress, args.no_progress)?;
     let disks = disks.into_iter().map(DiskRequest::from_file).collect::<Result<_, _>>()?;
-    let mut copies = Copies::prepare(common, disks)?;
+    let mut copies = CopyBatch::prepare(common, disks)?;
     copies.run(sink)?;
     copies.end(args.verbose)
 }
@@ -50,15 +51,18 @@ pub(crate) struct DiskRequest {
 
 impl DiskRequest {
     /// The copy of a disk in a file of `copy`.
-    fn from_file(disk: Disk) -> Result<DiskRequest, Failure> {
+    fn from_file(disk: JobFileDisk) -> Result<DiskRequest, CommandFailure> {
         let target = disk.target.clone();
-        let target = target.ok_or_else(|| Failure::usage("a disk has no target"))?;
+        let target = target.ok_or_else(|| CommandFailure::usage("a disk has no target"))?;
         DiskRequest::with_target(disk, target)
     }
 
     /// The copy of a disk to `target`, after the checks for which nothing is opened.
-    pub(crate) fn with_target(disk: Disk, target: Spec) -> Result<DiskRequest, Failure> {
-        let Disk { name, place, source, options, image, .. } = disk;
+    pub(crate) fn with_target(
+        disk: JobFileDisk,
+        target: DeviceSpec,
+    ) -> Result<DiskRequest, CommandFailure> {
+        let JobFileDisk { name, place, source, options, image, .. } = disk;
         let checked = copy_options::checked_request(&image, options, [source, target]);
         let request = checked.map_err(|failure| in_disk(&place, &name, &failure))?;
         Ok(DiskRequest { name, place, request })
@@ -66,26 +70,29 @@ impl DiskRequest {
 }
 
 /// The failure of a disk, with its position in the file.
-fn in_disk(place: &str, name: &str, failure: &Failure) -> Failure {
-    Failure::new(failure.status(), format!("{place}: disk {name}: {failure}"))
+fn in_disk(place: &str, name: &str, failure: &CommandFailure) -> CommandFailure {
+    CommandFailure::new(failure.status(), format!("{place}: disk {name}: {failure}"))
 }
 
 /// The disks of a job, which share limits and workers.
-pub(crate) struct Copies {
-    common: JobOptions,
-    limit: Option<Arc<Rate>>,
+pub(crate) struct CopyBatch {
+    common: JobFileOptions,
+    limit: Option<Arc<RateLimit>>,
     parallel: usize,
     pool: Pool,
     disks: Vec<DiskCopy>,
     /// Of the disks, until they run.
     setups: Vec<CopySetup>,
     /// Once they run.
-    session: Option<Session>,
+    session: Option<CopySession>,
 }
 
-impl Copies {
+impl CopyBatch {
     /// Checks all disks, as far as nothing must be opened for that.
-    pub(crate) fn prepare(common: JobOptions, listed: Vec<DiskRequest>) -> Result<Copies, Failure> {
+    pub(crate) fn prepare(
+        common: JobFileOptions,
+        listed: Vec<DiskRequest>,
+    ) -> Result<CopyBatch, CommandFailure> {
         let limit = rate_limit(&common.limits)?;
         let parallel = usize::from(common.parallel.unwrap_or(PARALLEL)).min(listed.len());
         let parallel = common.total_connections.map_or(parallel, |all| parallel.min(all.into()));
@@ -104,13 +111,13 @@ impl Copies {
         check_together(&disks)?;
         let most = setups.iter().map(CopySetup::memory).max();
         let pool = Pool::new(common.total_memory.or(most).unwrap_or(0));
-        Ok(Copies { common, limit, parallel, pool, disks, setups, session: None })
+        Ok(CopyBatch { common, limit, parallel, pool, disks, setups, session: None })
     }
 
     /// Opens all disks, then copies them.
-    pub(crate) fn run(&mut self, sink: Option<Sink>) -> Result<(), Failure> {
+    pub(crate) fn run(&mut self, sink: Option<ProgressOutput>) -> Result<(), CommandFailure> {
         let watched = self.disks.iter().map(|disk| disk.watched.clone()).collect();
-        let session = Session::start(&self.common.session, sink, watched, self.limit.clone())?;
+        let session = CopySession::start(&self.common.session, sink, watched, self.limit.clone())?;
         let session = self.session.insert(session);
         let disks = std::mem::take(&mut self.disks);
         let setups = std::mem::take(&mut self.setups);
@@ -121,25 +128,25 @@ impl Copies {
     }
 
     /// The workers, once the disks run.
-    pub(crate) fn session(&self) -> Option<&Session> {
+    pub(crate) fn session(&self) -> Option<&CopySession> {
         self.session.as_ref()
     }
 
     /// The outcome of each disk, in the order in which they were listed; `None`: it did not begin.
-    pub(crate) fn results(&self) -> impl Iterator<Item = Option<Result<(), &Failure>>> {
+    pub(crate) fn results(&self) -> impl Iterator<Item = Option<Result<(), &CommandFailure>>> {
         self.disks.iter().map(|disk| Some(disk.result.as_ref()?.as_ref().map(drop)))
     }
 
     /// A disk has failed after its copy.
-    pub(crate) fn fail(&mut self, index: usize, failure: Failure) {
+    pub(crate) fn fail(&mut self, index: usize, failure: CommandFailure) {
         if let Some(disk) = self.disks.get_mut(index) {
             disk.result = Some(Err(failure));
         }
     }
 
     /// Prints the report; returns the exit status.
-    pub(crate) fn end(mut self, verbose: bool) -> Outcome {
-        let signal = self.session.as_ref().map_or(0, Session::signal);
+    pub(crate) fn end(mut self, verbose: bool) -> CommandResult {
+        let signal = self.session.as_ref().map_or(0, CopySession::signal);
         let outcome = tell(&self.disks, verbose, signal);
         if let Some(session) = &mut self.session {
             session.finish(exit::command_end(&outcome));
@@ -156,19 +163,19 @@ struct DiskCopy {
     journal: Option<PathBuf>,
     manifest: Option<PathBuf>,
     /// Source and target.
-    specs: [Spec; 2],
+    specs: [DeviceSpec; 2],
     discards_source: bool,
     control: CopyControl,
     /// The result; `None` before it has begun.
-    result: Option<Result<CopyReport, Failure>>,
+    result: Option<Result<CopyReport, CommandFailure>>,
 }
 
 impl DiskCopy {
     fn new(
         disk: DiskRequest,
-        common: &JobOptions,
-        limit: Option<Arc<Rate>>,
-    ) -> Result<(DiskCopy, CopySetup), Failure> {
+        common: &JobFileOptions,
+        limit: Option<Arc<RateLimit>>,
+    ) -> Result<(DiskCopy, CopySetup), CommandFailure> {
         let DiskRequest { name, place, mut request } = disk;
         request.rate = limit;
         request.options.no_zero_copy |= common.limits.no_zero_copy;
@@ -190,7 +197,7 @@ impl DiskCopy {
             watched,
             journal,
             manifest,
-            specs: setup.specs().map(Spec::clone),
+            specs: setup.specs().map(DeviceSpec::clone),
             discards_source: setup.discards_source(),
             control,
             result: None,
@@ -199,16 +206,16 @@ impl DiskCopy {
     }
 
     /// Notes the result of its copy.
-    fn end(&mut self, result: Result<CopyReport, Failure>) {
+    fn end(&mut self, result: Result<CopyReport, CommandFailure>) {
         let is_stopped = result.is_err() && self.control.progress().is_cancelled();
         let result = if is_stopped {
             let text = format!("stopped by a signal{}", self.control.target_state());
-            Err(Failure::new(exit::FAILED, text))
+            Err(CommandFailure::new(exit::FAILED, text))
         } else {
             result
         };
         // Set here only.
-        let _ = self.watched.result.set(result.as_ref().err().map(Failure::to_string));
+        let _ = self.watched.result.set(result.as_ref().err().map(CommandFailure::to_string));
         match &result {
             Err(failure) if is_stopped => log::warn!("disk {}: {failure}", self.name),
             Err(failure) => log::warn!("disk {} failed: {failure}", self.name),
@@ -219,7 +226,7 @@ impl DiskCopy {
 }
 
 /// Refuses disks that conflict with each other.
-fn check_together(disks: &[DiskCopy]) -> Result<(), Failure> {
+fn check_together(disks: &[DiskCopy]) -> Result<(), CommandFailure> {
     let mut files: HashMap<PathBuf, (&Path, &DiskCopy)> = HashMap::new();
     for disk in disks {
         for file in [&disk.journal, &disk.manifest].into_iter().flatten() {
@@ -228,12 +235,12 @@ fn check_together(disks: &[DiskCopy]) -> Result<(), Failure> {
                 let name = &disk.name;
                 let file = file.display();
                 let text = format!("{place}: disk {name}: disk {} also writes {file}", other.name);
-                return Err(Failure::usage(text));
+                return Err(CommandFailure::usage(text));
             }
         }
     }
     for (file, disk) in files.into_values() {
-        let beside = Spec::Path(file.to_path_buf());
+        let beside = DeviceSpec::Path(file.to_path_buf());
         let is_side = |other: &&DiskCopy| other.specs.iter().any(|spec| same_place(&beside, spec));
         if let Some(other) = disks.iter().find(is_side) {
             let place = &disk.place;
@@ -243,7 +250,7 @@ fn check_together(disks: &[DiskCopy]) -> Result<(), Failure> {
                 "{place}: disk {name}: {file} is the source or target of disk {}: choose another name",
                 other.name
             );
-            return Err(Failure::usage(text));
+            return Err(CommandFailure::usage(text));
         }
     }
     for (index, disk) in disks.iter().enumerate() {
@@ -254,7 +261,7 @@ fn check_together(disks: &[DiskCopy]) -> Result<(), Failure> {
             let name = &disk.name;
             if other_index < index && same_place(target, other_target) {
                 let text = format!("{place}: disk {name}: disk {} has the same target", other.name);
-                return Err(Failure::usage(text));
+                return Err(CommandFailure::usage(text));
             }
             let discards = disk.discards_source || other.discards_source;
             if other_index < index && discards && same_place(source, other_source) {
@@ -263,14 +270,14 @@ fn check_together(disks: &[DiskCopy]) -> Result<(), Failure> {
                      nothing for the other",
                     other.name
                 );
-                return Err(Failure::usage(text));
+                return Err(CommandFailure::usage(text));
             }
             if other_index != index && same_place(source, other_target) {
                 let text = format!(
                     "{place}: disk {name}: its source is the target of disk {}",
                     other.name
                 );
-                return Err(Failure::usage(text));
+                return Err(CommandFailure::usage(text));
             }
         }
     }
@@ -306,7 +313,7 @@ async fn open_all(disks: &mut [DiskCopy], setups: Vec<CopySetup>) -> Option<Vec<
             Side::Target => "its target overlaps the target",
         };
         let text = format!("{what} of disk {}: choose another target", disks[other].name);
-        disks[index].result = Some(Err(Failure::usage(text)));
+        disks[index].result = Some(Err(CommandFailure::usage(text)));
         close(open).await;
         return None;
     }
@@ -325,8 +332,8 @@ where
     let mut left = copies.into_iter().enumerate();
     // One after another: errors are reported in the file's order.
     while let Some((index, copy)) = left.next() {
-        let stepped = Remote::to(index).spawn(move || step(copy)).await;
-        match stepped.map_err(|_| ended()).and_then(|result| result.map_err(Failure::from)) {
+        let stepped = WorkerHandle::to(index).spawn(move || step(copy)).await;
+        match stepped.map_err(|_| ended()).and_then(|result| result.map_err(CommandFailure::from)) {
             Ok(copy) => done.push(copy),
             Err(failure) => {
                 disks[index].result = Some(Err(failure));
@@ -361,19 +368,19 @@ async fn run_some(
         }
         let pool = pool.clone();
         // On the worker where it was opened.
-        let ran = Remote::to(index).spawn(move || copy.run(pool)).await;
-        let ran = ran.map_err(|_| ended()).and_then(|result| result.map_err(Failure::from));
+        let ran = WorkerHandle::to(index).spawn(move || copy.run(pool)).await;
+        let ran = ran.map_err(|_| ended()).and_then(|result| result.map_err(CommandFailure::from));
         let disk = &mut disks.lock().expect("no panic under this lock")[index];
         disk.end(ran);
     }
 }
 
-fn ended() -> Failure {
-    Failure::new(exit::FAILED, "a worker ended before its disk")
+fn ended() -> CommandFailure {
+    CommandFailure::new(exit::FAILED, "a worker ended before its disk")
 }
 
 /// Prints the report, in the file's order; returns the exit status.
-fn tell(disks: &[DiskCopy], verbose: bool, signal: i32) -> Outcome {
+fn tell(disks: &[DiskCopy], verbose: bool, signal: i32) -> CommandResult {
     let mut failed = Vec::new();
     for disk in disks {
         if let Some(Ok(report)) = &disk.result {
@@ -406,10 +413,13 @@ fn tell(disks: &[DiskCopy], verbose: bool, signal: i32) -> Outcome {
     };
     if signal != 0 {
         let text = format!("stopped by a signal: {counts}: {next}");
-        return Err(Failure::new(signals::status(signal), text));
+        return Err(CommandFailure::new(signals::status(signal), text));
     }
     let Some((disk, failure)) = first else {
-        return Err(Failure::new(exit::FAILED, format!("disk {} was not started", any.name)));
+        return Err(CommandFailure::new(
+            exit::FAILED,
+            format!("disk {} was not started", any.name),
+        ));
     };
     let others: Vec<_> = failed
         .iter()
@@ -424,5 +434,5 @@ fn tell(disks: &[DiskCopy], verbose: bool, signal: i32) -> Outcome {
     let begun = disks.iter().any(|disk| disk.watched.progress.snapshot().done() > 0);
     let counts = if begun { counts } else { "nothing was copied".to_string() };
     let text = format!("disk {}: {failure}{others}; {counts}", disk.name);
-    Err(Failure::new(failure.status(), text))
+    Err(CommandFailure::new(failure.status(), text))
 }

@@ -68,11 +68,11 @@ mod tls_init;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use args::Command;
+use args::CliCommand;
 use std::sync::Arc;
 
 use blockhaul_catalog::brackets;
-use exit::{Failure, Outcome};
+use exit::{CommandFailure, CommandResult};
 
 /// Maximum time for plugins to end before the program ends without them.
 const PLUGINS_END: Duration = Duration::from_secs(10);
@@ -109,27 +109,27 @@ fn run() -> ExitCode {
     }
     let (words, groups) = match brackets::take(words) {
         Ok(taken) => taken,
-        Err(text) => return report("", Err(Failure::usage(text))),
+        Err(text) => return report("", Err(CommandFailure::usage(text))),
     };
     let cli = match args::parse(words) {
         Ok(cli) => cli,
         Err(error) => return ExitCode::from(args::show_error(&error)),
     };
     match cli.command {
-        Command::Serve(args) => report("serve: ", serve::run(&args, &groups)),
-        Command::Copy(args) => report("copy: ", copy::run(&args, &groups)),
-        Command::Pull(args) => report("pull: ", pull::run(&args)),
-        Command::Restore(args) => report("restore: ", restore::run(&args, &groups)),
-        Command::Chain(args) => report("chain: ", chain::run(&args)),
-        Command::Info(args) => {
+        CliCommand::Serve(args) => report("serve: ", serve::run(&args, &groups)),
+        CliCommand::Copy(args) => report("copy: ", copy::run(&args, &groups)),
+        CliCommand::Pull(args) => report("pull: ", pull::run(&args)),
+        CliCommand::Restore(args) => report("restore: ", restore::run(&args, &groups)),
+        CliCommand::Chain(args) => report("chain: ", chain::run(&args)),
+        CliCommand::Info(args) => {
             // Like nbdinfo, whose status 2 is an answer.
             let result = info::run(&args, &groups);
             report("info: ", result.map_err(|failure| failure.with_status(exit::FAILED)))
         }
-        Command::Compare(args) => report("compare: ", check::compare(&args, &groups)),
-        Command::Verify(args) => report("verify: ", check::verify(&args, &groups)),
+        CliCommand::Compare(args) => report("compare: ", check::compare(&args, &groups)),
+        CliCommand::Verify(args) => report("verify: ", check::verify(&args, &groups)),
         #[cfg(feature = "formats")]
-        Command::Check(args) => {
+        CliCommand::Check(args) => {
             let result = image_check::check(&args, &groups);
             report(
                 "check: ",
@@ -137,35 +137,35 @@ fn run() -> ExitCode {
             )
         }
         #[cfg(feature = "formats")]
-        Command::Create(args) => report("create: ", image_tools::create(&args, &groups)),
+        CliCommand::Create(args) => report("create: ", image_tools::create(&args, &groups)),
         #[cfg(feature = "formats")]
-        Command::Rebase(args) => report("rebase: ", image_backing::run_rebase(&args, &groups)),
+        CliCommand::Rebase(args) => report("rebase: ", image_backing::run_rebase(&args, &groups)),
         #[cfg(feature = "formats")]
-        Command::Commit(args) => report("commit: ", image_backing::run_commit(&args, &groups)),
+        CliCommand::Commit(args) => report("commit: ", image_backing::run_commit(&args, &groups)),
         #[cfg(feature = "formats")]
-        Command::Resize(args) => report("resize: ", image_change::run_resize(&args, &groups)),
+        CliCommand::Resize(args) => report("resize: ", image_change::run_resize(&args, &groups)),
         #[cfg(feature = "formats")]
-        Command::Measure(args) => report("measure: ", image_tools::run_measure(&args, &groups)),
+        CliCommand::Measure(args) => report("measure: ", image_tools::run_measure(&args, &groups)),
         #[cfg(feature = "formats")]
-        Command::Snapshot(args) => report("snapshot: ", image_tools::snapshot(&args, &groups)),
+        CliCommand::Snapshot(args) => report("snapshot: ", image_tools::snapshot(&args, &groups)),
         #[cfg(feature = "formats")]
-        Command::Bitmap(args) => report("bitmap: ", image_bitmap::bitmap(args, &groups)),
-        Command::Checksum(args) => report("checksum: ", check::checksum(&args, &groups)),
-        Command::Map(args) => report("map: ", info::run_map(&args, &groups)),
+        CliCommand::Bitmap(args) => report("bitmap: ", image_bitmap::bitmap(args, &groups)),
+        CliCommand::Checksum(args) => report("checksum: ", check::checksum(&args, &groups)),
+        CliCommand::Map(args) => report("map: ", info::run_map(&args, &groups)),
         #[cfg(feature = "fuse")]
-        Command::Mount(args) => report("mount: ", mount::run(&args, &groups)),
-        Command::Ctl(args) => report("ctl: ", ctl::run(&args)),
-        Command::Tls(args) => report("tls: ", tls_init::run(&args)),
+        CliCommand::Mount(args) => report("mount: ", mount::run(&args, &groups)),
+        CliCommand::Ctl(args) => report("ctl: ", ctl::run(&args)),
+        CliCommand::Tls(args) => report("tls: ", tls_init::run(&args)),
         #[cfg(feature = "bench")]
-        Command::Bench(args) => bench::run(*args, &groups),
-        Command::Plugin(args) => report("plugin: ", plugin::run(&args)),
-        Command::Help(args) => report("help: ", help::run(&args)),
-        Command::Man(args) => report("man: ", generate::man(args.dir.as_deref())),
-        Command::Completions(args) => report("completions: ", generate::completions(args.shell)),
+        CliCommand::Bench(args) => bench::run(*args, &groups),
+        CliCommand::Plugin(args) => report("plugin: ", plugin::run(&args)),
+        CliCommand::Help(args) => report("help: ", help::run(&args)),
+        CliCommand::Man(args) => report("man: ", generate::man(args.dir.as_deref())),
+        CliCommand::Completions(args) => report("completions: ", generate::completions(args.shell)),
     }
 }
 
-fn report(command: &str, outcome: Outcome) -> ExitCode {
+fn report(command: &str, outcome: CommandResult) -> ExitCode {
     match outcome {
         Ok(status) => ExitCode::from(status),
         Err(failure) => {

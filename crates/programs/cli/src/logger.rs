@@ -9,13 +9,13 @@ use serde_json::{Map, Value};
 use crate::out::one_line;
 use crate::syslog::{self, Severity};
 
-struct Stderr;
+struct StderrLogger;
 
 /// The modules whose information is logged without `--verbose`.
 const CHANGES: [&str; 3] =
     [concat!(env!("CARGO_CRATE_NAME"), "::serve"), "blockhaul_jobs", "blockhaul_qmp"];
 
-impl Log for Stderr {
+impl Log for StderrLogger {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
         let unheard = QUIET_CLIENTS.load(Ordering::Relaxed)
             && metadata.level() >= Level::Warn
@@ -93,28 +93,28 @@ static JSON: AtomicBool = AtomicBool::new(false);
 
 /// The format of log records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Format {
+pub enum LogFormat {
     /// One line of text.
     Text,
     /// One JSON object per line: time, level, message, and members.
     Json,
 }
 
-impl std::str::FromStr for Format {
+impl std::str::FromStr for LogFormat {
     type Err = String;
 
-    fn from_str(text: &str) -> Result<Format, String> {
+    fn from_str(text: &str) -> Result<LogFormat, String> {
         match text {
-            "text" => Ok(Format::Text),
-            "json" => Ok(Format::Json),
+            "text" => Ok(LogFormat::Text),
+            "json" => Ok(LogFormat::Json),
             _ => Err(format!("{text:?} is not one of text, json")),
         }
     }
 }
 
 /// Sets the format of later records, and of the failure of a command.
-pub fn set_format(format: Format) {
-    JSON.store(format == Format::Json, Ordering::Relaxed);
+pub fn set_format(format: LogFormat) {
+    JSON.store(format == LogFormat::Json, Ordering::Relaxed);
 }
 
 /// Logs why a command failed.
@@ -156,16 +156,16 @@ fn object(record: &Record<'_>) -> Map<String, Value> {
         object.insert("plugin".into(), Value::from(name));
     }
     // The visitor returns no errors.
-    let _ = record.key_values().visit(&mut Members(&mut object));
+    let _ = record.key_values().visit(&mut RecordMembers(&mut object));
     object
 }
 
 /// Adds a record's own members, except empty ones.
-struct Members<'a>(&'a mut Map<String, Value>);
+struct RecordMembers<'a>(&'a mut Map<String, Value>);
 
-impl<'kvs> VisitSource<'kvs> for Members<'_> {
+impl<'kvs> VisitSource<'kvs> for RecordMembers<'_> {
     fn visit_pair(&mut self, key: Key<'kvs>, value: kv::Value<'kvs>) -> Result<(), kv::Error> {
-        let mut read = Read(Value::Null);
+        let mut read = RecordValue(Value::Null);
         value.visit(&mut read)?;
         if read.0.is_null() {
             return Ok(());
@@ -181,9 +181,9 @@ impl<'kvs> VisitSource<'kvs> for Members<'_> {
 }
 
 /// A value of a record as JSON: numbers and booleans as such, the rest as text.
-struct Read(Value);
+struct RecordValue(Value);
 
-impl<'v> VisitValue<'v> for Read {
+impl<'v> VisitValue<'v> for RecordValue {
     fn visit_any(&mut self, value: kv::Value<'_>) -> Result<(), kv::Error> {
         self.0 = Value::from(value.to_string());
         Ok(())
@@ -233,7 +233,7 @@ pub fn start_server(verbose: bool) {
 
 fn start_at(level: LevelFilter) {
     // Fails only if a logger is already set, which is then used.
-    let _ = log::set_logger(&Stderr);
+    let _ = log::set_logger(&StderrLogger);
     log::set_max_level(level);
 }
 

@@ -14,7 +14,7 @@ pub const EXAMPLE: usize = 8;
 
 /// The text of the help as sections of a page, in roff.
 pub fn sections(help: &str) -> String {
-    let mut page = Page { after_paragraph: true, ..Page::default() };
+    let mut page = RoffPage { after_paragraph: true, ..RoffPage::default() };
     help.lines().for_each(|line| page.line(line));
     page.set_code(false);
     page.set_example(false);
@@ -24,7 +24,7 @@ pub fn sections(help: &str) -> String {
 
 /// A page that is being written.
 #[derive(Default)]
-struct Page {
+struct RoffPage {
     roff: String,
     /// In a section of examples or files.
     examples: bool,
@@ -38,7 +38,7 @@ struct Page {
     after_paragraph: bool,
 }
 
-impl Page {
+impl RoffPage {
     fn line(&mut self, line: &str) {
         let text = line.trim_start();
         let column = line.chars().count() - text.chars().count();

@@ -1,28 +1,28 @@
 //! `--metrics` and `--page`: what a command publishes, and the messages about it.
 
-use blockhaul_io::Remote;
+use blockhaul_io::WorkerHandle;
 use blockhaul_metrics::{
-    Destinations, Figures, HttpAddress, MetricsError, Publisher, StateSource, TextSource,
+    Destinations, MetricsError, MetricsWriter, Publisher, ScrapeAddress, StateSource, TextSource,
 };
 
-use crate::exit::{FAILED, Failure};
+use crate::exit::{CommandFailure, FAILED};
 use crate::out;
 
 /// The metrics of a command, which are published until this is ended or dropped.
-pub struct Metrics(Publisher);
+pub struct CommandMetrics(Publisher);
 
-impl Metrics {
+impl CommandMetrics {
     /// Publishes metrics and state at the destinations, in tasks of a worker. Prints the address of the
     /// page, and a port that was chosen; `command` is for these messages.
     pub fn start(
         destinations: &Destinations,
         command: &str,
         sources: (TextSource, StateSource),
-        worker: &Remote,
-    ) -> Result<Metrics, Failure> {
+        worker: &WorkerHandle,
+    ) -> Result<CommandMetrics, CommandFailure> {
         let publisher = Publisher::start(destinations, sources, worker)?;
         announce(command, destinations, &publisher);
-        Ok(Metrics(publisher))
+        Ok(CommandMetrics(publisher))
     }
 
     /// Publishes the last state.
@@ -33,10 +33,10 @@ impl Metrics {
 
 /// Prints where the page is, or the port that was chosen for metrics alone.
 fn announce(command: &str, destinations: &Destinations, publisher: &Publisher) {
-    let Some(HttpAddress::Tcp { address, .. }) = publisher.address() else { return };
+    let Some(ScrapeAddress::Tcp { address, .. }) = publisher.address() else { return };
     if destinations.page {
         out::error(&format!("blockhaul: {command}: page on http://{address}/\n"));
-    } else if destinations.address.as_ref().is_some_and(HttpAddress::has_free_port) {
+    } else if destinations.address.as_ref().is_some_and(ScrapeAddress::has_free_port) {
         out::error(&format!("blockhaul: {command}: metrics on http://{address}/metrics\n"));
     }
 }
@@ -47,7 +47,7 @@ pub trait BuildInfo {
     fn build_info(&mut self);
 }
 
-impl BuildInfo for Figures {
+impl BuildInfo for MetricsWriter {
     fn build_info(&mut self) {
         let help = "Version and commit of the program, as labels.";
         let labels =
@@ -56,19 +56,19 @@ impl BuildInfo for Figures {
     }
 }
 
-impl From<MetricsError> for Failure {
-    fn from(error: MetricsError) -> Failure {
+impl From<MetricsError> for CommandFailure {
+    fn from(error: MetricsError) -> CommandFailure {
         let remedy = error.remedy().map(|remedy| format!(": {remedy}")).unwrap_or_default();
         let text = format!("--metrics: {error}");
         match error {
-            MetricsError::PageWithoutAddress => Failure::usage(
+            MetricsError::PageWithoutAddress => CommandFailure::usage(
                 "--page requires an address to listen on: add --metrics localhost:PORT",
             ),
             MetricsError::SeveralAddresses
             | MetricsError::SeveralFiles
-            | MetricsError::Directory { .. } => Failure::usage(text),
+            | MetricsError::Directory { .. } => CommandFailure::usage(text),
             MetricsError::Listen { .. } | MetricsError::Write { .. } => {
-                Failure::new(FAILED, text).and(&remedy)
+                CommandFailure::new(FAILED, text).and(&remedy)
             }
         }
     }

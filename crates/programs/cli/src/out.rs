@@ -2,27 +2,27 @@
 
 use std::io::{self, ErrorKind, Write};
 
-use crate::exit::{FAILED, Failure};
+use crate::exit::{CommandFailure, FAILED};
 
 pub use blockhaul_transfer::{lines, one_line, one_word};
 
 /// The output of a command: held back until the command succeeds, within a limit.
 #[derive(Debug, Default)]
-pub struct Output {
+pub struct CommandOutput {
     bytes: Vec<u8>,
 }
 
-impl Output {
+impl CommandOutput {
     /// Maximum bytes held back: more than any output for users. Longer output is printed early.
     const KEPT: usize = 64 << 20;
 
     /// Appends text.
-    pub fn text(&mut self, text: &str) -> Result<(), Failure> {
+    pub fn text(&mut self, text: &str) -> Result<(), CommandFailure> {
         is_open(self.write_all(text.as_bytes())).map(drop)
     }
 
     /// Prints the rest.
-    pub fn finish(mut self) -> Result<(), Failure> {
+    pub fn finish(mut self) -> Result<(), CommandFailure> {
         is_open(self.leave()).map(drop)
     }
 
@@ -31,7 +31,7 @@ impl Output {
     }
 }
 
-impl Write for Output {
+impl Write for CommandOutput {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.bytes.extend_from_slice(bytes);
         if self.bytes.len() >= Self::KEPT {
@@ -47,7 +47,7 @@ impl Write for Output {
 }
 
 /// Prints; false if the reader has closed the pipe.
-pub fn print(bytes: &[u8]) -> Result<bool, Failure> {
+pub fn print(bytes: &[u8]) -> Result<bool, CommandFailure> {
     is_open(print_bytes(bytes))
 }
 
@@ -57,7 +57,7 @@ fn print_bytes(bytes: &[u8]) -> io::Result<()> {
 }
 
 /// Whether the reader still reads what was printed.
-fn is_open(printed: io::Result<()>) -> Result<bool, Failure> {
+fn is_open(printed: io::Result<()>) -> Result<bool, CommandFailure> {
     match printed {
         Ok(()) => Ok(true),
         Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(false),
@@ -66,9 +66,9 @@ fn is_open(printed: io::Result<()>) -> Result<bool, Failure> {
 }
 
 /// The failure of standard output.
-pub fn failed(error: &io::Error) -> Failure {
+pub fn failed(error: &io::Error) -> CommandFailure {
     let text = format!("cannot write to standard output: {}", crate::exit::plain(error));
-    Failure::new(FAILED, text)
+    CommandFailure::new(FAILED, text)
 }
 
 /// Prints lines on standard error, of which only the newlines affect a terminal ([`one_line`]).

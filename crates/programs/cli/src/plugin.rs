@@ -5,17 +5,17 @@ use std::time::{Duration, Instant};
 use blockhaul_block::{Error, Kind, Result};
 
 use crate::args;
-use crate::exit::{Failure, Outcome};
+use crate::exit::{CommandFailure, CommandResult};
 use crate::{logger, out};
 
 /// Runs `blockhaul plugin`.
-pub fn run(args: &args::Plugin) -> Outcome {
+pub fn run(args: &args::PluginArgs) -> CommandResult {
     logger::start(false);
     let config = args.config.iter().map(|word| match word.split_once('=') {
         Some((key, value)) => (Some(key.to_string()), value.to_string()),
         None => (None, word.clone()),
     });
-    let failed = |error| Failure::opening("plugin", &args.plugin, &error);
+    let failed = |error| CommandFailure::opening("plugin", &args.plugin, &error);
     if let Some(device) = args.plugin.strip_prefix("python:") {
         let text = python(device, config).map_err(failed)?;
         out::print(out::lines(&text).as_bytes())?;
@@ -24,13 +24,13 @@ pub fn run(args: &args::Plugin) -> Outcome {
     if ["sh:", "eval:"].iter().any(|scheme| args.plugin.starts_with(scheme)) {
         let text = "scripts report nothing: this is for plugins in C and Python; blockhaul info shows \
                     the device";
-        return Err(Failure::usage(text));
+        return Err(CommandFailure::usage(text));
     }
     let mut settings = match args.plugin.strip_prefix("nbdkit:") {
-        Some(device) => crate::plugin_host::Settings::parse(device).map_err(failed)?,
-        None => crate::plugin_host::Settings {
+        Some(device) => crate::plugin_host::PluginSettings::parse(device).map_err(failed)?,
+        None => crate::plugin_host::PluginSettings {
             plugin: args.plugin.clone(),
-            ..crate::plugin_host::Settings::default()
+            ..crate::plugin_host::PluginSettings::default()
         },
     };
     settings.config.extend(config);
@@ -41,7 +41,7 @@ pub fn run(args: &args::Plugin) -> Outcome {
 
 /// The description of a plugin in Python.
 fn python(device: &str, config: impl Iterator<Item = (Option<String>, String)>) -> Result<String> {
-    let mut settings = blockhaul_python::Settings::parse(device)?;
+    let mut settings = blockhaul_python::PythonSettings::parse(device)?;
     for (key, value) in config {
         let usage = || Error::new(Kind::Usage, format!("{value:?}: write it as KEY=VALUE"));
         settings.config.push((key.ok_or_else(usage)?, value.clone()));

@@ -2,8 +2,8 @@
 
 #[cfg(feature = "nbdkit-plugins")]
 pub use blockhaul_cabi::{
-    About, Settings, about, about_filter, dump, filter_folder, hosts_filter, plugin_folder,
-    print_dump, set_server_name, stdio_is_a_client, wait_for_end, when_ready,
+    PluginDescription, PluginSettings, about, about_filter, dump, filter_folder, hosts_filter,
+    plugin_folder, print_dump, set_server_name, stdio_is_a_client, wait_for_end, when_ready,
 };
 
 #[cfg(not(feature = "nbdkit-plugins"))]
@@ -18,7 +18,7 @@ mod absent {
     use blockhaul_block::{Error, Kind, Result};
 
     /// What a plugin says about itself: there is none.
-    pub struct About {
+    pub struct PluginDescription {
         pub what: &'static str,
         pub path: PathBuf,
         pub name: String,
@@ -31,15 +31,15 @@ mod absent {
     /// What a plugin would be loaded with.
     #[derive(Default)]
     #[expect(dead_code, reason = "those that the host reads")]
-    pub struct Settings {
+    pub struct PluginSettings {
         pub plugin: String,
         pub config: Vec<(Option<String>, String)>,
         pub filters: Vec<String>,
         pub debug: Vec<(String, String, i32)>,
     }
 
-    impl Settings {
-        pub fn parse(_device: &str) -> Result<Settings> {
+    impl PluginSettings {
+        pub fn parse(_device: &str) -> Result<PluginSettings> {
             Err(unsupported())
         }
     }
@@ -49,19 +49,19 @@ mod absent {
         Error::new(Kind::Unsupported, text)
     }
 
-    pub fn about(_name: &str) -> Result<About> {
+    pub fn about(_name: &str) -> Result<PluginDescription> {
         Err(unsupported())
     }
 
-    pub fn about_filter(_name: &str) -> Result<About> {
+    pub fn about_filter(_name: &str) -> Result<PluginDescription> {
         Err(unsupported())
     }
 
-    pub fn dump(_settings: &Settings) -> Result<String> {
+    pub fn dump(_settings: &PluginSettings) -> Result<String> {
         Err(unsupported())
     }
 
-    pub fn print_dump(_settings: &Settings) -> Result<()> {
+    pub fn print_dump(_settings: &PluginSettings) -> Result<()> {
         Err(unsupported())
     }
 

@@ -8,15 +8,15 @@ use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use blockhaul_engine::{MapCell, MapSnapshot, Snapshot};
+use blockhaul_engine::{MapCell, MapSnapshot, ProgressSnapshot};
 use blockhaul_metrics::{CopyObserver, CopySnapshot, is_verifying, position};
 use rustix::fs::OFlags;
 
-use crate::exit::{Failure, plain};
+use crate::exit::{CommandFailure, plain};
 
 /// How to show progress.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Style {
+pub enum ProgressStyle {
     /// A bar on standard error.
     Bar,
     /// A map of the disk that fills, on standard error.
@@ -27,21 +27,21 @@ pub enum Style {
     Json(i32),
 }
 
-impl FromStr for Style {
+impl FromStr for ProgressStyle {
     type Err = String;
 
-    fn from_str(text: &str) -> Result<Style, String> {
+    fn from_str(text: &str) -> Result<ProgressStyle, String> {
         let descriptor = |text: &str| match text.parse() {
             Ok(fd @ 0..) => Ok(fd),
             _ => Err(format!("{text:?} is not a descriptor number, map, json or json:FD")),
         };
         match text {
-            "bar" => Ok(Style::Bar),
-            "map" => Ok(Style::Map),
-            "json" => Ok(Style::Json(2)),
+            "bar" => Ok(ProgressStyle::Bar),
+            "map" => Ok(ProgressStyle::Map),
+            "json" => Ok(ProgressStyle::Json(2)),
             _ => match text.strip_prefix("json:") {
-                Some(fd) => descriptor(fd).map(Style::Json),
-                None => descriptor(text).map(Style::Percent),
+                Some(fd) => descriptor(fd).map(ProgressStyle::Json),
+                None => descriptor(text).map(ProgressStyle::Percent),
             },
         }
     }
@@ -55,22 +55,25 @@ const CELLS: usize = 40;
 const MAP_CELLS: usize = 128;
 
 /// Shows progress until it is finished.
-pub struct Reporter {
+pub struct ProgressReporter {
     stop: mpsc::Sender<()>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Reporter {
+impl ProgressReporter {
     /// Opens the output; `None` shows a bar on a terminal, else nothing.
-    pub fn open(style: Option<Style>, quiet: bool) -> Result<Option<Sink>, Failure> {
+    pub fn open(
+        style: Option<ProgressStyle>,
+        quiet: bool,
+    ) -> Result<Option<ProgressOutput>, CommandFailure> {
         let style = match style {
             Some(style) => style,
-            None if !quiet && std::io::stderr().is_terminal() => Style::Bar,
+            None if !quiet && std::io::stderr().is_terminal() => ProgressStyle::Bar,
             None => return Ok(None),
         };
         let fd = match style {
-            Style::Bar | Style::Map => 2,
-            Style::Percent(fd) | Style::Json(fd) => fd,
+            ProgressStyle::Bar | ProgressStyle::Map => 2,
+            ProgressStyle::Percent(fd) | ProgressStyle::Json(fd) => fd,
         };
         let owned = match fd {
             0 => None,
@@ -80,29 +83,32 @@ impl Reporter {
         };
         let Some(owned) = owned else {
             let text = format!("--progress: descriptor {fd} is not open for writing");
-            return Err(Failure::usage(text));
+            return Err(CommandFailure::usage(text));
         };
         // Check first whether it can be written, before anything is copied.
         let flags = rustix::fs::fcntl_getfl(&owned).map_err(|errno| {
-            Failure::usage(format!("--progress: {}", plain(&std::io::Error::from(errno))))
+            CommandFailure::usage(format!("--progress: {}", plain(&std::io::Error::from(errno))))
         })?;
         if flags & OFlags::RWMODE == OFlags::RDONLY {
             let text = format!("--progress: descriptor {fd} is only open for reading");
-            return Err(Failure::usage(text));
+            return Err(CommandFailure::usage(text));
         }
-        Ok(Some(Sink { style, file: File::from(owned), last: None }))
+        Ok(Some(ProgressOutput { style, file: File::from(owned), last: None }))
     }
 
     /// Starts showing.
-    pub fn start(sink: Sink, watch: Arc<CopyObserver>) -> Result<Reporter, Failure> {
+    pub fn start(
+        sink: ProgressOutput,
+        watch: Arc<CopyObserver>,
+    ) -> Result<ProgressReporter, CommandFailure> {
         let (stop, stopped) = mpsc::channel();
         let thread = std::thread::Builder::new().name("progress".into());
         let thread = thread.spawn(move || report(sink, &watch, &stopped));
         match thread {
-            Ok(thread) => Ok(Reporter { stop, thread: Some(thread) }),
+            Ok(thread) => Ok(ProgressReporter { stop, thread: Some(thread) }),
             Err(error) => {
                 let text = format!("cannot show progress: {}", plain(&error));
-                Err(Failure::new(crate::exit::FAILED, text))
+                Err(CommandFailure::new(crate::exit::FAILED, text))
             }
         }
     }
@@ -118,13 +124,13 @@ impl Reporter {
 }
 
 /// The destination and style of progress.
-pub struct Sink {
-    style: Style,
+pub struct ProgressOutput {
+    style: ProgressStyle,
     file: File,
     last: Option<String>,
 }
 
-fn report(mut sink: Sink, watch: &CopyObserver, stopped: &mpsc::Receiver<()>) {
+fn report(mut sink: ProgressOutput, watch: &CopyObserver, stopped: &mpsc::Receiver<()>) {
     loop {
         if stopped.recv_timeout(INTERVAL) == Err(mpsc::RecvTimeoutError::Disconnected) {
             return;
@@ -142,7 +148,7 @@ fn success(view: &CopySnapshot) -> Option<bool> {
     view.end.as_ref().map(|end| end.status == 0)
 }
 
-fn percent(now: &Snapshot, end: Option<bool>) -> u64 {
+fn percent(now: &ProgressSnapshot, end: Option<bool>) -> u64 {
     match (end, now.total) {
         (Some(true), _) => 100,
         (_, 0) => 0,
@@ -153,14 +159,14 @@ fn percent(now: &Snapshot, end: Option<bool>) -> u64 {
     }
 }
 
-impl Sink {
+impl ProgressOutput {
     fn show(&mut self, view: &CopySnapshot) -> std::io::Result<()> {
         let success = success(view);
         match self.style {
-            Style::Bar | Style::Map => {
+            ProgressStyle::Bar | ProgressStyle::Map => {
                 let size = rustix::termios::tcgetwinsize(&self.file);
                 let columns = size.map_or(0, |size| usize::from(size.ws_col));
-                let map = view.map().filter(|_| self.style == Style::Map);
+                let map = view.map().filter(|_| self.style == ProgressStyle::Map);
                 let shown = map.map_or_else(|| bar(view, columns), |map| strip(view, map, columns));
                 let mut line = format!("\r{shown}\x1b[K");
                 if success.is_some() {
@@ -168,14 +174,14 @@ impl Sink {
                 }
                 self.file.write_all(line.as_bytes())
             }
-            Style::Percent(_) => {
+            ProgressStyle::Percent(_) => {
                 // nbdcopy's first line is 0/100.
                 if self.last.is_none() {
                     self.line("0/100".to_string())?;
                 }
                 self.line(format!("{}/100", percent(&view.all, success)))
             }
-            Style::Json(_) => {
+            ProgressStyle::Json(_) => {
                 self.last = None;
                 self.line(view.json().to_string())
             }
@@ -286,7 +292,7 @@ fn cells_of_map(map: &MapSnapshot, most: usize) -> String {
 }
 
 /// Cells filled up to this share, and divided by the kind of bytes.
-fn cells_of(now: &Snapshot, share: f64, cells: usize) -> String {
+fn cells_of(now: &ProgressSnapshot, share: f64, cells: usize) -> String {
     let filled = ((share * cells as f64) as usize).min(cells);
     let done = now.done().max(1) as f64;
     let part = |bytes: u64| ((bytes as f64 / done * filled as f64).round() as usize).min(filled);
@@ -328,17 +334,17 @@ mod tests {
     use super::*;
     use blockhaul_metrics::{CommandEnd, ObservedCopy};
 
-    fn at(data: u64, total: u64) -> Snapshot {
-        Snapshot { total, data, ..Snapshot::default() }
+    fn at(data: u64, total: u64) -> ProgressSnapshot {
+        ProgressSnapshot { total, data, ..ProgressSnapshot::default() }
     }
 
     #[test]
     fn styles_are_parsed() {
-        assert_eq!("3".parse(), Ok(Style::Percent(3)));
-        assert_eq!("json".parse(), Ok(Style::Json(2)));
-        assert_eq!("json:4".parse(), Ok(Style::Json(4)));
+        assert_eq!("3".parse(), Ok(ProgressStyle::Percent(3)));
+        assert_eq!("json".parse(), Ok(ProgressStyle::Json(2)));
+        assert_eq!("json:4".parse(), Ok(ProgressStyle::Json(4)));
         for bad in ["", "-1", "x", "json:", "json:x", "99999999999"] {
-            assert!(bad.parse::<Style>().is_err(), "{bad}");
+            assert!(bad.parse::<ProgressStyle>().is_err(), "{bad}");
         }
     }
 
@@ -351,7 +357,7 @@ mod tests {
         assert_eq!(percent(&at(u64::MAX, i64::MAX as u64), None), 100);
     }
 
-    fn view(all: Snapshot) -> CopySnapshot {
+    fn view(all: ProgressSnapshot) -> CopySnapshot {
         let retried = [1, 2];
         CopySnapshot {
             all,
@@ -385,27 +391,27 @@ mod tests {
 
     #[test]
     fn the_bar_tells_data_zeroes_and_earlier_runs_apart() {
-        let now = Snapshot {
+        let now = ProgressSnapshot {
             total: 800,
             data: 100,
             zeroed: 60,
             skipped: 40,
             resumed: 200,
-            ..Snapshot::default()
+            ..ProgressSnapshot::default()
         };
         assert_eq!(cells_of(&now, 0.5, 16), "====**..--------");
-        assert_eq!(cells_of(&Snapshot::default(), 0.0, 4), "----");
-        assert_eq!(cells_of(&Snapshot::default(), 1.0, 4), "****");
+        assert_eq!(cells_of(&ProgressSnapshot::default(), 0.0, 4), "----");
+        assert_eq!(cells_of(&ProgressSnapshot::default(), 1.0, 4), "****");
     }
 
     #[test]
     fn the_last_line_says_what_an_earlier_run_has_copied() {
-        let now = Snapshot {
+        let now = ProgressSnapshot {
             total: 4096,
             data: 1024,
             zeroed: 1024,
             resumed: 2048,
-            ..Snapshot::default()
+            ..ProgressSnapshot::default()
         };
         let view = CopySnapshot {
             all: now,

@@ -8,22 +8,22 @@ use crate::brackets::Groups;
 use crate::copy::copy_options::check_request;
 use crate::copy::report::DigestLine;
 use crate::copy::{self, RunOptions};
-use crate::exit::{Failure, Outcome};
-use crate::progress::Style;
+use crate::exit::{CommandFailure, CommandResult};
+use crate::progress::ProgressStyle;
 use crate::session::SessionOptions;
 use crate::{chain, logger};
 
 /// Runs `blockhaul restore`.
-pub fn run(args: &args::Restore, groups: &Groups) -> Outcome {
+pub fn run(args: &args::RestoreArgs, groups: &Groups) -> CommandResult {
     logger::start(args.reporting.verbose);
-    let context = chain::context(blockhaul_io::Config::default());
+    let context = chain::context(blockhaul_io::RuntimeConfig::default());
     let request = request(args, groups)?.into_copy(&context)?;
     check_request(&request)?;
     copy::run_request(request, &run_options(args))
 }
 
 /// The point, and how to copy it.
-fn request(args: &args::Restore, groups: &Groups) -> Result<RestoreRequest, Failure> {
+fn request(args: &args::RestoreArgs, groups: &Groups) -> Result<RestoreRequest, CommandFailure> {
     Ok(RestoreRequest {
         store: args.dir.clone(),
         point: args.point.clone(),
@@ -38,9 +38,9 @@ fn request(args: &args::Restore, groups: &Groups) -> Result<RestoreRequest, Fail
 }
 
 /// How the copy is shown.
-fn run_options(args: &args::Restore) -> RunOptions {
+fn run_options(args: &args::RestoreArgs) -> RunOptions {
     let args::ProgressOptions { progress, no_progress, verbose } = args.reporting;
-    let shows_map = progress == Some(Style::Map);
+    let shows_map = progress == Some(ProgressStyle::Map);
     let session = SessionOptions { shows_map, ..SessionOptions::default() };
     RunOptions { progress, no_progress, verbose, digest: DigestLine::Named, session }
 }

@@ -3,15 +3,15 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
 
-use blockhaul_engine::{Progress, Rate};
+use blockhaul_engine::{CopyProgress, RateLimit};
 use blockhaul_io::Runtime;
 use blockhaul_metrics::{
     CommandEnd, CopyObserver, Destination, Destinations, ObservedCopy, StateSource, TextSource,
 };
 
-use crate::exit::{self, Failure, plain};
-use crate::metrics::{BuildInfo as _, Metrics};
-use crate::progress::{Reporter, Sink, Style};
+use crate::exit::{self, CommandFailure, plain};
+use crate::metrics::{BuildInfo as _, CommandMetrics};
+use crate::progress::{ProgressOutput, ProgressReporter, ProgressStyle};
 use crate::{args, out, signals};
 
 /// What runs copies: workers, metrics.
@@ -20,7 +20,7 @@ pub struct SessionOptions {
     /// Threads that copy; 0: one per core.
     pub threads: u16,
     /// How work is carried out.
-    pub engine: args::Engine,
+    pub engine: args::EngineArgs,
     /// Where metrics are published.
     pub metrics: Vec<Destination>,
     /// A web page is served there, too.
@@ -36,35 +36,35 @@ impl From<&args::CopyArgs> for SessionOptions {
             engine: args.engine.clone(),
             metrics: args.metrics.clone(),
             page: args.page,
-            shows_map: args.progress == Some(Style::Map),
+            shows_map: args.progress == Some(ProgressStyle::Map),
         }
     }
 }
 
 impl SessionOptions {
     /// The workers.
-    pub fn config(&self) -> blockhaul_io::Config {
+    pub fn config(&self) -> blockhaul_io::RuntimeConfig {
         self.engine.config(usize::from(self.threads))
     }
 }
 
 /// One or more copies, from before the first to after the last.
-pub struct Session {
+pub struct CopySession {
     runtime: Runtime,
     watch: Arc<CopyObserver>,
-    reporter: Option<Reporter>,
-    metrics: Option<Metrics>,
+    reporter: Option<ProgressReporter>,
+    metrics: Option<CommandMetrics>,
     signal: Arc<AtomicI32>,
 }
 
-impl Session {
+impl CopySession {
     /// Sets it up for copies that share a rate limit.
     pub fn start(
         options: &SessionOptions,
-        sink: Option<Sink>,
+        sink: Option<ProgressOutput>,
         disks: Vec<ObservedCopy>,
-        limit: Option<Arc<Rate>>,
-    ) -> Result<Session, Failure> {
+        limit: Option<Arc<RateLimit>>,
+    ) -> Result<CopySession, CommandFailure> {
         let wanted = Destinations::new(&options.metrics, options.page)?;
         if wanted.page || options.shows_map {
             disks.iter().for_each(|disk| disk.progress.keep_map());
@@ -73,19 +73,19 @@ impl Session {
         let copies = disks.iter().map(|disk| disk.progress.clone()).collect();
         cancel_on_signal(copies, signal.clone())?;
         let runtime = Runtime::start(&options.config()).map_err(|error| {
-            Failure::new(exit::FAILED, format!("cannot start workers: {}", plain(&error)))
+            CommandFailure::new(exit::FAILED, format!("cannot start workers: {}", plain(&error)))
         })?;
         let watch = Arc::new(CopyObserver::new(disks, limit));
         let reporter = match sink {
             None => None,
-            Some(sink) => Some(Reporter::start(sink, watch.clone())?),
+            Some(sink) => Some(ProgressReporter::start(sink, watch.clone())?),
         };
         let seen = watch.clone();
         let state: StateSource = Arc::new(move || seen.view().json());
         let published = (text(&watch), state);
         let metrics = (wanted != Destinations::default())
-            .then(|| Metrics::start(&wanted, "copy", published, &runtime.remote()));
-        Ok(Session { runtime, watch, reporter, metrics: metrics.transpose()?, signal })
+            .then(|| CommandMetrics::start(&wanted, "copy", published, &runtime.remote()));
+        Ok(CopySession { runtime, watch, reporter, metrics: metrics.transpose()?, signal })
     }
 
     /// Runs work on a worker, and waits for it.
@@ -116,7 +116,10 @@ impl Session {
 }
 
 /// Cancels these copies when a signal requests the end, and stores its number.
-pub fn cancel_on_signal(copies: Vec<Arc<Progress>>, signal: Arc<AtomicI32>) -> Result<(), Failure> {
+pub fn cancel_on_signal(
+    copies: Vec<Arc<CopyProgress>>,
+    signal: Arc<AtomicI32>,
+) -> Result<(), CommandFailure> {
     let on_signal = move |number| {
         signal.store(number, Ordering::Relaxed);
         copies.iter().for_each(|copy| copy.cancel());

@@ -12,11 +12,11 @@ use signal_hook::iterator::Handle;
 use signal_hook::iterator::backend::SignalDelivery;
 use signal_hook::iterator::exfiltrator::SignalOnly;
 
-use crate::exit::{FAILED, Failure, plain};
+use crate::exit::{CommandFailure, FAILED, plain};
 use crate::out;
 
 /// Signals, and the socket that their handlers write to.
-type Signals = SignalDelivery<UnixStream, SignalOnly>;
+type SignalStream = SignalDelivery<UnixStream, SignalOnly>;
 
 /// Whether storage or a gate has requested the end of this program, whether SIGTERM is handled, and
 /// whether this process has sent one to itself: a second would end it at once. A process handles
@@ -55,23 +55,23 @@ fn end_if_due() {
 pub fn on_stop(
     first: impl FnOnce(i32) + Send + 'static,
     at_once: impl FnOnce() + Send + 'static,
-) -> Result<(), Failure> {
+) -> Result<(), CommandFailure> {
     let caught = catch()?;
     let attend = move || caught.on_stop(first, at_once).wait();
     let started = std::thread::Builder::new().name("signals".into()).spawn(attend);
-    started
-        .map(drop)
-        .map_err(|error| Failure::new(FAILED, format!("cannot handle signals: {}", plain(&error))))
+    started.map(drop).map_err(|error| {
+        CommandFailure::new(FAILED, format!("cannot handle signals: {}", plain(&error)))
+    })
 }
 
-/// Signals caught from here on, and handled by [`Caught::on_stop`].
-pub struct Caught {
-    signals: Signals,
+/// Signals caught from here on, and handled by [`CaughtSignals::on_stop`].
+pub struct CaughtSignals {
+    signals: SignalStream,
     began_on_terminal: bool,
 }
 
 /// Catches the signals.
-pub fn catch() -> Result<Caught, Failure> {
+pub fn catch() -> Result<CaughtSignals, CommandFailure> {
     // Before a SIGHUP is caught: an earlier one ends the process as usual.
     let began_on_terminal = began_on_terminal();
     let signals = UnixStream::pair().and_then(|(read, write)| {
@@ -80,40 +80,40 @@ pub fn catch() -> Result<Caught, Failure> {
     });
     let signals = signals.map_err(|error| {
         let text = format!("cannot handle signals: {}", plain(&error));
-        Failure::new(FAILED, text)
+        CommandFailure::new(FAILED, text)
     })?;
     HANDLED.store(true, Ordering::SeqCst);
     end_if_due();
-    Ok(Caught { signals, began_on_terminal })
+    Ok(CaughtSignals { signals, began_on_terminal })
 }
 
-impl Caught {
-    /// Ends [`Attention::wait`] on drop, from any thread.
-    pub fn until_dropped(&self) -> Until {
-        Until(self.signals.handle())
+impl CaughtSignals {
+    /// Ends [`SignalActions::wait`] on drop, from any thread.
+    pub fn until_dropped(&self) -> SignalGuard {
+        SignalGuard(self.signals.handle())
     }
 
     /// Sets the actions for signals. A thread has to wait for them.
-    pub fn on_stop<F: FnOnce(i32), G: FnOnce()>(self, first: F, at_once: G) -> Attention<F, G> {
-        let Caught { signals, began_on_terminal } = self;
+    pub fn on_stop<F: FnOnce(i32), G: FnOnce()>(self, first: F, at_once: G) -> SignalActions<F, G> {
+        let CaughtSignals { signals, began_on_terminal } = self;
         let first = Some(first);
         let at_once = Some(at_once);
-        Attention { signals, began_on_terminal, first, at_once, hangup: None }
+        SignalActions { signals, began_on_terminal, first, at_once, hangup: None }
     }
 }
 
 /// While it lives, signals are awaited.
-pub struct Until(Handle);
+pub struct SignalGuard(Handle);
 
-impl Drop for Until {
+impl Drop for SignalGuard {
     fn drop(&mut self) {
         self.0.close();
     }
 }
 
 /// Signals with the actions for the first and the second.
-pub struct Attention<F, G> {
-    signals: Signals,
+pub struct SignalActions<F, G> {
+    signals: SignalStream,
     first: Option<F>,
     at_once: Option<G>,
     began_on_terminal: bool,
@@ -142,7 +142,7 @@ fn is_hung_up() -> bool {
     streams.iter().any(|stream| rustix::termios::tcgetattr(stream).err() == Some(Errno::IO))
 }
 
-impl<F: FnOnce(i32), G: FnOnce()> Attention<F, G> {
+impl<F: FnOnce(i32), G: FnOnce()> SignalActions<F, G> {
     /// Sets the action for SIGHUP, unless the terminal on which this process began is gone.
     #[must_use]
     pub fn on_hangup(mut self, hangup: Hangup) -> Self {
@@ -150,19 +150,19 @@ impl<F: FnOnce(i32), G: FnOnce()> Attention<F, G> {
         self
     }
 
-    /// Waits for signals, until an [`Until`] is dropped.
+    /// Waits for signals, until a [`SignalGuard`] is dropped.
     pub fn wait(&mut self) {
         loop {
             match self.signals.poll_pending(&mut heard_of_one) {
                 Ok(Some(signals)) => signals.for_each(|signal| self.heard(signal)),
-                // The `Until` was dropped.
+                // The `SignalGuard` was dropped.
                 Ok(None) => return,
                 Err(error) => self.deaf(&error),
             }
         }
     }
 
-    /// Handles pending signals without waiting; also after [`Attention::wait`] has ended.
+    /// Handles pending signals without waiting; also after [`SignalActions::wait`] has ended.
     pub fn look(&mut self) {
         let signals: Vec<_> = self.signals.pending().collect();
         signals.into_iter().for_each(|signal| self.heard(signal));
@@ -198,7 +198,7 @@ impl<F: FnOnce(i32), G: FnOnce()> Attention<F, G> {
     }
 }
 
-/// Waits until a handler has written to the socket, or an [`Until`].
+/// Waits until a handler has written to the socket, or a [`SignalGuard`].
 fn heard_of_one(read: &mut UnixStream) -> std::io::Result<bool> {
     loop {
         return match read.read(&mut [0]) {

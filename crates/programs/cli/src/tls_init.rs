@@ -1,21 +1,21 @@
 //! `blockhaul tls`: makes keys and certificates.
 
 use crate::args;
-use crate::exit::{FAILED, Failure, Outcome, USAGE};
+use crate::exit::{CommandFailure, CommandResult, FAILED, USAGE};
 use crate::out;
 
 /// Runs `blockhaul tls`.
-pub fn run(args: &args::Tls) -> Outcome {
+pub fn run(args: &args::TlsArgs) -> CommandResult {
     match &args.command {
         args::TlsCommand::Init(args) => init(args),
     }
 }
 
-fn init(args: &args::TlsInit) -> Outcome {
-    let failed = |error: blockhaul_tls::Error| {
+fn init(args: &args::TlsInit) -> CommandResult {
+    let failed = |error: blockhaul_tls::TlsError| {
         let status =
             if error.kind() == blockhaul_tls::TlsErrorKind::Setup { USAGE } else { FAILED };
-        Failure::new(status, error.to_string())
+        CommandFailure::new(status, error.to_string())
     };
     if !args.psk.is_empty() {
         blockhaul_tls::make::keys(&args.place, &args.psk).map_err(failed)?;
@@ -23,8 +23,11 @@ fn init(args: &args::TlsInit) -> Outcome {
         return Ok(0);
     }
     let hosts = if args.host.is_empty() { own_names() } else { args.host.clone() };
-    let wanted =
-        blockhaul_tls::make::Certificates { hosts, client: args.client.clone(), days: args.days };
+    let wanted = blockhaul_tls::make::CertificateConfig {
+        hosts,
+        client: args.client.clone(),
+        days: args.days,
+    };
     let files = blockhaul_tls::make::certificates(&args.place, &wanted).map_err(failed)?;
     let lines = files.iter().map(|file| format!("{}\n", file.display()));
     out::print(lines.collect::<String>().as_bytes())?;

@@ -2,7 +2,7 @@
 //!
 //! - [`DeviceArgs`]: the throughput and latency of a device, and settings for copies.
 //! - [`LoadArgs`]: many requests to a server, their rate and latency.
-//! - [`number`], [`shell_line`]: text of results; [`Random`]: the numbers of a seed.
+//! - [`number`], [`shell_line`]: text of results; [`RandomGenerator`]: the numbers of a seed.
 
 #![forbid(unsafe_code)]
 
@@ -16,20 +16,20 @@ mod text;
 use std::ffi::OsStr;
 use std::time::Duration;
 
-use blockhaul_catalog::{Registry, Spec, parse_duration};
+use blockhaul_catalog::{DeviceSpec, Registry, parse_duration};
 
 pub use device::DeviceArgs;
-pub use error::{Error, Result};
+pub use error::{MeasureError, Result};
 pub use load::LoadArgs;
-pub use random::Random;
+pub use random::RandomGenerator;
 pub use text::{number, shell_line};
 
 /// The devices of a program.
-pub struct Devices<'a> {
+pub struct DeviceContext<'a> {
     /// All kinds of devices.
     pub registry: Registry,
     /// A word of the command line as a device.
-    pub spec: &'a dyn Fn(&OsStr) -> blockhaul_block::Result<Spec>,
+    pub spec: &'a dyn Fn(&OsStr) -> blockhaul_block::Result<DeviceSpec>,
 }
 
 /// The longest time of a measurement: longer would be a mistake in the unit.

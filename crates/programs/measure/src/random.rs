@@ -2,14 +2,14 @@
 
 /// A generator of the xorshift family with a counter (SplitMix64 for the seed).
 #[derive(Clone, Debug)]
-pub struct Random {
+pub struct RandomGenerator {
     state: u64,
 }
 
-impl Random {
+impl RandomGenerator {
     /// A generator; the same seed gives the same numbers.
-    pub fn new(seed: u64) -> Random {
-        Random { state: seed }
+    pub fn new(seed: u64) -> RandomGenerator {
+        RandomGenerator { state: seed }
     }
 
     /// Any number.
@@ -50,7 +50,7 @@ mod tests {
     fn orders_repeat_with_the_seed_and_differ_without() {
         let order = |seed| {
             let mut items: Vec<u32> = (0..20).collect();
-            Random::new(seed).shuffle(&mut items);
+            RandomGenerator::new(seed).shuffle(&mut items);
             items
         };
         assert_eq!(order(1), order(1));
@@ -62,7 +62,7 @@ mod tests {
 
     #[test]
     fn every_place_is_as_likely() {
-        let mut random = Random::new(7);
+        let mut random = RandomGenerator::new(7);
         let mut counts = [0; 4];
         for _ in 0..4000 {
             let mut items = [0, 1, 2, 3];

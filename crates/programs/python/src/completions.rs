@@ -13,25 +13,25 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::error::{fail, of_device};
-use crate::memory::{Memory, bytes_of};
-use crate::request::Answer;
+use crate::memory::{ObjectMemory, bytes_of};
+use crate::request::PythonReply;
 use crate::workers::Generation;
 use crate::workers::libc_numbers::IO;
 
 /// The result of a request; `None`: a worker has lost it.
-type Outcome = Option<blockhaul_block::Result<Answer>>;
+type Outcome = Option<blockhaul_block::Result<PythonReply>>;
 
 /// Futures that wait, and results for them. For one event loop.
 #[pyclass(frozen, module = "blockhaul._blockhaul")]
 pub(crate) struct Completions {
-    queue: Arc<Queue>,
+    queue: Arc<ResultQueue>,
     readable: UnixStream,
-    waiting: Mutex<Waiting>,
+    waiting: Mutex<WaitingFutures>,
     generation: Generation,
 }
 
 #[derive(Default)]
-struct Waiting {
+struct WaitingFutures {
     next: u64,
     futures: HashMap<u64, Future>,
 }
@@ -39,11 +39,11 @@ struct Waiting {
 /// A future, and the buffer that its request fills.
 struct Future {
     future: Py<PyAny>,
-    buffer: Option<Memory>,
+    buffer: Option<ObjectMemory>,
 }
 
 /// What workers reach: nothing of Python.
-struct Queue {
+struct ResultQueue {
     done: Mutex<Vec<(u64, Outcome)>>,
     /// The descriptor is readable, or about to be.
     told: AtomicBool,
@@ -52,14 +52,14 @@ struct Queue {
 
 /// Delivers one result.
 pub(crate) struct Promise {
-    queue: Arc<Queue>,
+    queue: Arc<ResultQueue>,
     number: u64,
     outcome: Outcome,
 }
 
 impl Promise {
     /// The request has ended.
-    pub(crate) fn complete(mut self, outcome: blockhaul_block::Result<Answer>) {
+    pub(crate) fn complete(mut self, outcome: blockhaul_block::Result<PythonReply>) {
         self.outcome = Some(outcome);
     }
 }
@@ -80,7 +80,7 @@ impl Completions {
     pub(crate) fn promise(
         &self,
         future: &Bound<'_, PyAny>,
-        buffer: Option<Memory>,
+        buffer: Option<ObjectMemory>,
     ) -> PyResult<Promise> {
         self.generation.check()?;
         let mut waiting = self.waiting.lock().expect("no panic under this lock");
@@ -98,7 +98,7 @@ impl Completions {
         let (readable, wake) = UnixStream::pair()?;
         readable.set_nonblocking(true)?;
         wake.set_nonblocking(true)?;
-        let queue = Queue { done: Mutex::default(), told: AtomicBool::new(false), wake };
+        let queue = ResultQueue { done: Mutex::default(), told: AtomicBool::new(false), wake };
         Ok(Completions {
             queue: Arc::new(queue),
             readable,
@@ -159,17 +159,17 @@ impl Completions {
 /// The result as an object of Python; what was read goes to `buffer` if there is one.
 pub(crate) fn into_object(
     py: Python<'_>,
-    answer: Answer,
-    buffer: Option<Memory>,
+    answer: PythonReply,
+    buffer: Option<ObjectMemory>,
 ) -> PyResult<Py<PyAny>> {
     match (answer, buffer) {
-        (Answer::Done, _) => Ok(py.None()),
-        (Answer::Read(parts), None) => Ok(bytes_of(py, &parts)?.into_any().unbind()),
-        (Answer::Read(parts), Some(buffer)) => {
+        (PythonReply::Done, _) => Ok(py.None()),
+        (PythonReply::Read(parts), None) => Ok(bytes_of(py, &parts)?.into_any().unbind()),
+        (PythonReply::Read(parts), Some(buffer)) => {
             buffer.fill(py, &parts)?;
             Ok(buffer.len().into_pyobject(py)?.into_any().unbind())
         }
-        (Answer::Extents(found), _) => {
+        (PythonReply::Extents(found), _) => {
             let lists = PyDict::new(py);
             for (name, runs) in found {
                 lists.set_item(name, runs)?;

@@ -1,11 +1,11 @@
-//! `Copying`: a copy, as `blockhaul copy` does it.
+//! `PythonCopy` (`Copying` in Python): a copy, as `blockhaul copy` does it.
 
 use std::ffi::OsString;
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 
-use blockhaul_catalog::Spec;
-use blockhaul_engine::Progress;
+use blockhaul_catalog::DeviceSpec;
+use blockhaul_engine::CopyProgress;
 use blockhaul_io::{Pool, Runtime};
 use blockhaul_registry::device_registry;
 use blockhaul_transfer::{
@@ -28,15 +28,15 @@ type Counters = (u64, u64, u64, u64, u64, u64, u64, usize, usize, u64);
 type OptionTexts = (String, Vec<OsString>);
 
 /// A copy that has not begun, or runs.
-#[pyclass(frozen, module = "blockhaul._blockhaul")]
-pub(crate) struct Copying {
+#[pyclass(frozen, name = "Copying", module = "blockhaul._blockhaul")]
+pub(crate) struct PythonCopy {
     copy: Mutex<Option<CopySetup>>,
-    progress: Arc<Progress>,
+    progress: Arc<CopyProgress>,
 }
 
 /// The result of a copy.
-#[pyclass(frozen, get_all, module = "blockhaul._blockhaul")]
-pub(crate) struct Copied {
+#[pyclass(frozen, get_all, name = "Copied", module = "blockhaul._blockhaul")]
+pub(crate) struct PythonCopyResult {
     /// Bytes to copy.
     size: u64,
     /// Bytes written as data.
@@ -65,11 +65,11 @@ pub(crate) struct Copied {
     text: String,
 }
 
-impl Copied {
-    fn of(report: CopyReport) -> Copied {
+impl PythonCopyResult {
+    fn of(report: CopyReport) -> PythonCopyResult {
         let summary = report.summary;
         let retried = summary.retried;
-        Copied {
+        PythonCopyResult {
             size: summary.size,
             data: summary.data,
             zeroed: summary.zeroed,
@@ -91,33 +91,38 @@ impl Copied {
 }
 
 #[pymethods]
-impl Copied {
+impl PythonCopyResult {
     fn __repr__(&self) -> String {
         format!("<blockhaul.Copied {}>", self.text)
     }
 }
 
 #[pymethods]
-impl Copying {
+impl PythonCopy {
     #[new]
     fn new(
         py: Python<'_>,
         source: Vec<OsString>,
         target: Vec<OsString>,
         options: Vec<OptionTexts>,
-    ) -> PyResult<Copying> {
+    ) -> PyResult<PythonCopy> {
         let ends = spec(&source).and_then(|source| Ok((source, spec(&target)?)));
         let (source, target) = ends.map_err(|error| of_device(&error))?;
         // It reads files: manifests and lists of ranges.
         let copy = py.detach(move || set_up(source, target, &options));
         let copy = copy.map_err(|error| of_copy(py, &error))?;
         let progress = copy.control().progress().clone();
-        Ok(Copying { copy: Mutex::new(Some(copy)), progress })
+        Ok(PythonCopy { copy: Mutex::new(Some(copy)), progress })
     }
 
     /// Copies, and calls ``look`` each ``interval`` seconds. If that or a signal handler raises, the copy
     /// stops, waits for what is in flight, and the exception goes on.
-    fn run(&self, py: Python<'_>, look: &Bound<'_, PyAny>, interval: f64) -> PyResult<Copied> {
+    fn run(
+        &self,
+        py: Python<'_>,
+        look: &Bound<'_, PyAny>,
+        interval: f64,
+    ) -> PyResult<PythonCopyResult> {
         let copy = self.copy.lock().expect("no panic under this lock").take();
         let Some(copy) = copy else { return Err(PyValueError::new_err("a copy runs only once")) };
         let runtime = workers::runtime()?;
@@ -138,7 +143,7 @@ impl Copying {
             look.call0().map(drop)
         });
         match waited {
-            Ok(result) => result.map(Copied::of).map_err(|error| of_copy(py, &error)),
+            Ok(result) => result.map(PythonCopyResult::of).map_err(|error| of_copy(py, &error)),
             Err(raised) => {
                 self.progress.cancel();
                 // What is in flight is awaited, so that the target changes no more after this.
@@ -174,7 +179,11 @@ impl Copying {
 }
 
 /// Checks a copy, as far as nothing must be opened for that.
-fn set_up(source: Spec, target: Spec, options: &[OptionTexts]) -> Result<CopySetup, TransferError> {
+fn set_up(
+    source: DeviceSpec,
+    target: DeviceSpec,
+    options: &[OptionTexts],
+) -> Result<CopySetup, TransferError> {
     let named: Vec<_> =
         options.iter().map(|(name, texts)| NamedOption::from_texts(name, texts)).collect();
     let options = TransferOptions::from_named(&named)

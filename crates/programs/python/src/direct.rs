@@ -4,16 +4,20 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, mpsc};
 
-use blockhaul_block::{Device, Error, Facts, Flags, Kind, OpKind, Pending, Reply, Request, Result};
-use blockhaul_client::blocking::{Blocking, GoOn, Retired, Stop};
-use blockhaul_io::{Data, Pool, Remote};
+use blockhaul_block::{
+    Device, Error, Facts, Kind, OpKind, PendingRequest, Reply, Request, RequestFlags, Result,
+};
+use blockhaul_client::blocking::{
+    BlockingConnection, CallStop, ConnectionHandover, ContinueCallback,
+};
+use blockhaul_io::{Data, Pool, WorkerHandle};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use crate::error::{fail, of_device};
-use crate::memory::{Memory, room};
-use crate::polling::Polling;
-use crate::request::{Answer, Asked, named};
+use crate::memory::{ObjectMemory, room};
+use crate::polling::LoopConnection;
+use crate::request::{PythonReply, PythonRequest, named};
 use crate::wait;
 use crate::workers::libc_numbers::IO;
 
@@ -21,29 +25,29 @@ use crate::workers::libc_numbers::IO;
 const STEP: usize = 8 << 20;
 
 /// A connection for threads that wait, until a worker gets it.
-pub(crate) struct Direct {
-    blocking: Mutex<Option<Arc<Blocking>>>,
+pub(crate) struct DirectConnection {
+    blocking: Mutex<Option<Arc<BlockingConnection>>>,
     /// Held while a worker gets it. Never taken with the interpreter's lock.
     giving: Mutex<()>,
-    late: Arc<Late>,
+    late: Arc<LateDevice>,
     /// What a loop got.
-    polling: OnceLock<Polling>,
+    polling: OnceLock<LoopConnection>,
 }
 
 /// The device of a connection once a worker has it.
-pub(crate) struct Late {
+pub(crate) struct LateDevice {
     facts: Arc<Facts>,
     device: OnceLock<Arc<dyn Device>>,
     /// Why there is no device.
     failed: OnceLock<Error>,
 }
 
-impl Device for Late {
+impl Device for LateDevice {
     fn facts(&self) -> Arc<Facts> {
         self.facts.clone()
     }
 
-    fn submit(&self, request: Request) -> Pending {
+    fn submit(&self, request: Request) -> PendingRequest {
         match self.device.get() {
             Some(device) => device.submit(request),
             None => {
@@ -54,12 +58,12 @@ impl Device for Late {
     }
 }
 
-impl Direct {
+impl DirectConnection {
     /// A connection in transmission.
-    pub(crate) fn new(blocking: Blocking) -> Direct {
+    pub(crate) fn new(blocking: BlockingConnection) -> DirectConnection {
         let facts = blocking.facts();
-        let late = Arc::new(Late { facts, device: OnceLock::new(), failed: OnceLock::new() });
-        Direct {
+        let late = Arc::new(LateDevice { facts, device: OnceLock::new(), failed: OnceLock::new() });
+        DirectConnection {
             blocking: Mutex::new(Some(Arc::new(blocking))),
             giving: Mutex::new(()),
             late,
@@ -72,12 +76,17 @@ impl Direct {
         self.late.clone()
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<Arc<Blocking>>> {
+    fn lock(&self) -> MutexGuard<'_, Option<Arc<BlockingConnection>>> {
         self.blocking.lock().expect("no panic under this lock")
     }
 
     /// The connection, if it takes this request as it is.
-    fn taking(&self, kind: OpKind, (at, len): (u64, u64), flags: Flags) -> Option<Arc<Blocking>> {
+    fn taking(
+        &self,
+        kind: OpKind,
+        (at, len): (u64, u64),
+        flags: RequestFlags,
+    ) -> Option<Arc<BlockingConnection>> {
         self.lock().as_ref().filter(|blocking| blocking.takes(kind, at, len, flags)).cloned()
     }
 
@@ -91,7 +100,8 @@ impl Direct {
         if count == 0 {
             return Ok(Some(PyBytes::new(py, b"")));
         }
-        let Some(blocking) = self.taking(OpKind::Read, (offset, count), Flags::empty()) else {
+        let Some(blocking) = self.taking(OpKind::Read, (offset, count), RequestFlags::empty())
+        else {
             return Ok(None);
         };
         let Some(reading) = run(py, |go_on| blocking.start_read(offset, count, go_on))? else {
@@ -111,7 +121,7 @@ impl Direct {
         &self,
         py: Python<'_>,
         pool: &Pool,
-        buffer: &Memory,
+        buffer: &ObjectMemory,
         offset: u64,
     ) -> PyResult<Option<()>> {
         let len = buffer.len();
@@ -119,7 +129,7 @@ impl Direct {
             return Ok(Some(()));
         }
         let range = (offset, len as u64);
-        let Some(blocking) = self.taking(OpKind::Read, range, Flags::empty()) else {
+        let Some(blocking) = self.taking(OpKind::Read, range, RequestFlags::empty()) else {
             return Ok(None);
         };
         for start in (0..len).step_by(STEP) {
@@ -145,7 +155,7 @@ impl Direct {
         py: Python<'_>,
         data: &[u8],
         offset: u64,
-        flags: Flags,
+        flags: RequestFlags,
     ) -> PyResult<Option<()>> {
         if data.is_empty() {
             return Ok(Some(()));
@@ -156,8 +166,12 @@ impl Direct {
     }
 
     /// Carries out a request that is no read; `None`: a worker must do it.
-    pub(crate) fn ask(&self, py: Python<'_>, asked: &Asked) -> PyResult<Option<Answer>> {
-        if let Asked::Write { at, parts, flags } = asked {
+    pub(crate) fn ask(
+        &self,
+        py: Python<'_>,
+        asked: &PythonRequest,
+    ) -> PyResult<Option<PythonReply>> {
+        if let PythonRequest::Write { at, parts, flags } = asked {
             return self.write_parts(py, *at, parts, *flags);
         }
         let Some(request) = asked.without_payload() else { return Ok(None) };
@@ -169,9 +183,9 @@ impl Direct {
             return Ok(None);
         };
         match (reply, asked) {
-            (Reply::Done, _) => Ok(Some(Answer::Done)),
-            (Reply::Extents(lists), Asked::Extents { contexts, .. }) => {
-                Ok(Some(Answer::Extents(named(&self.late.facts, *contexts, &lists))))
+            (Reply::Done, _) => Ok(Some(PythonReply::Done)),
+            (Reply::Extents(lists), PythonRequest::Extents { contexts, .. }) => {
+                Ok(Some(PythonReply::Extents(named(&self.late.facts, *contexts, &lists))))
             }
             _ => Err(of_device(&Error::misfit())),
         }
@@ -182,19 +196,19 @@ impl Direct {
         py: Python<'_>,
         mut at: u64,
         parts: &[Data],
-        flags: Flags,
-    ) -> PyResult<Option<Answer>> {
+        flags: RequestFlags,
+    ) -> PyResult<Option<PythonReply>> {
         for part in parts {
             if self.pwrite(py, part.bytes(), at, flags)?.is_none() {
                 return Ok(None);
             }
             at = at.saturating_add(part.len() as u64);
         }
-        Ok(Some(Answer::Done))
+        Ok(Some(PythonReply::Done))
     }
 
     /// Gives the connection to a worker, after the requests in flight. Does nothing if one has it.
-    pub(crate) fn give_to_worker(&self, py: Python<'_>, remote: &Remote) -> PyResult<()> {
+    pub(crate) fn give_to_worker(&self, py: Python<'_>, remote: &WorkerHandle) -> PyResult<()> {
         // After a failure, its device says why.
         if self.late.device.get().is_some() || self.late.failed.get().is_some() {
             return Ok(());
@@ -211,14 +225,19 @@ impl Direct {
         settle(given, raised).map(drop)
     }
 
-    fn give(&self, blocking: &Blocking, remote: &Remote, go_on: GoOn<'_>) -> Result<(), Stop> {
+    fn give(
+        &self,
+        blocking: &BlockingConnection,
+        remote: &WorkerHandle,
+        go_on: ContinueCallback<'_>,
+    ) -> Result<(), CallStop> {
         let retired = blocking.retire(go_on)?;
         self.give_retired(retired, remote)?;
         *self.lock() = None;
         Ok(())
     }
 
-    fn give_retired(&self, retired: Retired, remote: &Remote) -> Result<()> {
+    fn give_retired(&self, retired: ConnectionHandover, remote: &WorkerHandle) -> Result<()> {
         let (sender, receiver) = mpsc::channel();
         wait::start(remote, sender, move || async move { retired.device() });
         let lost = |_| Error::new(Kind::Io, "the worker has ended");
@@ -229,12 +248,12 @@ impl Direct {
     }
 
     /// Gives the connection to a loop, if no worker has it.
-    pub(crate) fn give_to_loop(&self, py: Python<'_>) -> PyResult<Option<&Polling>> {
+    pub(crate) fn give_to_loop(&self, py: Python<'_>) -> PyResult<Option<&LoopConnection>> {
         let (given, raised) = py.detach(|| {
             let _giving = self.giving.lock().expect("no panic under this lock");
             let Some(blocking) = self.lock().clone() else { return (Ok(()), None) };
             with_signals(|go_on| {
-                let polling = Polling::new(blocking.retire(go_on)?)?;
+                let polling = LoopConnection::new(blocking.retire(go_on)?)?;
                 // Nobody else sets it: `giving` is locked.
                 let _ = self.polling.set(polling);
                 *self.lock() = None;
@@ -246,12 +265,12 @@ impl Direct {
     }
 
     /// What a loop has, or had.
-    pub(crate) fn polling(&self) -> Option<&Polling> {
+    pub(crate) fn polling(&self) -> Option<&LoopConnection> {
         self.polling.get()
     }
 
     /// Gives the connection of a loop to a worker, after the requests in flight.
-    pub(crate) fn leave_loop(&self, polling: &Polling, remote: &Remote) {
+    pub(crate) fn leave_loop(&self, polling: &LoopConnection, remote: &WorkerHandle) {
         polling.leave(|retired| {
             if let Err(error) = retired.and_then(|retired| self.give_retired(retired, remote)) {
                 let _ = self.late.failed.set(error);
@@ -263,7 +282,7 @@ impl Direct {
 /// Runs a call without the interpreter's lock; `None`: the connection was given to a worker meanwhile.
 fn run<T: Send>(
     py: Python<'_>,
-    call: impl FnOnce(GoOn<'_>) -> Result<T, Stop> + Send,
+    call: impl FnOnce(ContinueCallback<'_>) -> Result<T, CallStop> + Send,
 ) -> PyResult<Option<T>> {
     let (result, raised) = py.detach(|| with_signals(call));
     settle(result, raised)
@@ -271,8 +290,8 @@ fn run<T: Send>(
 
 /// Runs a call that ends when the handler of a signal raises; returns that exception, too.
 fn with_signals<T>(
-    call: impl FnOnce(GoOn<'_>) -> Result<T, Stop>,
-) -> (Result<T, Stop>, Option<PyErr>) {
+    call: impl FnOnce(ContinueCallback<'_>) -> Result<T, CallStop>,
+) -> (Result<T, CallStop>, Option<PyErr>) {
     let mut raised = None;
     let result = call(&mut || {
         if raised.is_none() {
@@ -283,14 +302,14 @@ fn with_signals<T>(
     (result, raised)
 }
 
-fn settle<T>(result: Result<T, Stop>, raised: Option<PyErr>) -> PyResult<Option<T>> {
+fn settle<T>(result: Result<T, CallStop>, raised: Option<PyErr>) -> PyResult<Option<T>> {
     if let Some(raised) = raised {
         return Err(raised);
     }
     match result {
         Ok(value) => Ok(Some(value)),
-        Err(Stop::Retired) => Ok(None),
-        Err(Stop::Failed(error)) => Err(of_device(&error)),
-        Err(Stop::Interrupted) => Err(fail(IO, "the wait was interrupted")),
+        Err(CallStop::Retired) => Ok(None),
+        Err(CallStop::Failed(error)) => Err(of_device(&error)),
+        Err(CallStop::Interrupted) => Err(fail(IO, "the wait was interrupted")),
     }
 }

@@ -6,20 +6,22 @@ use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use blockhaul_block::{Can, Contexts, Device, Facts, Flags};
+use blockhaul_block::{Can, ContextSet, Device, Facts, RequestFlags};
 use blockhaul_client::TrafficFigures;
-use blockhaul_io::{Pool, Remote};
+use blockhaul_io::{Pool, WorkerHandle};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
 use crate::completions::{Completions, Promise, into_object};
-use crate::direct::Direct;
+use crate::direct::DirectConnection;
 use crate::error::{fail, of_device};
-use crate::memory::{Memory, copied};
-use crate::opening::{Asking, Command, Connection, Mode, Open, Wanted};
-use crate::polling::{Polling, Polls, Submitted, Watch, Work};
-use crate::request::{Answer, Asked, carry_out, part_of};
+use crate::memory::{ObjectMemory, copied};
+use crate::opening::{
+    CommandProcess, ConnectionInfo, HandshakeOptions, OpenConfig, OpenMode, PythonStack,
+};
+use crate::polling::{LoopConnection, LoopHandle, SubmitResult, Watch, Work};
+use crate::request::{PythonReply, PythonRequest, carry_out, part_of};
 use crate::wait;
 use crate::workers::libc_numbers::{BADF, INVAL};
 use crate::workers::{self, Generation};
@@ -30,28 +32,28 @@ const POOL: u64 = 64 << 20;
 /// An open device. Its methods release the interpreter's lock while they wait.
 #[pyclass(frozen, subclass, module = "blockhaul._blockhaul")]
 pub(crate) struct Handle {
-    inner: Mutex<Option<Arc<Inner>>>,
+    inner: Mutex<Option<Arc<HandleInner>>>,
     facts: Arc<Facts>,
-    connection: Option<Connection>,
+    connection: Option<ConnectionInfo>,
     /// Something was changed since the last flush before it was closed.
     changed: AtomicBool,
     generation: Generation,
 }
 
 /// The device and its workers.
-struct Inner {
+struct HandleInner {
     /// Taken when it is closed.
-    open: Option<Open>,
+    open: Option<PythonStack>,
     device: Option<Arc<dyn Device>>,
     /// What threads use themselves, until a worker must have it.
-    direct: Option<Direct>,
+    direct: Option<DirectConnection>,
     pool: Pool,
-    remote: Remote,
+    remote: WorkerHandle,
     writable: bool,
     generation: Generation,
 }
 
-impl Inner {
+impl HandleInner {
     /// Closes the device on this thread: it may wait for a server that it has started.
     fn close(&mut self) {
         // The command of a socket ends after its connection.
@@ -66,7 +68,7 @@ impl Inner {
     }
 }
 
-impl Drop for Inner {
+impl Drop for HandleInner {
     fn drop(&mut self) {
         let open = (self.device.take(), self.direct.take(), self.open.take());
         if !self.generation.is_current() {
@@ -82,21 +84,21 @@ impl Drop for Inner {
     }
 }
 
-impl Polls for Inner {
-    fn polling(&self) -> Option<&Polling> {
-        self.direct.as_ref().and_then(Direct::polling)
+impl LoopHandle for HandleInner {
+    fn polling(&self) -> Option<&LoopConnection> {
+        self.direct.as_ref().and_then(DirectConnection::polling)
     }
 }
 
 /// Waits for the requests that a loop has in flight.
-fn drain(direct: Option<&Direct>) {
-    if let Some(polling) = direct.and_then(Direct::polling) {
+fn drain(direct: Option<&DirectConnection>) {
+    if let Some(polling) = direct.and_then(DirectConnection::polling) {
         polling.drain();
     }
 }
 
 impl Handle {
-    fn inner(&self) -> PyResult<Arc<Inner>> {
+    fn inner(&self) -> PyResult<Arc<HandleInner>> {
         self.generation.check()?;
         let inner = self.inner.lock().expect("no panic under this lock").clone();
         inner.ok_or_else(|| fail(BADF, &format!("{}: the device is closed", self.facts.name)))
@@ -113,7 +115,7 @@ impl Handle {
     }
 
     /// Carries out a request, and waits for its result.
-    fn ask(&self, py: Python<'_>, asked: Asked) -> PyResult<Answer> {
+    fn ask(&self, py: Python<'_>, asked: PythonRequest) -> PyResult<PythonReply> {
         let inner = self.inner()?;
         self.changed.fetch_or(asked.changes(), Ordering::Relaxed);
         if let Some(direct) = inner.direct(asked.changes())
@@ -132,8 +134,8 @@ impl Handle {
     fn start(
         &self,
         (completions, future): (&Completions, &Bound<'_, PyAny>),
-        asked: Asked,
-        buffer: Option<Memory>,
+        asked: PythonRequest,
+        buffer: Option<ObjectMemory>,
     ) -> PyResult<bool> {
         let inner = self.inner()?;
         self.changed.fetch_or(asked.changes(), Ordering::Relaxed);
@@ -146,9 +148,9 @@ impl Handle {
         let promise = completions.promise(future, buffer)?;
         let (asked, promise) = if inner.writable || !asked.changes() {
             match polling.submit(asked, promise) {
-                Submitted::Sent => return Ok(false),
-                Submitted::Queued => return Ok(true),
-                Submitted::Refused(asked, promise) => (asked, promise),
+                SubmitResult::Sent => return Ok(false),
+                SubmitResult::Queued => return Ok(true),
+                SubmitResult::Refused(asked, promise) => (asked, promise),
             }
         } else {
             (asked, promise)
@@ -159,7 +161,7 @@ impl Handle {
     }
 
     /// Refuses a read that cannot succeed before memory is needed for it.
-    fn read_of(&self, count: u64, offset: u64) -> PyResult<Asked> {
+    fn read_of(&self, count: u64, offset: u64) -> PyResult<PythonRequest> {
         let fits = offset.checked_add(count).is_some_and(|end| end <= self.facts.size);
         if !fits {
             let name = &self.facts.name;
@@ -169,22 +171,22 @@ impl Handle {
             );
             return Err(fail(INVAL, &text));
         }
-        Ok(Asked::Read { at: offset, len: count })
+        Ok(PythonRequest::Read { at: offset, len: count })
     }
 
-    fn read_into_of(&self, buffer: &Memory, offset: u64) -> PyResult<Asked> {
+    fn read_into_of(&self, buffer: &ObjectMemory, offset: u64) -> PyResult<PythonRequest> {
         if buffer.is_readonly() {
             return Err(PyValueError::new_err("the buffer is read-only"));
         }
         self.read_of(buffer.len() as u64, offset)
     }
 
-    fn write_of(&self, data: &Bound<'_, PyAny>, offset: u64, fua: bool) -> PyResult<Asked> {
+    fn write_of(&self, data: &Bound<'_, PyAny>, offset: u64, fua: bool) -> PyResult<PythonRequest> {
         let inner = self.inner()?;
         let Some(device) = &inner.device else { return Err(fail(BADF, "the device is closed")) };
         let part = part_of(&**device);
         let parts = copied(data, part, &inner.pool)?;
-        Ok(Asked::Write { at: offset, parts, flags: flag(Flags::FUA, fua) })
+        Ok(PythonRequest::Write { at: offset, parts, flags: flag(RequestFlags::FUA, fua) })
     }
 
     fn extents_of(
@@ -193,16 +195,21 @@ impl Handle {
         offset: u64,
         contexts: Option<Vec<String>>,
         one: bool,
-    ) -> PyResult<Asked> {
+    ) -> PyResult<PythonRequest> {
         let contexts = match contexts {
             None => self.facts.all_contexts(),
             Some(names) => self.contexts_of(&names)?,
         };
-        Ok(Asked::Extents { at: offset, len: count, contexts, flags: flag(Flags::ONE_EXTENT, one) })
+        Ok(PythonRequest::Extents {
+            at: offset,
+            len: count,
+            contexts,
+            flags: flag(RequestFlags::ONE_EXTENT, one),
+        })
     }
 
-    fn contexts_of(&self, names: &[String]) -> PyResult<Contexts> {
-        let mut contexts = Contexts::empty();
+    fn contexts_of(&self, names: &[String]) -> PyResult<ContextSet> {
+        let mut contexts = ContextSet::empty();
         for name in names {
             let index = self.facts.contexts.iter().position(|context| context == name);
             let Some(index) = index else {
@@ -223,9 +230,9 @@ impl Handle {
     }
 }
 
-impl Inner {
+impl HandleInner {
     /// What this thread can use itself; to change something only if that is allowed.
-    fn direct(&self, changes: bool) -> Option<&Direct> {
+    fn direct(&self, changes: bool) -> Option<&DirectConnection> {
         self.direct.as_ref().filter(|_| self.writable || !changes)
     }
 
@@ -264,7 +271,7 @@ impl Inner {
     }
 
     /// Lets a worker carry out a request.
-    fn spawn(self: Arc<Self>, asked: Asked, promise: Promise) {
+    fn spawn(self: Arc<Self>, asked: PythonRequest, promise: Promise) {
         let remote = self.remote.clone();
         drop(remote.spawn(move || {
             let work = self.carry_out(asked);
@@ -274,8 +281,8 @@ impl Inner {
 
     fn carry_out(
         self: Arc<Self>,
-        asked: Asked,
-    ) -> impl Future<Output = blockhaul_block::Result<Answer>> + 'static {
+        asked: PythonRequest,
+    ) -> impl Future<Output = blockhaul_block::Result<PythonReply>> + 'static {
         let device = self.device.clone();
         let pool = self.pool.clone();
         async move {
@@ -293,8 +300,8 @@ impl Inner {
     }
 }
 
-fn flag(flag: Flags, on: bool) -> Flags {
-    if on { flag } else { Flags::empty() }
+fn flag(flag: RequestFlags, on: bool) -> RequestFlags {
+    if on { flag } else { RequestFlags::empty() }
 }
 
 #[pymethods]
@@ -318,15 +325,18 @@ impl Handle {
         export: Option<String>,
     ) -> PyResult<Handle> {
         let mode = match mode {
-            "r" => Mode::Read,
-            "r+" => Mode::Write,
-            "w" => Mode::Create(size),
+            "r" => OpenMode::Read,
+            "r+" => OpenMode::Write,
+            "w" => OpenMode::Create(size),
             _ => return Err(PyValueError::new_err("mode is one of 'r', 'r+' and 'w'")),
         };
         let timeout = seconds(timeout)?;
-        let handshake =
-            (uri || export.is_some()).then_some(Asking { structured, extended, allocation });
-        let wanted = Wanted { words, mode, layers, contexts, timeout, handshake, export };
+        let handshake = (uri || export.is_some()).then_some(HandshakeOptions {
+            structured,
+            extended,
+            allocation,
+        });
+        let wanted = OpenConfig { words, mode, layers, contexts, timeout, handshake, export };
         let runtime = workers::runtime()?;
         let remote = workers::remote(&runtime);
         let open = wait::run(py, &remote, move || wanted.open())?;
@@ -335,7 +345,7 @@ impl Handle {
         let generation = Generation::current();
         let facts = device.facts();
         let connection = open.connection.clone();
-        let inner = Inner {
+        let inner = HandleInner {
             direct: open.direct.take(),
             open: Some(open),
             device: Some(device),
@@ -352,7 +362,8 @@ impl Handle {
     /// Closes the device, after the requests in flight. What was written through ``open`` is flushed first.
     /// Does nothing if it is closed.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
-        let flushed = if self.must_flush() { self.ask(py, Asked::Flush).map(drop) } else { Ok(()) };
+        let flushed =
+            if self.must_flush() { self.ask(py, PythonRequest::Flush).map(drop) } else { Ok(()) };
         let inner = self.inner.lock().expect("no panic under this lock").take();
         // If a request still uses it, it is closed after that.
         if let Some(mut inner) = inner.and_then(Arc::into_inner) {
@@ -376,7 +387,7 @@ impl Handle {
         };
         match polling {
             Some(polling) => {
-                let polls: Arc<dyn Polls> = inner.clone();
+                let polls: Arc<dyn LoopHandle> = inner.clone();
                 Watch::of(polling, Arc::downgrade(&polls))
             }
             None => Ok(None),
@@ -400,7 +411,7 @@ impl Handle {
     fn pid(&self) -> PyResult<Option<u32>> {
         let inner = self.inner()?;
         let command = inner.open.as_ref().and_then(|open| open.command.as_ref());
-        Ok(command.and_then(Command::id))
+        Ok(command.and_then(CommandProcess::id))
     }
 
     /// Size in bytes.
@@ -505,7 +516,7 @@ impl Handle {
         buffer: &Bound<'_, PyAny>,
         offset: u64,
     ) -> PyResult<Py<PyAny>> {
-        let buffer = Memory::of(buffer)?;
+        let buffer = ObjectMemory::of(buffer)?;
         let asked = self.read_into_of(&buffer, offset)?;
         let inner = self.inner()?;
         if let Some(direct) = inner.direct(false)
@@ -530,7 +541,7 @@ impl Handle {
             && let Ok(bytes) = data.cast::<PyBytes>()
         {
             // Bytes never change, so that they need no copy.
-            let flags = flag(Flags::FUA, fua);
+            let flags = flag(RequestFlags::FUA, fua);
             if direct.pwrite(py, bytes.as_bytes(), offset, flags)?.is_some() {
                 return Ok(());
             }
@@ -554,7 +565,7 @@ impl Handle {
             return self.inner().map(drop);
         }
         let flags = zero_flags(fua, allocate, fast);
-        self.ask(py, Asked::Zero { at: offset, len: count, flags }).map(drop)
+        self.ask(py, PythonRequest::Zero { at: offset, len: count, flags }).map(drop)
     }
 
     /// Discards ``count`` bytes at ``offset``; what they read as afterwards is undefined.
@@ -563,18 +574,18 @@ impl Handle {
         if count == 0 {
             return self.inner().map(drop);
         }
-        let flags = flag(Flags::FUA, fua);
-        self.ask(py, Asked::Trim { at: offset, len: count, flags }).map(drop)
+        let flags = flag(RequestFlags::FUA, fua);
+        self.ask(py, PythonRequest::Trim { at: offset, len: count, flags }).map(drop)
     }
 
     /// Makes completed writes durable.
     fn flush(&self, py: Python<'_>) -> PyResult<()> {
-        self.ask(py, Asked::Flush).map(drop)
+        self.ask(py, PythonRequest::Flush).map(drop)
     }
 
     /// Announces that ``count`` bytes at ``offset`` will be read.
     fn cache(&self, py: Python<'_>, count: u64, offset: u64) -> PyResult<()> {
-        self.ask(py, Asked::Cache { at: offset, len: count }).map(drop)
+        self.ask(py, PythonRequest::Cache { at: offset, len: count }).map(drop)
     }
 
     /// The state of ``count`` bytes at ``offset``, or of a part of them: for each context its runs, as
@@ -612,7 +623,7 @@ impl Handle {
         buffer: &Bound<'_, PyAny>,
         offset: u64,
     ) -> PyResult<bool> {
-        let buffer = Memory::of(buffer)?;
+        let buffer = ObjectMemory::of(buffer)?;
         let asked = self.read_into_of(&buffer, offset)?;
         self.start((completions, future), asked, Some(buffer))
     }
@@ -645,7 +656,11 @@ impl Handle {
         fast: bool,
     ) -> PyResult<bool> {
         let flags = zero_flags(fua, allocate, fast);
-        self.start((completions, future), Asked::Zero { at: offset, len: count, flags }, None)
+        self.start(
+            (completions, future),
+            PythonRequest::Zero { at: offset, len: count, flags },
+            None,
+        )
     }
 
     /// Starts to discard a range.
@@ -658,13 +673,17 @@ impl Handle {
         offset: u64,
         fua: bool,
     ) -> PyResult<bool> {
-        let flags = flag(Flags::FUA, fua);
-        self.start((completions, future), Asked::Trim { at: offset, len: count, flags }, None)
+        let flags = flag(RequestFlags::FUA, fua);
+        self.start(
+            (completions, future),
+            PythonRequest::Trim { at: offset, len: count, flags },
+            None,
+        )
     }
 
     /// Starts a flush.
     fn start_flush(&self, completions: &Completions, future: &Bound<'_, PyAny>) -> PyResult<bool> {
-        self.start((completions, future), Asked::Flush, None)
+        self.start((completions, future), PythonRequest::Flush, None)
     }
 
     /// Starts to prefetch a range.
@@ -675,7 +694,7 @@ impl Handle {
         count: u64,
         offset: u64,
     ) -> PyResult<bool> {
-        self.start((completions, future), Asked::Cache { at: offset, len: count }, None)
+        self.start((completions, future), PythonRequest::Cache { at: offset, len: count }, None)
     }
 
     /// Starts to ask for extents; the future gets what ``block_status`` returns.
@@ -694,8 +713,10 @@ impl Handle {
     }
 }
 
-fn zero_flags(fua: bool, allocate: bool, fast: bool) -> Flags {
-    flag(Flags::FUA, fua) | flag(Flags::NO_HOLE, allocate) | flag(Flags::FAST, fast)
+fn zero_flags(fua: bool, allocate: bool, fast: bool) -> RequestFlags {
+    flag(RequestFlags::FUA, fua)
+        | flag(RequestFlags::NO_HOLE, allocate)
+        | flag(RequestFlags::FAST, fast)
 }
 
 /// A time in seconds; 0 for none.

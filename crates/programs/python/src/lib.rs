@@ -37,7 +37,7 @@ mod _blockhaul {
     #[pymodule_export]
     use super::completions::Completions;
     #[pymodule_export]
-    use super::copy::{Copied, Copying};
+    use super::copy::{PythonCopy, PythonCopyResult};
     #[pymodule_export]
     use super::handle::Handle;
     #[pymodule_export]
@@ -45,7 +45,7 @@ mod _blockhaul {
     #[pymodule_export]
     use super::polling::Watch;
     #[pymodule_export]
-    use super::serve::Serving;
+    use super::serve::PythonServer;
     #[pymodule_export]
     use super::workers::{after_fork, set_program, shut_down};
 

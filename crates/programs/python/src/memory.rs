@@ -8,23 +8,23 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyMemoryView, PySlice};
 
-use crate::request::Part;
+use crate::request::ReadPart;
 
 /// What ranges without data are filled with.
 static ZEROES: [u8; 64 << 10] = [0; 64 << 10];
 
 /// The memory of an object as bytes. While it exists, the object cannot be resized.
-pub(crate) struct Memory {
+pub(crate) struct ObjectMemory {
     view: Py<PyAny>,
     buffer: PyBuffer<u8>,
 }
 
-impl Memory {
+impl ObjectMemory {
     /// The memory of any object with the buffer protocol that is contiguous.
-    pub(crate) fn of(object: &Bound<'_, PyAny>) -> PyResult<Memory> {
+    pub(crate) fn of(object: &Bound<'_, PyAny>) -> PyResult<ObjectMemory> {
         match PyBuffer::get(object) {
             Ok(buffer) if buffer.dimensions() == 1 && buffer.is_c_contiguous() => {
-                Ok(Memory { view: object.clone().unbind(), buffer })
+                Ok(ObjectMemory { view: object.clone().unbind(), buffer })
             }
             // Other elements than bytes, or rows of them.
             _ => {
@@ -34,7 +34,7 @@ impl Memory {
                 }
                 let view = view.call_method1(intern!(object.py(), "cast"), ("B",))?;
                 let buffer = PyBuffer::get(&view)?;
-                Ok(Memory { view: view.unbind(), buffer })
+                Ok(ObjectMemory { view: view.unbind(), buffer })
             }
         }
     }
@@ -59,7 +59,7 @@ impl Memory {
     }
 
     /// Fills it with what was read.
-    pub(crate) fn fill(&self, py: Python<'_>, parts: &[Part]) -> PyResult<()> {
+    pub(crate) fn fill(&self, py: Python<'_>, parts: &[ReadPart]) -> PyResult<()> {
         if let [part] = parts
             && let Some(bytes) = part.bytes()
         {
@@ -126,7 +126,7 @@ pub(crate) fn room(pool: &Pool, len: usize) -> Reservation {
 /// Copies an object with the buffer protocol, in parts of at most `most` bytes; nothing if it is empty.
 pub(crate) fn copied(object: &Bound<'_, PyAny>, most: usize, pool: &Pool) -> PyResult<Vec<Data>> {
     let Ok(bytes) = object.cast::<PyBytes>() else {
-        let memory = Memory::of(object)?;
+        let memory = ObjectMemory::of(object)?;
         return if memory.len() == 0 {
             Ok(Vec::new())
         } else {
@@ -142,13 +142,13 @@ pub(crate) fn copied(object: &Bound<'_, PyAny>, most: usize, pool: &Pool) -> PyR
 }
 
 /// What was read, as bytes.
-pub(crate) fn bytes_of<'py>(py: Python<'py>, parts: &[Part]) -> PyResult<Bound<'py, PyBytes>> {
+pub(crate) fn bytes_of<'py>(py: Python<'py>, parts: &[ReadPart]) -> PyResult<Bound<'py, PyBytes>> {
     if let [part] = parts
         && let Some(bytes) = part.bytes()
     {
         return Ok(PyBytes::new(py, bytes));
     }
-    let len = parts.iter().map(Part::len).sum();
+    let len = parts.iter().map(ReadPart::len).sum();
     PyBytes::new_with(py, len, |bytes| {
         let mut rest = bytes;
         for part in parts {

@@ -6,8 +6,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 
 use blockhaul_block::{
-    BASE_ALLOCATION, BlockSizes, Can, Device, Error, Extents, Facts, Flags, Kind, Op, Outcome,
-    Pending, Reply, Request, Result,
+    BASE_ALLOCATION, BlockSizes, Can, Device, Error, Extents, Facts, Kind, Op, Outcome,
+    PendingRequest, Reply, Request, RequestFlags, Result,
 };
 use blockhaul_io::{Completer, Data, Reservation};
 use pyo3::exceptions::{PyOSError, PyValueError};
@@ -15,7 +15,7 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes, PyMemoryView};
 
-use crate::memory::Memory;
+use crate::memory::ObjectMemory;
 
 /// Most threads that call methods at a time.
 const THREADS_MAX: usize = 1024;
@@ -41,29 +41,29 @@ const ABILITIES: [(&str, Can); 6] = [
 /// An object as a device.
 pub(crate) struct ObjectDevice {
     facts: Arc<Facts>,
-    shared: Arc<Shared>,
+    shared: Arc<ObjectState>,
 }
 
 /// The threads that call its methods. They end, and are awaited, when this is dropped, which must be on a
 /// thread that does not hold the interpreter's lock.
 pub(crate) struct Threads {
-    shared: Arc<Shared>,
+    shared: Arc<ObjectState>,
     threads: Vec<JoinHandle<()>>,
 }
 
-struct Shared {
-    queue: Mutex<Queue>,
+struct ObjectState {
+    queue: Mutex<ObjectQueue>,
     ready: Condvar,
 }
 
 #[derive(Default)]
-struct Queue {
+struct ObjectQueue {
     jobs: VecDeque<(Request, Completer<Outcome>)>,
     closed: bool,
 }
 
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, Queue> {
+impl ObjectState {
+    fn lock(&self) -> MutexGuard<'_, ObjectQueue> {
         self.queue.lock().expect("no panic under this lock")
     }
 
@@ -105,12 +105,12 @@ impl Device for ObjectDevice {
         self.facts.clone()
     }
 
-    fn submit(&self, request: Request) -> Pending {
+    fn submit(&self, request: Request) -> PendingRequest {
         let mut queue = self.shared.lock();
         if queue.closed {
             return stopped().into();
         }
-        let (completer, pending) = Pending::completer();
+        let (completer, pending) = PendingRequest::completer();
         queue.jobs.push_back((request, completer));
         drop(queue);
         self.shared.ready.notify_one();
@@ -135,7 +135,7 @@ pub(crate) fn device(
         return Err(PyValueError::new_err(text));
     }
     let facts = Arc::new(facts(object)?);
-    let shared = Arc::new(Shared { queue: Mutex::default(), ready: Condvar::new() });
+    let shared = Arc::new(ObjectState { queue: Mutex::default(), ready: Condvar::new() });
     let mut started = Threads { shared: shared.clone(), threads: Vec::new() };
     for _ in 0..threads {
         let queue = shared.clone();
@@ -191,7 +191,7 @@ fn facts(object: &Bound<'_, PyAny>) -> PyResult<Facts> {
 
 /// Calls the methods of an object until there are no more requests. The thread keeps its state in the
 /// interpreter.
-fn serve(py: Python<'_>, shared: &Shared, object: &Bound<'_, PyAny>) {
+fn serve(py: Python<'_>, shared: &ObjectState, object: &Bound<'_, PyAny>) {
     while let Some((request, completer)) = py.detach(|| shared.next()) {
         let kind = request.kind();
         let at = request.at;
@@ -207,7 +207,7 @@ fn call(object: &Bound<'_, PyAny>, request: Request) -> Outcome {
         Op::Read(room) => return read(object, at, room),
         Op::Write(data) => write(object, at, &data)?,
         Op::Zero => {
-            let allocate = flags.contains(Flags::NO_HOLE);
+            let allocate = flags.contains(RequestFlags::NO_HOLE);
             let flags = if allocate { 0 } else { MAY_TRIM };
             object.call_method1(intern!(object.py(), "zero"), (len, at, flags))
         }
@@ -242,7 +242,7 @@ fn read(object: &Bound<'_, PyAny>, at: u64, room: Reservation) -> Outcome {
     if memory.len() != room.len() {
         return Err(Error::new(Kind::Io, "pread has resized its buffer"));
     }
-    let memory = Memory::of(memory.as_any()).map_err(failed)?;
+    let memory = ObjectMemory::of(memory.as_any()).map_err(failed)?;
     let mut buf = room.into_buf();
     memory.copy_to(py, &mut buf).map_err(failed)?;
     Ok(Reply::Data(Data::from(buf)))
@@ -261,9 +261,9 @@ fn write<'py>(
 }
 
 /// The extents from `at` on, as a plugin returns them: offset, length and state of each, in order.
-fn extents(object: &Bound<'_, PyAny>, at: u64, len: u64, flags: Flags) -> Outcome {
+fn extents(object: &Bound<'_, PyAny>, at: u64, len: u64, flags: RequestFlags) -> Outcome {
     let failed = |error: PyErr| raised(object, &error);
-    let one = if flags.contains(Flags::ONE_EXTENT) { REQ_ONE } else { 0 };
+    let one = if flags.contains(RequestFlags::ONE_EXTENT) { REQ_ONE } else { 0 };
     let name = intern!(object.py(), "extents");
     let answer = object.call_method1(name, (len, at, one)).map_err(failed)?;
     let end = at.saturating_add(len);

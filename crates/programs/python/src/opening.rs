@@ -8,19 +8,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blockhaul_block::{Error, Kind, Result};
-use blockhaul_catalog::{ConnectionSettings, Intent, Layer, Spec, Stack};
-use blockhaul_client::options::Place;
-use blockhaul_client::{Address, OpenSocket, Options, Traffic};
+use blockhaul_catalog::{ConnectionSettings, DeviceSpec, Intent, Layer, Stack};
+use blockhaul_client::options::ConnectTarget;
+use blockhaul_client::{ConnectOptions, OpenSocket, ServerAddress, Traffic};
 use blockhaul_registry::device_registry;
-use blockhaul_wire::handshake::Protocol;
-use blockhaul_wire::handshake::client::Negotiated;
-use blockhaul_wire::{Headers, Replies};
+use blockhaul_wire::handshake::GreetingForm;
+use blockhaul_wire::handshake::client::ClientHandshakeResult;
+use blockhaul_wire::{ReplyForm, RequestForm};
 
-use crate::direct::Direct;
+use crate::direct::DirectConnection;
 
 /// Why a device is opened.
 #[derive(Clone, Copy)]
-pub(crate) enum Mode {
+pub(crate) enum OpenMode {
     /// It is only read.
     Read,
     /// It is written, too.
@@ -30,10 +30,10 @@ pub(crate) enum Mode {
 }
 
 /// What to open, and how.
-pub(crate) struct Wanted {
+pub(crate) struct OpenConfig {
     /// One word as on the command line, or the words of a command between `[` and `]`.
     pub(crate) words: Vec<OsString>,
-    pub(crate) mode: Mode,
+    pub(crate) mode: OpenMode,
     /// Layers, the first innermost.
     pub(crate) layers: Vec<String>,
     /// Contexts besides `base:allocation`.
@@ -41,14 +41,14 @@ pub(crate) struct Wanted {
     /// A connection is dropped after this long without a byte; zero: never.
     pub(crate) timeout: Duration,
     /// For a URI, and for a command with a socket: what is asked for in the handshake.
-    pub(crate) handshake: Option<Asking>,
+    pub(crate) handshake: Option<HandshakeOptions>,
     /// The words are a command whose standard input and output are the connection; the name of the export.
     pub(crate) export: Option<String>,
 }
 
 /// What a client asks for in a handshake.
 #[derive(Clone, Copy)]
-pub(crate) struct Asking {
+pub(crate) struct HandshakeOptions {
     pub(crate) structured: bool,
     pub(crate) extended: bool,
     /// `base:allocation`, besides the other contexts.
@@ -56,21 +56,21 @@ pub(crate) struct Asking {
 }
 
 /// An open device.
-pub(crate) struct Open {
+pub(crate) struct PythonStack {
     pub(crate) stack: Stack,
     /// The result of the handshake, for a URI.
-    pub(crate) connection: Option<Connection>,
+    pub(crate) connection: Option<ConnectionInfo>,
     /// The connection, until a worker has it: what `stack` is over.
-    pub(crate) direct: Option<Direct>,
+    pub(crate) direct: Option<DirectConnection>,
     /// The command at the other end of a socket. Dropped after the device.
-    pub(crate) command: Option<Command>,
+    pub(crate) command: Option<CommandProcess>,
 }
 
 /// A command that serves on its standard input and output.
-pub(crate) struct Command(Option<Child>);
+pub(crate) struct CommandProcess(Option<Child>);
 
-impl Command {
-    fn start(words: &[OsString]) -> Result<(Command, OpenSocket)> {
+impl CommandProcess {
+    fn start(words: &[OsString]) -> Result<(CommandProcess, OpenSocket)> {
         let Some((program, rest)) = words.split_first() else {
             return Err(Error::new(Kind::Usage, "the command has no words"));
         };
@@ -80,7 +80,7 @@ impl Command {
         let mut command = std::process::Command::new(program);
         let command = command.args(rest).stdin(OwnedFd::from(theirs)).stdout(OwnedFd::from(output));
         let child = command.spawn().map_err(cannot)?;
-        Ok((Command(Some(child)), OpenSocket::new(ours.into())))
+        Ok((CommandProcess(Some(child)), OpenSocket::new(ours.into())))
     }
 
     /// Its process ID.
@@ -89,7 +89,7 @@ impl Command {
     }
 }
 
-impl Drop for Command {
+impl Drop for CommandProcess {
     fn drop(&mut self) {
         let Some(mut child) = self.0.take() else { return };
         // It ends when its connection is closed. This may be a worker, which must not wait. Both calls fail
@@ -100,7 +100,7 @@ impl Drop for Command {
 
 /// What a handshake has led to.
 #[derive(Clone)]
-pub(crate) struct Connection {
+pub(crate) struct ConnectionInfo {
     pub(crate) protocol: &'static str,
     pub(crate) tls: bool,
     pub(crate) structured: bool,
@@ -116,34 +116,36 @@ pub(crate) struct Connection {
 }
 
 /// Options of a connection that is dropped after `timeout` without a byte (zero: never).
-pub(crate) fn connecting(timeout: Duration) -> Options {
-    Options::default().connecting(&ConnectionSettings::with_timeout(timeout))
+pub(crate) fn connecting(timeout: Duration) -> ConnectOptions {
+    ConnectOptions::default().connecting(&ConnectionSettings::with_timeout(timeout))
 }
 
 /// The device that these words describe.
 ///
 /// # Errors
 /// [`Kind::Usage`] if there is none, or it is a standard stream.
-pub(crate) fn spec(words: &[OsString]) -> Result<Spec> {
+pub(crate) fn spec(words: &[OsString]) -> Result<DeviceSpec> {
     match words {
         [] => Err(Error::new(
             Kind::Usage,
             "a device is a text, or a list with the words of a command",
         )),
-        [word] => match Spec::parse(word)? {
-            Spec::Pipe => Err(Error::new(Kind::Usage, "- is a standard stream, not a device")),
+        [word] => match DeviceSpec::parse(word)? {
+            DeviceSpec::Pipe => {
+                Err(Error::new(Kind::Usage, "- is a standard stream, not a device"))
+            }
             spec => Ok(spec),
         },
         [open, inner @ .., close] if open == "[" && close == "]" => {
-            Ok(Spec::Command(inner.to_vec()))
+            Ok(DeviceSpec::Command(inner.to_vec()))
         }
-        words => Ok(Spec::Command(words.to_vec())),
+        words => Ok(DeviceSpec::Command(words.to_vec())),
     }
 }
 
-impl Wanted {
+impl OpenConfig {
     /// Opens it, on a worker.
-    pub(crate) async fn open(self) -> Result<Open> {
+    pub(crate) async fn open(self) -> Result<PythonStack> {
         match self.handshake {
             Some(asking) => self.connect(asking).await,
             None => self.open_device().await,
@@ -155,28 +157,28 @@ impl Wanted {
         ConnectionSettings { contexts, ..ConnectionSettings::with_timeout(self.timeout) }
     }
 
-    async fn open_device(self) -> Result<Open> {
+    async fn open_device(self) -> Result<PythonStack> {
         let registry = device_registry().connecting(&self.connections());
         let spec = spec(&self.words)?;
         let layers = self.layers.iter().map(|text| registry.layer(text));
         let mut layers = layers.collect::<Result<Vec<Arc<dyn Layer>>>>()?;
         let stack = match self.mode {
-            Mode::Read => {
+            OpenMode::Read => {
                 layers.push(registry.layer("readonly")?);
                 registry.open(&spec, layers, Intent::READ).await?
             }
-            Mode::Write => registry.open(&spec, layers, Intent::WRITE).await?,
-            Mode::Create(size) => {
+            OpenMode::Write => registry.open(&spec, layers, Intent::WRITE).await?,
+            OpenMode::Create(size) => {
                 let (stack, preparation) =
                     registry.open_target(&spec, layers, Intent::target(size)).await?;
                 preparation.run().await?;
                 stack
             }
         };
-        Ok(Open { stack, connection: None, direct: None, command: None })
+        Ok(PythonStack { stack, connection: None, direct: None, command: None })
     }
 
-    async fn connect(self, asking: Asking) -> Result<Open> {
+    async fn connect(self, asking: HandshakeOptions) -> Result<PythonStack> {
         let (place, command) = place(&self.words, self.export)?;
         let mut options = connecting(self.timeout);
         if !asking.allocation {
@@ -187,22 +189,22 @@ impl Wanted {
         options.extended = asking.extended;
         options.full_info = true;
         options.tls = place.tls.clone();
-        let Place { name, address, export, .. } = place;
+        let ConnectTarget { name, address, export, .. } = place;
         let opened = blockhaul_client::open(&name, &address, &export, &options).await?;
-        let connection = Some(Connection::of(&opened.negotiated, opened.traffic()));
+        let connection = Some(ConnectionInfo::of(&opened.negotiated, opened.traffic()));
         let (device, direct) = match opened.blocking()? {
             Ok(blocking) => {
-                let direct = Direct::new(blocking);
+                let direct = DirectConnection::new(blocking);
                 (direct.device(), Some(direct))
             }
             Err(opened) => (opened.device()?, None),
         };
         let mut stack = Stack::over(device);
-        if !matches!(self.mode, Mode::Write) {
+        if !matches!(self.mode, OpenMode::Write) {
             let registry = device_registry();
             stack = stack.with_layer(registry.layer("readonly")?).await?;
         }
-        Ok(Open { stack, connection, direct, command })
+        Ok(PythonStack { stack, connection, direct, command })
     }
 }
 
@@ -210,36 +212,36 @@ impl Wanted {
 pub(crate) fn place(
     words: &[OsString],
     export: Option<String>,
-) -> Result<(Place, Option<Command>)> {
+) -> Result<(ConnectTarget, Option<CommandProcess>)> {
     let Some(export) = export else {
         let uri = words.first().and_then(|word| word.to_str()).unwrap_or_default();
-        return Ok((Place::parse(uri)?, None));
+        return Ok((ConnectTarget::parse(uri)?, None));
     };
-    let (command, socket) = Command::start(words)?;
+    let (command, socket) = CommandProcess::start(words)?;
     let name = words.iter().map(|word| word.display().to_string()).collect::<Vec<_>>();
     let name = name.join(" ");
-    let address = Address::Open(socket);
-    Ok((Place { name, address, export, tls: None }, Some(command)))
+    let address = ServerAddress::Open(socket);
+    Ok((ConnectTarget { name, address, export, tls: None }, Some(command)))
 }
 
 /// The name of a protocol, as libnbd has it.
-pub(crate) fn protocol_name(protocol: Protocol) -> &'static str {
+pub(crate) fn protocol_name(protocol: GreetingForm) -> &'static str {
     match protocol {
-        Protocol::Oldstyle => "oldstyle",
-        Protocol::Newstyle => "newstyle",
-        Protocol::FixedNewstyle => "newstyle-fixed",
+        GreetingForm::Oldstyle => "oldstyle",
+        GreetingForm::Newstyle => "newstyle",
+        GreetingForm::FixedNewstyle => "newstyle-fixed",
     }
 }
 
-impl Connection {
-    fn of(negotiated: &Negotiated, traffic: Arc<Traffic>) -> Connection {
+impl ConnectionInfo {
+    fn of(negotiated: &ClientHandshakeResult, traffic: Arc<Traffic>) -> ConnectionInfo {
         let info = &negotiated.info;
         let sizes = info.block_sizes;
-        Connection {
+        ConnectionInfo {
             protocol: protocol_name(negotiated.protocol),
             tls: negotiated.tls,
-            structured: negotiated.replies != Replies::Simple,
-            extended: negotiated.headers == Headers::Extended,
+            structured: negotiated.replies != ReplyForm::Simple,
+            extended: negotiated.headers == RequestForm::Extended,
             contexts: negotiated.contexts.iter().map(|context| context.name.clone()).collect(),
             flags: info.flags.bits(),
             name: info.name.clone(),

@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 
 use blockhaul_client::options::OptionSession;
-use blockhaul_wire::Replies;
+use blockhaul_wire::ReplyForm;
 use pyo3::prelude::*;
 
 use crate::error::of_device;
@@ -84,7 +84,7 @@ pub(crate) fn greet(
         options.extended &= structured;
         let session = OptionSession::connect(place, &options).await?;
         let protocol = session.protocol().map_or("newstyle-fixed", protocol_name);
-        let found = (protocol, session.tls(), session.replies() != Replies::Simple);
+        let found = (protocol, session.tls(), session.replies() != ReplyForm::Simple);
         session.abort().await;
         Ok(found)
     })?;

@@ -6,112 +6,112 @@ use std::os::fd::{AsRawFd as _, RawFd};
 use std::sync::{Mutex, MutexGuard, Weak};
 use std::time::Duration;
 
-use blockhaul_block::{Contexts, Error, Flags, Kind, OpKind, Request, Result};
-use blockhaul_client::blocking::{LOOK, Retired};
-use blockhaul_client::polled::{Arrived, Ended, Polled, Watched};
+use blockhaul_block::{ContextSet, Error, Kind, OpKind, Request, RequestFlags, Result};
+use blockhaul_client::blocking::{ConnectionHandover, LOOK};
+use blockhaul_client::polled::{CompletedRequests, PolledConnection, PolledResult, PolledSocket};
 use blockhaul_io::Data;
 use pyo3::prelude::*;
 
 use crate::completions::{Completions, Promise};
-use crate::request::{Answer, Asked, Part, named};
+use crate::request::{PythonReply, PythonRequest, ReadPart, named};
 use crate::workers::Generation;
 
 /// What waits until a worker has the connection.
 pub(crate) type Work = Box<dyn FnOnce() + Send>;
 
 /// A connection for an event loop.
-pub(crate) struct Polling {
-    state: Mutex<State>,
-    watched: Watched,
+pub(crate) struct LoopConnection {
+    state: Mutex<LoopState>,
+    watched: PolledSocket,
 }
 
-struct State {
+struct LoopState {
     /// Nothing after a worker has got it.
-    polled: Option<Polled<Ticket>>,
+    polled: Option<PolledConnection<LoopTicket>>,
     /// It is on its way to a worker, with what waits for that.
     leaving: Option<Vec<Work>>,
 }
 
 /// Who waits for a request.
-struct Ticket {
+struct LoopTicket {
     promise: Promise,
     /// The contexts that it asks for.
-    contexts: Contexts,
+    contexts: ContextSet,
 }
 
 /// What owns a connection that a loop reads, or has read.
-pub(crate) trait Polls: Send + Sync {
+pub(crate) trait LoopHandle: Send + Sync {
     /// The connection.
-    fn polling(&self) -> Option<&Polling>;
+    fn polling(&self) -> Option<&LoopConnection>;
 }
 
 /// What became of a request.
-pub(crate) enum Submitted {
+pub(crate) enum SubmitResult {
     /// It is on its way.
     Sent,
-    /// It is to be sent by [`Polling::send`].
+    /// It is to be sent by [`LoopConnection::send`].
     Queued,
     /// A worker must carry it out.
-    Refused(Asked, Promise),
+    Refused(PythonRequest, Promise),
 }
 
-impl Polling {
+impl LoopConnection {
     /// A connection on which nothing is in flight.
     ///
     /// # Errors
     /// If there are too many descriptors.
-    pub(crate) fn new(retired: Retired) -> Result<Polling> {
+    pub(crate) fn new(retired: ConnectionHandover) -> Result<LoopConnection> {
         let polled = retired.polled();
         let watched = polled.watched();
         let watched = watched.map_err(|error| Error::system("cannot use the socket", error))?;
-        let state = State { polled: Some(polled), leaving: None };
-        Ok(Polling { state: Mutex::new(state), watched })
+        let state = LoopState { polled: Some(polled), leaving: None };
+        Ok(LoopConnection { state: Mutex::new(state), watched })
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, LoopState> {
         self.state.lock().expect("no panic under this lock")
     }
 
     /// Makes a request. With nothing else in flight it is sent at once, otherwise with those that follow.
-    pub(crate) fn submit(&self, asked: Asked, promise: Promise) -> Submitted {
+    pub(crate) fn submit(&self, asked: PythonRequest, promise: Promise) -> SubmitResult {
         let mut state = self.lock();
-        let State { polled: Some(polled), leaving: None } = &mut *state else {
-            return Submitted::Refused(asked, promise);
+        let LoopState { polled: Some(polled), leaving: None } = &mut *state else {
+            return SubmitResult::Refused(asked, promise);
         };
-        let read = |at, len| (OpKind::Read, at, len, Flags::empty());
+        let read = |at, len| (OpKind::Read, at, len, RequestFlags::empty());
         let (kind, at, len, flags) = match &asked {
             // Nothing to do.
-            Asked::Read { len: 0, .. } => {
-                promise.complete(Ok(Answer::Read(Vec::new())));
-                return Submitted::Sent;
+            PythonRequest::Read { len: 0, .. } => {
+                promise.complete(Ok(PythonReply::Read(Vec::new())));
+                return SubmitResult::Sent;
             }
-            Asked::Write { parts, .. } if parts.is_empty() => {
-                promise.complete(Ok(Answer::Done));
-                return Submitted::Sent;
+            PythonRequest::Write { parts, .. } if parts.is_empty() => {
+                promise.complete(Ok(PythonReply::Done));
+                return SubmitResult::Sent;
             }
-            Asked::Read { at, len } => read(*at, *len),
-            Asked::Write { at, parts, flags } if parts.len() == 1 => {
+            PythonRequest::Read { at, len } => read(*at, *len),
+            PythonRequest::Write { at, parts, flags } if parts.len() == 1 => {
                 (OpKind::Write, *at, parts[0].len() as u64, *flags)
             }
             // It has several parts.
-            Asked::Write { .. } => return Submitted::Refused(asked, promise),
-            Asked::Zero { at, len, flags } => (OpKind::Zero, *at, *len, *flags),
-            Asked::Trim { at, len, flags } => (OpKind::Trim, *at, *len, *flags),
-            Asked::Flush => (OpKind::Flush, 0, 0, Flags::empty()),
-            Asked::Cache { at, len } => (OpKind::Cache, *at, *len, Flags::empty()),
-            Asked::Extents { at, len, flags, .. } => (OpKind::Extents, *at, *len, *flags),
+            PythonRequest::Write { .. } => return SubmitResult::Refused(asked, promise),
+            PythonRequest::Zero { at, len, flags } => (OpKind::Zero, *at, *len, *flags),
+            PythonRequest::Trim { at, len, flags } => (OpKind::Trim, *at, *len, *flags),
+            PythonRequest::Flush => (OpKind::Flush, 0, 0, RequestFlags::empty()),
+            PythonRequest::Cache { at, len } => (OpKind::Cache, *at, *len, RequestFlags::empty()),
+            PythonRequest::Extents { at, len, flags, .. } => (OpKind::Extents, *at, *len, *flags),
         };
         if !polled.takes(kind, at, len, flags) {
-            return Submitted::Refused(asked, promise);
+            return SubmitResult::Refused(asked, promise);
         }
         let at_once = polled.is_idle();
         let contexts = match &asked {
-            Asked::Extents { contexts, .. } => *contexts,
-            _ => Contexts::empty(),
+            PythonRequest::Extents { contexts, .. } => *contexts,
+            _ => ContextSet::empty(),
         };
-        let ticket = Ticket { promise, contexts };
+        let ticket = LoopTicket { promise, contexts };
         let queued = match asked {
-            Asked::Read { at, len } => polled.read(at, len, ticket),
+            PythonRequest::Read { at, len } => polled.read(at, len, ticket),
             other => match request(other) {
                 Some(request) => polled.request(request, ticket),
                 None => Err((ticket, Error::misfit())),
@@ -119,14 +119,14 @@ impl Polling {
         };
         if let Err((ticket, error)) = queued {
             ticket.promise.complete(Err(error));
-            return Submitted::Sent;
+            return SubmitResult::Sent;
         }
         if !at_once {
-            return Submitted::Queued;
+            return SubmitResult::Queued;
         }
         let mut ended = Vec::new();
         polled.send(&mut ended);
-        let sent = if polled.has_unsent() { Submitted::Queued } else { Submitted::Sent };
+        let sent = if polled.has_unsent() { SubmitResult::Queued } else { SubmitResult::Sent };
         settle(polled, ended);
         sent
     }
@@ -180,10 +180,10 @@ impl Polling {
     }
 
     /// Does something when a worker has the connection. True: the caller must call
-    /// [`Polling::leave`] then, on a thread that may wait.
+    /// [`LoopConnection::leave`] then, on a thread that may wait.
     pub(crate) fn when_given(&self, work: Work) -> bool {
         let mut state = self.lock();
-        let State { polled, leaving } = &mut *state;
+        let LoopState { polled, leaving } = &mut *state;
         match leaving {
             Some(waiting) => {
                 waiting.push(work);
@@ -202,7 +202,7 @@ impl Polling {
     }
 
     /// Waits until nothing is in flight, lets `give` have the connection, and does what waits for that.
-    pub(crate) fn leave(&self, give: impl FnOnce(Result<Retired>)) {
+    pub(crate) fn leave(&self, give: impl FnOnce(Result<ConnectionHandover>)) {
         self.drain();
         let mut state = self.lock();
         let polled = state.polled.take();
@@ -224,9 +224,9 @@ impl Polling {
     }
 }
 
-fn request(asked: Asked) -> Option<Request> {
+fn request(asked: PythonRequest) -> Option<Request> {
     match asked {
-        Asked::Write { at, mut parts, flags } => {
+        PythonRequest::Write { at, mut parts, flags } => {
             let part: Data = parts.pop()?;
             Some(Request::write(at, part).with(flags))
         }
@@ -235,12 +235,14 @@ fn request(asked: Asked) -> Option<Request> {
 }
 
 /// Gives results to those who wait.
-fn settle(polled: &Polled<Ticket>, ended: Ended<Ticket>) {
-    for (Ticket { promise, contexts }, outcome) in ended {
+fn settle(polled: &PolledConnection<LoopTicket>, ended: CompletedRequests<LoopTicket>) {
+    for (LoopTicket { promise, contexts }, outcome) in ended {
         promise.complete(outcome.map(|arrived| match arrived {
-            Arrived::Done => Answer::Done,
-            Arrived::Bytes(bytes) => Answer::Read(vec![Part::Bytes(bytes)]),
-            Arrived::Extents(lists) => Answer::Extents(named(&polled.facts(), contexts, &lists)),
+            PolledResult::Done => PythonReply::Done,
+            PolledResult::Bytes(bytes) => PythonReply::Read(vec![ReadPart::Bytes(bytes)]),
+            PolledResult::Extents(lists) => {
+                PythonReply::Extents(named(&polled.facts(), contexts, &lists))
+            }
         }));
     }
 }
@@ -248,14 +250,17 @@ fn settle(polled: &Polled<Ticket>, ended: Ended<Ticket>) {
 /// What a loop calls when the socket of a connection can be used. It does not keep the connection open.
 #[pyclass(frozen, module = "blockhaul._blockhaul")]
 pub(crate) struct Watch {
-    watched: Watched,
-    inner: Weak<dyn Polls>,
+    watched: PolledSocket,
+    inner: Weak<dyn LoopHandle>,
     generation: Generation,
 }
 
 impl Watch {
     /// For the connection of a handle; `None`: no loop reads it.
-    pub(crate) fn of(polling: &Polling, inner: Weak<dyn Polls>) -> PyResult<Option<Watch>> {
+    pub(crate) fn of(
+        polling: &LoopConnection,
+        inner: Weak<dyn LoopHandle>,
+    ) -> PyResult<Option<Watch>> {
         let watched = match &polling.lock().polled {
             Some(polled) => polled.watched()?,
             None => return Ok(None),
@@ -268,7 +273,7 @@ impl Watch {
         &self,
         py: Python<'_>,
         completions: &Completions,
-        with: impl FnOnce(&Polling) -> R + Send,
+        with: impl FnOnce(&LoopConnection) -> R + Send,
     ) -> PyResult<Option<R>> {
         if !self.generation.is_current() {
             return Ok(None);
@@ -291,17 +296,17 @@ impl Watch {
 
     /// Receives what is there, and gives results to their futures. False: the loop need not watch it any more.
     fn collect(&self, py: Python<'_>, completions: &Completions) -> PyResult<bool> {
-        self.run(py, completions, Polling::collect).map(|going_on| going_on.unwrap_or(false))
+        self.run(py, completions, LoopConnection::collect).map(|going_on| going_on.unwrap_or(false))
     }
 
     /// Sends requests; returns whether some are left, until the socket can be written again.
     fn send(&self, py: Python<'_>, completions: &Completions) -> PyResult<bool> {
-        self.run(py, completions, Polling::send).map(|unsent| unsent.unwrap_or(false))
+        self.run(py, completions, LoopConnection::send).map(|unsent| unsent.unwrap_or(false))
     }
 
     /// Seconds that the server may still send nothing; ``None`` if nothing is in flight, or without limit.
     fn patience(&self, py: Python<'_>, completions: &Completions) -> PyResult<Option<f64>> {
-        let left = self.run(py, completions, Polling::patience)?;
+        let left = self.run(py, completions, LoopConnection::patience)?;
         Ok(left.flatten().map(|left| left.as_secs_f64()))
     }
 }

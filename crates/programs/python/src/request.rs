@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use blockhaul_block::{
-    Contexts, Device, DeviceExt as _, Error, Extents, Facts, Flags, Kind, Pending, Reply, Request,
-    Result,
+    ContextSet, Device, DeviceExt as _, Error, Extents, Facts, Kind, PendingRequest, Reply,
+    Request, RequestFlags, Result,
 };
 use blockhaul_io::{Data, Pool};
 
@@ -17,38 +17,41 @@ const PART: u64 = 8 << 20;
 const PARTS: usize = 4;
 
 /// A request.
-pub(crate) enum Asked {
+pub(crate) enum PythonRequest {
     /// Read `len` bytes at `at`.
     Read { at: u64, len: u64 },
     /// Write parts at `at`.
-    Write { at: u64, parts: Vec<Data>, flags: Flags },
+    Write { at: u64, parts: Vec<Data>, flags: RequestFlags },
     /// Zero `len` bytes at `at`.
-    Zero { at: u64, len: u64, flags: Flags },
+    Zero { at: u64, len: u64, flags: RequestFlags },
     /// Trim `len` bytes at `at`.
-    Trim { at: u64, len: u64, flags: Flags },
+    Trim { at: u64, len: u64, flags: RequestFlags },
     /// Flush.
     Flush,
     /// Announce that `len` bytes at `at` will be read.
     Cache { at: u64, len: u64 },
     /// Report extents.
-    Extents { at: u64, len: u64, contexts: Contexts, flags: Flags },
+    Extents { at: u64, len: u64, contexts: ContextSet, flags: RequestFlags },
 }
 
-impl Asked {
+impl PythonRequest {
     /// Whether it may change the device's contents.
     pub(crate) fn changes(&self) -> bool {
-        matches!(self, Asked::Write { .. } | Asked::Zero { .. } | Asked::Trim { .. })
+        matches!(
+            self,
+            PythonRequest::Write { .. } | PythonRequest::Zero { .. } | PythonRequest::Trim { .. }
+        )
     }
 
     /// The same as one request of a device; `None` for reads and writes, which have a payload.
     pub(crate) fn without_payload(&self) -> Option<Request> {
         match *self {
-            Asked::Read { .. } | Asked::Write { .. } => None,
-            Asked::Zero { at, len, flags } => Some(Request::zero(at, len).with(flags)),
-            Asked::Trim { at, len, flags } => Some(Request::trim(at, len).with(flags)),
-            Asked::Flush => Some(Request::flush()),
-            Asked::Cache { at, len } => Some(Request::cache(at, len)),
-            Asked::Extents { at, len, contexts, flags } => {
+            PythonRequest::Read { .. } | PythonRequest::Write { .. } => None,
+            PythonRequest::Zero { at, len, flags } => Some(Request::zero(at, len).with(flags)),
+            PythonRequest::Trim { at, len, flags } => Some(Request::trim(at, len).with(flags)),
+            PythonRequest::Flush => Some(Request::flush()),
+            PythonRequest::Cache { at, len } => Some(Request::cache(at, len)),
+            PythonRequest::Extents { at, len, contexts, flags } => {
                 Some(Request::extents(at, len, contexts).with(flags))
             }
         }
@@ -56,7 +59,7 @@ impl Asked {
 }
 
 /// A part of what was read.
-pub(crate) enum Part {
+pub(crate) enum ReadPart {
     /// Bytes.
     Data(Data),
     /// Bytes, from a connection of an event loop.
@@ -65,36 +68,36 @@ pub(crate) enum Part {
     Zeroes(usize),
 }
 
-impl Part {
+impl ReadPart {
     /// The bytes, if it has some.
     pub(crate) fn bytes(&self) -> Option<&[u8]> {
         match self {
-            Part::Data(data) => Some(data.bytes()),
-            Part::Bytes(bytes) => Some(bytes),
-            Part::Zeroes(_) => None,
+            ReadPart::Data(data) => Some(data.bytes()),
+            ReadPart::Bytes(bytes) => Some(bytes),
+            ReadPart::Zeroes(_) => None,
         }
     }
 
     pub(crate) fn len(&self) -> usize {
         match self {
-            Part::Data(data) => data.len(),
-            Part::Bytes(bytes) => bytes.len(),
-            Part::Zeroes(len) => *len,
+            ReadPart::Data(data) => data.len(),
+            ReadPart::Bytes(bytes) => bytes.len(),
+            ReadPart::Zeroes(len) => *len,
         }
     }
 }
 
 /// Extents of one context: its name, and lengths with states.
-pub(crate) type Found = (String, Vec<(u64, u64)>);
+pub(crate) type ContextExtents = (String, Vec<(u64, u64)>);
 
 /// A result.
-pub(crate) enum Answer {
+pub(crate) enum PythonReply {
     /// Done.
     Done,
     /// What was read, in order.
-    Read(Vec<Part>),
+    Read(Vec<ReadPart>),
     /// Extents by context.
-    Extents(Vec<Found>),
+    Extents(Vec<ContextExtents>),
 }
 
 /// The length of parts of a write.
@@ -106,32 +109,38 @@ pub(crate) fn part_of(device: &dyn Device) -> usize {
 }
 
 /// Carries out a request.
-pub(crate) async fn carry_out(device: Arc<dyn Device>, pool: Pool, asked: Asked) -> Result<Answer> {
+pub(crate) async fn carry_out(
+    device: Arc<dyn Device>,
+    pool: Pool,
+    asked: PythonRequest,
+) -> Result<PythonReply> {
     match asked {
-        Asked::Read { at, len } => read(&*device, &pool, at, len).await.map(Answer::Read),
-        Asked::Write { at, parts, flags } => write(&*device, at, parts, flags).await,
-        Asked::Zero { at, len, flags } => {
+        PythonRequest::Read { at, len } => {
+            read(&*device, &pool, at, len).await.map(PythonReply::Read)
+        }
+        PythonRequest::Write { at, parts, flags } => write(&*device, at, parts, flags).await,
+        PythonRequest::Zero { at, len, flags } => {
             done(device.submit(Request::zero(at, len).with(flags))).await
         }
-        Asked::Trim { at, len, flags } => {
+        PythonRequest::Trim { at, len, flags } => {
             done(device.submit(Request::trim(at, len).with(flags))).await
         }
-        Asked::Flush => done(device.submit(Request::flush())).await,
-        Asked::Cache { at, len } => done(device.submit(Request::cache(at, len))).await,
-        Asked::Extents { at, len, contexts, flags } => {
-            extents(&*device, at, len, contexts, flags).await.map(Answer::Extents)
+        PythonRequest::Flush => done(device.submit(Request::flush())).await,
+        PythonRequest::Cache { at, len } => done(device.submit(Request::cache(at, len))).await,
+        PythonRequest::Extents { at, len, contexts, flags } => {
+            extents(&*device, at, len, contexts, flags).await.map(PythonReply::Extents)
         }
     }
 }
 
-async fn done(pending: Pending) -> Result<Answer> {
+async fn done(pending: PendingRequest) -> Result<PythonReply> {
     match pending.await? {
-        Reply::Done => Ok(Answer::Done),
+        Reply::Done => Ok(PythonReply::Done),
         _ => Err(Error::misfit()),
     }
 }
 
-async fn read(device: &dyn Device, pool: &Pool, at: u64, len: u64) -> Result<Vec<Part>> {
+async fn read(device: &dyn Device, pool: &Pool, at: u64, len: u64) -> Result<Vec<ReadPart>> {
     let part = part_of(device) as u64;
     let end = at.checked_add(len).ok_or_else(beyond)?;
     let mut parts = Vec::new();
@@ -148,16 +157,21 @@ async fn read(device: &dyn Device, pool: &Pool, at: u64, len: u64) -> Result<Vec
         parts.push(match pending.await? {
             Reply::Data(data) if data.len() == len => {
                 data.load().map_err(|error| Error::system("cannot read", error))?;
-                Part::Data(data)
+                ReadPart::Data(data)
             }
-            Reply::Hole => Part::Zeroes(len),
+            Reply::Hole => ReadPart::Zeroes(len),
             _ => return Err(Error::misfit()),
         });
     }
     Ok(parts)
 }
 
-async fn write(device: &dyn Device, at: u64, parts: Vec<Data>, flags: Flags) -> Result<Answer> {
+async fn write(
+    device: &dyn Device,
+    at: u64,
+    parts: Vec<Data>,
+    flags: RequestFlags,
+) -> Result<PythonReply> {
     let mut parts = parts.into_iter();
     let mut flying = VecDeque::new();
     let mut next = at;
@@ -175,16 +189,16 @@ async fn write(device: &dyn Device, at: u64, parts: Vec<Data>, flags: Flags) -> 
         let outcome = done(pending).await;
         failed = failed.or(outcome.err());
     }
-    failed.map_or(Ok(Answer::Done), Err)
+    failed.map_or(Ok(PythonReply::Done), Err)
 }
 
 async fn extents(
     device: &dyn Device,
     at: u64,
     len: u64,
-    contexts: Contexts,
-    flags: Flags,
-) -> Result<Vec<Found>> {
+    contexts: ContextSet,
+    flags: RequestFlags,
+) -> Result<Vec<ContextExtents>> {
     let facts = device.facts();
     let lists = if flags.is_empty() {
         device.extents(at, len, contexts).await?
@@ -198,7 +212,7 @@ async fn extents(
 }
 
 /// Lists of extents with the names of their contexts.
-pub(crate) fn named(facts: &Facts, contexts: Contexts, lists: &[Extents]) -> Vec<Found> {
+pub(crate) fn named(facts: &Facts, contexts: ContextSet, lists: &[Extents]) -> Vec<ContextExtents> {
     let runs = |list: &Extents| list.runs().iter().map(|run| (run.len, run.state)).collect();
     let named = contexts.iter().zip(lists);
     named.map(|(index, list)| (facts.contexts[index].clone(), runs(list))).collect()

@@ -1,4 +1,4 @@
-//! `Serving`: a server in this process.
+//! `PythonServer` (`Serving` in Python): a server in this process.
 
 use std::ffi::OsString;
 use std::net::SocketAddr;
@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use blockhaul_block::{Device, Error, Kind, Result};
 use blockhaul_catalog::{Exports, Intent, Layer, Stack};
-use blockhaul_io::{Listener, Remote};
+use blockhaul_io::{Listener, WorkerHandle};
 use blockhaul_registry::device_registry;
-use blockhaul_server::{Config, Server};
+use blockhaul_server::{Server, ServerConfig};
 use pyo3::prelude::*;
 
 use crate::error::of_device;
@@ -23,25 +23,25 @@ use crate::{wait, workers};
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// A server in this process.
-#[pyclass(frozen, module = "blockhaul._blockhaul")]
-pub(crate) struct Serving {
-    running: Mutex<Option<Running>>,
+#[pyclass(frozen, name = "Serving", module = "blockhaul._blockhaul")]
+pub(crate) struct PythonServer {
+    running: Mutex<Option<ServerThreads>>,
     /// Where it listens.
     #[pyo3(get)]
     uri: String,
     generation: Generation,
 }
 
-struct Running {
-    started: Started,
+struct ServerThreads {
+    started: ServerResources,
     /// What calls the methods of an object. Dropped after the server.
     threads: Option<Threads>,
-    remote: Remote,
+    remote: WorkerHandle,
     unix: Option<PathBuf>,
 }
 
 /// What was started on a worker.
-struct Started {
+struct ServerResources {
     server: Arc<Server>,
     /// Keeps the device open; nothing if each client has its own.
     _stack: Option<Stack>,
@@ -49,7 +49,7 @@ struct Started {
 }
 
 /// What to serve, and where.
-struct Wanted {
+struct ServerOptions {
     words: Vec<OsString>,
     /// An object instead of words.
     device: Option<Arc<dyn Device>>,
@@ -60,10 +60,10 @@ struct Wanted {
     tcp: Option<SocketAddr>,
 }
 
-impl Wanted {
-    async fn start(self) -> Result<Started> {
+impl ServerOptions {
+    async fn start(self) -> Result<ServerResources> {
         let (exports, stack) = self.exports().await?;
-        let server = Server::new(Config::new(exports));
+        let server = Server::new(ServerConfig::new(exports));
         let cannot = |error| Error::system("cannot listen", error);
         let listener = match (&self.unix, self.tcp) {
             (Some(path), _) => Listener::bind_unix(path).map_err(cannot)?,
@@ -72,7 +72,7 @@ impl Wanted {
         };
         let address = listener.local_tcp();
         drop(blockhaul_io::spawn(server.clone().listen(listener)));
-        Ok(Started { server, _stack: stack, address })
+        Ok(ServerResources { server, _stack: stack, address })
     }
 
     async fn exports(&self) -> Result<(Arc<dyn Exports>, Option<Stack>)> {
@@ -100,7 +100,7 @@ impl Wanted {
 }
 
 #[pymethods]
-impl Serving {
+impl PythonServer {
     #[new]
     #[pyo3(signature = (words, *, layers=Vec::new(), readonly=false, name=String::new(), unix=None, tcp=None,
                         object=None, threads=1))]
@@ -115,7 +115,7 @@ impl Serving {
         tcp: Option<&str>,
         object: Option<Bound<'_, PyAny>>,
         threads: usize,
-    ) -> PyResult<Serving> {
+    ) -> PyResult<PythonServer> {
         let tcp = tcp.map(str::parse::<SocketAddr>).transpose()?;
         let runtime = workers::runtime()?;
         let remote = workers::remote(&runtime);
@@ -123,7 +123,8 @@ impl Serving {
         let (device, threads) = made.unzip();
         let named = name.clone();
         let place = unix.clone();
-        let wanted = Wanted { words, device, layers, readonly, name: named, unix: place, tcp };
+        let wanted =
+            ServerOptions { words, device, layers, readonly, name: named, unix: place, tcp };
         let started = wait::run(py, &remote, move || wanted.start());
         let started = match started.and_then(|done| done.map_err(|error| of_device(&error))) {
             Ok(started) => started,
@@ -133,10 +134,10 @@ impl Serving {
             }
         };
         let uri = uri(&name, unix.as_deref(), started.address);
-        let running = Running { started, threads, remote, unix };
+        let running = ServerThreads { started, threads, remote, unix };
         let running = Mutex::new(Some(running));
         let generation = Generation::current();
-        Ok(Serving { running, uri, generation })
+        Ok(PythonServer { running, uri, generation })
     }
 
     /// Number of connected clients.
@@ -151,7 +152,7 @@ impl Serving {
     fn stop(&self, py: Python<'_>) -> PyResult<usize> {
         self.generation.check()?;
         let running = self.running.lock().expect("no panic under this lock").take();
-        let Some(Running { started, threads, remote, unix }) = running else { return Ok(0) };
+        let Some(ServerThreads { started, threads, remote, unix }) = running else { return Ok(0) };
         let server = started.server.clone();
         let held = wait::run(py, &remote, move || async move { server.stop(PATIENCE).await });
         py.detach(move || {
@@ -167,7 +168,7 @@ impl Serving {
     }
 }
 
-impl Drop for Serving {
+impl Drop for PythonServer {
     fn drop(&mut self) {
         let running = self.running.lock().expect("no panic under this lock").take();
         let Some(running) = running else { return };

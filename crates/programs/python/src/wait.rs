@@ -3,7 +3,7 @@
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
-use blockhaul_io::Remote;
+use blockhaul_io::WorkerHandle;
 use pyo3::prelude::*;
 
 use crate::error::fail;
@@ -51,7 +51,7 @@ pub(crate) fn wait_looking<T: Send>(
 ///
 /// # Errors
 /// Like [`wait`].
-pub(crate) fn run<M, F>(py: Python<'_>, remote: &Remote, make: M) -> PyResult<F::Output>
+pub(crate) fn run<M, F>(py: Python<'_>, remote: &WorkerHandle, make: M) -> PyResult<F::Output>
 where
     M: FnOnce() -> F + Send + 'static,
     F: Future + 'static,
@@ -63,7 +63,7 @@ where
 }
 
 /// Runs a future on a worker, and sends its output.
-pub(crate) fn start<M, F>(remote: &Remote, sender: Sender<F::Output>, make: M)
+pub(crate) fn start<M, F>(remote: &WorkerHandle, sender: Sender<F::Output>, make: M)
 where
     M: FnOnce() -> F + Send + 'static,
     F: Future + 'static,

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
-use blockhaul_io::{Config, Remote, Runtime};
+use blockhaul_io::{Runtime, RuntimeConfig, WorkerHandle};
 use pyo3::prelude::*;
 
 use crate::error::fail;
@@ -18,21 +18,21 @@ use crate::error::fail;
 static GENERATION: AtomicUsize = AtomicUsize::new(0);
 
 /// The workers of the first generation.
-static FIRST: Slot = Slot::new();
+static FIRST: WorkerSlot = WorkerSlot::new();
 
 /// The next worker to carry out requests of a new handle.
 static NEXT: AtomicUsize = AtomicUsize::new(0);
 
 /// The workers of one generation. Those of the parent may have been locked when the child was made, and
 /// are not touched by it.
-struct Slot {
+struct WorkerSlot {
     runtime: Mutex<Option<Arc<Runtime>>>,
-    next: OnceLock<Box<Slot>>,
+    next: OnceLock<Box<WorkerSlot>>,
 }
 
-impl Slot {
-    const fn new() -> Slot {
-        Slot { runtime: Mutex::new(None), next: OnceLock::new() }
+impl WorkerSlot {
+    const fn new() -> WorkerSlot {
+        WorkerSlot { runtime: Mutex::new(None), next: OnceLock::new() }
     }
 }
 
@@ -71,10 +71,10 @@ pub(crate) mod libc_numbers {
     pub(crate) const IO: i32 = 5;
 }
 
-fn slot() -> &'static Slot {
+fn slot() -> &'static WorkerSlot {
     let mut slot = &FIRST;
     for _ in 0..GENERATION.load(Ordering::Relaxed) {
-        slot = slot.next.get_or_init(|| Box::new(Slot::new()));
+        slot = slot.next.get_or_init(|| Box::new(WorkerSlot::new()));
     }
     slot
 }
@@ -89,7 +89,7 @@ pub(crate) fn runtime() -> PyResult<Arc<Runtime>> {
         return Ok(runtime.clone());
     }
     keep_freed_memory();
-    let started = Runtime::start(&Config::default());
+    let started = Runtime::start(&RuntimeConfig::default());
     let started = started
         .map_err(|error| fail(libc_numbers::IO, &format!("cannot start workers: {error}")))?;
     Ok(runtime.insert(Arc::new(started)).clone())
@@ -106,7 +106,7 @@ fn keep_freed_memory() {
 }
 
 /// The worker for a new handle.
-pub(crate) fn remote(runtime: &Runtime) -> Remote {
+pub(crate) fn remote(runtime: &Runtime) -> WorkerHandle {
     let workers = runtime.workers();
     workers[NEXT.fetch_add(1, Ordering::Relaxed) % workers.len()].clone()
 }

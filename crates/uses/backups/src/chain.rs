@@ -4,10 +4,10 @@ use std::path::Path;
 use std::sync::Arc;
 
 use blockhaul_block::Error;
-use blockhaul_catalog::{Intent, Registry, Spec};
-use blockhaul_engine::{Options, Progress};
+use blockhaul_catalog::{DeviceSpec, Intent, Registry};
+use blockhaul_engine::{CopyProgress, EngineOptions};
 use blockhaul_io::Pool;
-use blockhaul_store::{Fold, Store, Writer};
+use blockhaul_store::{Fold, Store, StoreWriter};
 
 use crate::check::check_points;
 use crate::context::BackupContext;
@@ -91,14 +91,14 @@ fn nothing_to_do(step: BackupStep, dir: &Path, text: String) -> BackupError {
     BackupError::new(BackupErrorKind::Request, step, text).in_store(dir)
 }
 
-fn lock(dir: &Path) -> Result<Writer> {
-    Writer::lock(dir).map_err(|error| BackupError::of_store(BackupStep::OpenStore, dir, error))
+fn lock(dir: &Path) -> Result<StoreWriter> {
+    StoreWriter::lock(dir).map_err(|error| BackupError::of_store(BackupStep::OpenStore, dir, error))
 }
 
 /// Merging and pruning.
 struct ChainWork<'a> {
     context: &'a BackupContext,
-    writer: Writer,
+    writer: StoreWriter,
     /// Check files before they are merged, and write digests of the result.
     with_digests: bool,
     /// Points before.
@@ -187,12 +187,15 @@ impl ChainWork<'_> {
 }
 
 async fn copy(registry: &Registry, fold: Fold) -> Result<(), Error> {
-    let source = registry.open(&Spec::Path(fold.from), Vec::new(), Intent::READ).await?;
-    let target = registry.open(&Spec::Path(fold.to), Vec::new(), Intent::TARGET).await?;
-    let options =
-        Options { ranges: Some(fold.ranges.list().into()), flush: true, ..Options::default() };
+    let source = registry.open(&DeviceSpec::Path(fold.from), Vec::new(), Intent::READ).await?;
+    let target = registry.open(&DeviceSpec::Path(fold.to), Vec::new(), Intent::TARGET).await?;
+    let options = EngineOptions {
+        ranges: Some(fold.ranges.list().into()),
+        flush: true,
+        ..EngineOptions::default()
+    };
     let pool = Pool::new(options.memory());
-    let progress = Arc::new(Progress::new());
+    let progress = Arc::new(CopyProgress::new());
     blockhaul_engine::copy(&source, &target, &options, &pool, &progress).await?;
     Ok(())
 }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use blockhaul_block::Error;
 use blockhaul_io::Runtime;
-use blockhaul_store::{Point, Store};
+use blockhaul_store::{BackupPoint, Store};
 
 use crate::context::BackupContext;
 use crate::digests::{manifest, read_digests};
@@ -15,7 +15,7 @@ use crate::points::open_store;
 
 /// Damage of a point or of a file of a store.
 #[derive(Debug, Clone)]
-pub enum Damage {
+pub enum StoreDamage {
     /// A file that the point needs is missing or invalid.
     Point {
         /// The name of the point.
@@ -39,14 +39,14 @@ pub enum Damage {
     },
 }
 
-impl fmt::Display for Damage {
+impl fmt::Display for StoreDamage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Damage::Point { point, error } => write!(f, "point {point:?}: {error}"),
-            Damage::Data { file, at, len } => {
+            StoreDamage::Point { point, error } => write!(f, "point {point:?}: {error}"),
+            StoreDamage::Data { file, at, len } => {
                 write!(f, "{}: {len} bytes at offset {at} have changed", file.display())
             }
-            Damage::Unreadable { error } => error.fmt(f),
+            StoreDamage::Unreadable { error } => error.fmt(f),
         }
     }
 }
@@ -57,7 +57,7 @@ pub struct CheckReport {
     /// Number of points.
     pub points: usize,
     /// Damage, in the order of the points.
-    pub damage: Vec<Damage>,
+    pub damage: Vec<StoreDamage>,
     /// Number of files whose data agrees with their digests.
     pub intact: usize,
     /// Number of files without digests, which were not read.
@@ -89,7 +89,7 @@ pub fn check_chain(
 pub(crate) fn check_points(
     context: &BackupContext,
     store: &Store,
-    points: &[Point],
+    points: &[BackupPoint],
 ) -> Result<CheckReport> {
     let runtime = context.start(BackupStep::Check)?;
     let report = CheckReport { points: points.len(), ..CheckReport::default() };
@@ -111,10 +111,10 @@ struct ChainCheck<'a> {
 }
 
 impl ChainCheck<'_> {
-    fn point(&mut self, point: &Point) -> Result<()> {
+    fn point(&mut self, point: &BackupPoint) -> Result<()> {
         let store = self.store;
         if let Err(error) = store.check(point) {
-            self.report.damage.push(Damage::Point { point: point.name.clone(), error });
+            self.report.damage.push(StoreDamage::Point { point: point.name.clone(), error });
             return Ok(());
         }
         let chain = store.chain(point);
@@ -141,10 +141,10 @@ impl ChainCheck<'_> {
             Ok(differences) if differences.is_empty() => self.report.intact += 1,
             Ok(differences) => {
                 let file = self.store.raw(number);
-                let damage = |(at, len)| Damage::Data { file: file.clone(), at, len };
+                let damage = |(at, len)| StoreDamage::Data { file: file.clone(), at, len };
                 self.report.damage.extend(differences.into_iter().map(damage));
             }
-            Err(error) => self.report.damage.push(Damage::Unreadable { error }),
+            Err(error) => self.report.damage.push(StoreDamage::Unreadable { error }),
         }
     }
 

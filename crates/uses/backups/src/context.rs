@@ -1,7 +1,7 @@
 //! The environment of an operation: devices and workers.
 
 use blockhaul_catalog::Registry;
-use blockhaul_io::{Config, Runtime, plain};
+use blockhaul_io::{Runtime, RuntimeConfig, plain};
 
 use crate::error::{BackupError, BackupErrorKind, BackupStep, Result};
 
@@ -11,7 +11,7 @@ pub struct BackupContext {
     /// The kinds of devices and layers.
     pub registry: Registry,
     /// The workers, which end with the operation.
-    pub workers: Config,
+    pub workers: RuntimeConfig,
 }
 
 impl BackupContext {

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use blockhaul_block::{Error, Kind, Result};
-use blockhaul_catalog::{Intent, Registry, Spec};
-use blockhaul_engine::{Manifest, Options, Progress};
+use blockhaul_catalog::{DeviceSpec, Intent, Registry};
+use blockhaul_engine::{CopyProgress, EngineOptions, Manifest};
 use blockhaul_io::Pool;
 
 /// Longest file with digests, in bytes: far more than the engine makes of the largest disk.
@@ -42,9 +42,9 @@ pub(crate) async fn manifest(
     file: PathBuf,
     like: Option<&Manifest>,
 ) -> Result<Manifest> {
-    let stack = registry.open(&Spec::Path(file), Vec::new(), Intent::READ).await?;
-    let options = Options::default();
-    let progress = Arc::new(Progress::new());
+    let stack = registry.open(&DeviceSpec::Path(file), Vec::new(), Intent::READ).await?;
+    let options = EngineOptions::default();
+    let progress = Arc::new(CopyProgress::new());
     let pool = Pool::new(options.memory());
     let made = blockhaul_engine::manifest(&stack, like, &options, &pool, &progress).await;
     made.map_err(|failed| failed.error)

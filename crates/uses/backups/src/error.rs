@@ -57,10 +57,10 @@ pub enum BackupStep {
 
 /// Why an operation on stores is refused, or has failed.
 #[derive(Clone, PartialEq, Eq)]
-pub struct BackupError(Box<Details>);
+pub struct BackupError(Box<BackupErrorDetails>);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Details {
+struct BackupErrorDetails {
     kind: BackupErrorKind,
     step: BackupStep,
     store: Option<PathBuf>,
@@ -77,7 +77,14 @@ impl BackupError {
         text: impl Into<String>,
     ) -> BackupError {
         let (text, remedy) = (text.into(), String::new());
-        BackupError(Box::new(Details { kind, step, store: None, disk: None, text, remedy }))
+        BackupError(Box::new(BackupErrorDetails {
+            kind,
+            step,
+            store: None,
+            disk: None,
+            text,
+            remedy,
+        }))
     }
 
     /// A file of the store `dir` cannot be read or written, or is invalid.

@@ -23,7 +23,7 @@ mod pull;
 mod restore;
 
 pub use chain::{ChainChange, abandon_point, merge_oldest, prune_points};
-pub use check::{CheckReport, Damage, check_chain};
+pub use check::{CheckReport, StoreDamage, check_chain};
 pub use context::BackupContext;
 pub use digests::FileDigests;
 pub use error::{BackupError, BackupErrorKind, BackupStep};

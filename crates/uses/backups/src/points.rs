@@ -3,7 +3,7 @@
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
-use blockhaul_store::{Point, Store};
+use blockhaul_store::{BackupPoint, Store};
 
 use crate::error::{BackupError, BackupStep, Result};
 
@@ -11,7 +11,7 @@ use crate::error::{BackupError, BackupStep, Result};
 #[derive(Debug, Clone)]
 pub struct PointEntry {
     /// The facts that the store records.
-    pub point: Point,
+    pub point: BackupPoint,
     /// The file with the data of the point.
     pub file: PathBuf,
     /// Bytes that the file occupies; 0 if it is missing.
@@ -32,7 +32,7 @@ pub(crate) fn open_store(dir: &Path) -> Result<Store> {
     Store::open(dir).map_err(|error| BackupError::of_store(BackupStep::OpenStore, dir, error))
 }
 
-fn entry(store: &Store, point: &Point) -> PointEntry {
+fn entry(store: &Store, point: &BackupPoint) -> PointEntry {
     let file = store.raw(point.file());
     // Blocks of 512 bytes (stat(2)).
     let stored = std::fs::metadata(&file).map_or(0, |data| data.blocks().saturating_mul(512));

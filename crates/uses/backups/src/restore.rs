@@ -2,8 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use blockhaul_catalog::Spec;
-use blockhaul_store::{Point, Store};
+use blockhaul_catalog::DeviceSpec;
+use blockhaul_store::{BackupPoint, Store};
 use blockhaul_transfer::{CopyRequest, Endpoint, TransferOptions};
 
 use crate::check::check_points;
@@ -46,7 +46,7 @@ impl RestoreRequest {
     }
 }
 
-fn check_point(store: &Store, point: &Point) -> Result<()> {
+fn check_point(store: &Store, point: &BackupPoint) -> Result<()> {
     store.check(point).map_err(|error| {
         let text = format!("{error}: restore another point");
         let failed = BackupError::new(BackupErrorKind::Source, BackupStep::Check, text);
@@ -54,7 +54,7 @@ fn check_point(store: &Store, point: &Point) -> Result<()> {
     })
 }
 
-fn check_digests(context: &BackupContext, store: &Store, point: &Point) -> Result<()> {
+fn check_digests(context: &BackupContext, store: &Store, point: &BackupPoint) -> Result<()> {
     let report = check_points(context, store, std::slice::from_ref(point))?;
     let Some(damage) = report.damage.first() else { return Ok(()) };
     let text = format!("point {:?} is damaged: {damage}", point.name);
@@ -64,7 +64,7 @@ fn check_digests(context: &BackupContext, store: &Store, point: &Point) -> Resul
 }
 
 /// The description of a point, by its name.
-fn device(dir: &Path, point: &str) -> Result<Spec> {
+fn device(dir: &Path, point: &str) -> Result<DeviceSpec> {
     let wrong = |text| {
         let error = BackupError::new(BackupErrorKind::Request, BackupStep::OpenStore, text);
         error.in_store(dir)
@@ -72,7 +72,7 @@ fn device(dir: &Path, point: &str) -> Result<Spec> {
     let name = dir.to_str();
     let name = name.ok_or_else(|| wrong(format!("{}: the name is not UTF-8", dir.display())))?;
     let text = format!("backup:{}?point={}", escaped(name), escaped(point));
-    Spec::parse(text.as_ref()).map_err(|error| wrong(error.located()))
+    DeviceSpec::parse(text.as_ref()).map_err(|error| wrong(error.located()))
 }
 
 /// Text with everything escaped that has a meaning in the description of a device.

@@ -4,11 +4,12 @@
 use std::path::Path;
 
 use blockhaul_backups::{
-    BackupContext, BackupErrorKind, BackupStep, Damage, FileDigests, PointKind, PullDisk, PullMode,
-    PullPlan, PullRequest, RestoreRequest, check_chain, list_points, merge_oldest, prune_points,
+    BackupContext, BackupErrorKind, BackupStep, FileDigests, PointKind, PullDisk, PullMode,
+    PullPlan, PullRequest, RestoreRequest, StoreDamage, check_chain, list_points, merge_oldest,
+    prune_points,
 };
-use blockhaul_catalog::{Registry, Spec};
-use blockhaul_io::{Config, Runtime};
+use blockhaul_catalog::{DeviceSpec, Registry};
+use blockhaul_io::{Runtime, RuntimeConfig};
 use blockhaul_transfer::{Endpoint, TransferOptions};
 
 const SIZE: usize = 1 << 20;
@@ -19,14 +20,14 @@ fn context() -> BackupContext {
         path: blockhaul_backends::PATH_SCHEME,
         ..Registry::default()
     };
-    BackupContext { registry, workers: Config::default() }
+    BackupContext { registry, workers: RuntimeConfig::default() }
 }
 
 fn request(folder: &Path, context: &BackupContext) -> PullRequest {
     let disk = PullDisk {
         name: "vda".into(),
         store: folder.join("store"),
-        source: Spec::Path(folder.join("disk")),
+        source: DeviceSpec::Path(folder.join("disk")),
         registry: context.registry.clone(),
         layers: Vec::new(),
         retries: 0,
@@ -44,7 +45,7 @@ fn pull(folder: &Path, context: &BackupContext) -> String {
     let PullPlan { points, mut targets } = request(folder, context).plan(context).unwrap();
     assert!(matches!(points[0].kind, PointKind::Full { .. }), "{:?}", points[0]);
     let target = &mut targets[0];
-    let Spec::Path(file) = target.spec() else { panic!("a target that is no file") };
+    let DeviceSpec::Path(file) = target.spec() else { panic!("a target that is no file") };
     std::fs::copy(folder.join("disk"), file).unwrap();
     let file = target.file_for_digests().unwrap();
     let registry = context.registry.clone();
@@ -59,7 +60,7 @@ fn restore(folder: &Path) -> RestoreRequest {
         store: folder.join("store"),
         point: None,
         with_digests: true,
-        target: Endpoint::Device(Spec::Path(folder.join("new"))),
+        target: Endpoint::Device(DeviceSpec::Path(folder.join("new"))),
         options: TransferOptions::default(),
     }
 }
@@ -94,7 +95,7 @@ fn a_damaged_point_is_not_restored() {
     let points = list_points(&folder.join("store")).unwrap();
     std::fs::write(&points[0].file, vec![8; SIZE]).unwrap();
     let report = check_chain(&context, &folder.join("store"), Some("monday")).unwrap();
-    assert!(matches!(report.damage[0], Damage::Data { at: 0, .. }), "{report:?}");
+    assert!(matches!(report.damage[0], StoreDamage::Data { at: 0, .. }), "{report:?}");
     let refused = restore(folder).into_copy(&context).err().unwrap();
     assert_eq!((refused.kind(), refused.step()), (BackupErrorKind::Damage, BackupStep::Check));
     assert!(refused.remedy().contains("another point"), "{refused}");

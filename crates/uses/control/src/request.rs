@@ -7,7 +7,7 @@ use serde::ser::Error as _;
 use serde::{Deserialize, Serialize, Serializer};
 use serde_json::{Map, Value};
 
-use crate::members::{Command, Problem};
+use crate::members::{MemberError, RequestMembers};
 use crate::values::{
     CopyMode, CopyOptions, DeviceDescription, ErrorPolicy, Seconds, SnapshotFailurePolicy, SyncMode,
 };
@@ -355,7 +355,7 @@ impl ControlRequest {
         let Some(Value::String(name)) = members.remove("command") else {
             return Err(RequestError::default());
         };
-        let command = Command { name: name.clone(), members };
+        let command = RequestMembers { name: name.clone(), members };
         ControlRequest::deserialize(command)
             .map_err(|problem| RequestError { command: Some(name), problem: Some(problem) })
     }
@@ -382,7 +382,7 @@ impl Serialize for ControlRequest {
 pub struct RequestError {
     /// None: the line is not an object with a command.
     command: Option<String>,
-    problem: Option<Problem>,
+    problem: Option<MemberError>,
 }
 
 impl RequestError {

@@ -12,7 +12,7 @@ pub(crate) const BLOCK: u64 = 64 << 10;
 
 /// How a digest is computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Algorithm {
+pub enum DigestAlgorithm {
     /// BLAKE3 of the bytes, like `b3sum`.
     Blake3,
     /// SHA-256 of the bytes, like `sha256sum`.
@@ -23,14 +23,14 @@ pub enum Algorithm {
     Blksum,
 }
 
-impl FromStr for Algorithm {
+impl FromStr for DigestAlgorithm {
     type Err = Error;
 
-    fn from_str(name: &str) -> Result<Algorithm> {
+    fn from_str(name: &str) -> Result<DigestAlgorithm> {
         match name {
-            "blake3" => Ok(Algorithm::Blake3),
-            "sha256" => Ok(Algorithm::Sha256),
-            "blksum" => Ok(Algorithm::Blksum),
+            "blake3" => Ok(DigestAlgorithm::Blake3),
+            "sha256" => Ok(DigestAlgorithm::Sha256),
+            "blksum" => Ok(DigestAlgorithm::Blksum),
             _ => {
                 let text = format!("{name:?} is not one of blake3, sha256, blksum");
                 Err(Error::new(Kind::Usage, text))
@@ -39,12 +39,12 @@ impl FromStr for Algorithm {
     }
 }
 
-impl fmt::Display for Algorithm {
+impl fmt::Display for DigestAlgorithm {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
-            Algorithm::Blake3 => "blake3",
-            Algorithm::Sha256 => "sha256",
-            Algorithm::Blksum => "blksum",
+            DigestAlgorithm::Blake3 => "blake3",
+            DigestAlgorithm::Sha256 => "sha256",
+            DigestAlgorithm::Blksum => "blksum",
         })
     }
 }
@@ -91,11 +91,11 @@ impl Blksum {
 }
 
 impl Hasher {
-    pub(crate) fn new(algorithm: Algorithm) -> Hasher {
+    pub(crate) fn new(algorithm: DigestAlgorithm) -> Hasher {
         match algorithm {
-            Algorithm::Blake3 => Hasher::Blake3(Box::new(blake3::Hasher::new())),
-            Algorithm::Sha256 => Hasher::Sha256(Sha256::new()),
-            Algorithm::Blksum => {
+            DigestAlgorithm::Blake3 => Hasher::Blake3(Box::new(blake3::Hasher::new())),
+            DigestAlgorithm::Sha256 => Hasher::Sha256(Sha256::new()),
+            DigestAlgorithm::Blksum => {
                 let zero = Sha256::digest(vec![0; BLOCK as usize]).into();
                 let outer = Sha256::new();
                 let block = Sha256::new();
@@ -148,7 +148,7 @@ impl Hasher {
 
 /// The digest of these bytes.
 #[cfg(test)]
-pub(crate) fn of_bytes(algorithm: Algorithm, bytes: &[u8]) -> String {
+pub(crate) fn of_bytes(algorithm: DigestAlgorithm, bytes: &[u8]) -> String {
     let mut state = Hasher::new(algorithm);
     state.bytes(bytes);
     state.finish(bytes.len() as u64)
@@ -162,26 +162,28 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
 mod tests {
     use super::*;
 
-    fn of(algorithm: Algorithm, bytes: &[u8]) -> String {
+    fn of(algorithm: DigestAlgorithm, bytes: &[u8]) -> String {
         of_bytes(algorithm, bytes)
     }
 
     #[test]
     fn answers_that_are_known() {
         // Published with libnbd 1.23 and blkhash.
-        let empty = of(Algorithm::Blksum, b"");
-        let hello = of(Algorithm::Blksum, b"hello");
+        let empty = of(DigestAlgorithm::Blksum, b"");
+        let hello = of(DigestAlgorithm::Blksum, b"hello");
         assert!(empty.starts_with("af5570f5") && empty.ends_with("e83dfc"), "{empty}");
         assert!(hello.starts_with("337355fe") && hello.ends_with("2545e6"), "{hello}");
         let abc = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
-        assert_eq!(of(Algorithm::Sha256, b"abc"), abc);
-        assert_eq!(of(Algorithm::Blake3, b"abc"), blake3::hash(b"abc").to_hex().as_str());
+        assert_eq!(of(DigestAlgorithm::Sha256, b"abc"), abc);
+        assert_eq!(of(DigestAlgorithm::Blake3, b"abc"), blake3::hash(b"abc").to_hex().as_str());
     }
 
     #[test]
     fn zeroes_count_as_such_however_they_are_told() {
         for len in [0, 1, 4096, BLOCK, BLOCK + 1, 4 * BLOCK, 5 * BLOCK + 77] {
-            for algorithm in [Algorithm::Blake3, Algorithm::Sha256, Algorithm::Blksum] {
+            for algorithm in
+                [DigestAlgorithm::Blake3, DigestAlgorithm::Sha256, DigestAlgorithm::Blksum]
+            {
                 let mut state = Hasher::new(algorithm);
                 state.zeroes(len);
                 assert_eq!(state.finish(len), of(algorithm, &vec![0; len as usize]));

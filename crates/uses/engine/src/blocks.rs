@@ -5,11 +5,11 @@ use std::sync::Arc;
 use blockhaul_block::{Device, Error, Kind, Reply, Request, Result};
 use blockhaul_io::{Data, Pool, Reservation, is_zero};
 
-use crate::handle::Handle;
+use crate::handle::ReconnectingHandle;
 
 /// A side's data of a block, `None` if all zero; or the read error and the generation of the handle
 /// that failed.
-pub(crate) type Found = Result<Option<Data>, (Error, u64)>;
+pub(crate) type BlockReadResult = Result<Option<Data>, (Error, u64)>;
 
 /// Where two blocks first differ; `None` is all zero. Bytes beyond the end of the shorter one count
 /// as equal if they are zero.
@@ -45,7 +45,7 @@ pub(crate) async fn room(pool: &Pool, len: u64) -> Result<Option<Reservation>> {
 }
 
 /// Reads a block once.
-pub(crate) async fn find(end: &Handle, room: Reservation, at: u64) -> Found {
+pub(crate) async fn find(end: &ReconnectingHandle, room: Reservation, at: u64) -> BlockReadResult {
     let generation = end.generation();
     try_read(&end.device(), room, at).await.map_err(|error| (error, generation))
 }

@@ -7,13 +7,13 @@ use blockhaul_io::Pool;
 
 use crate::engine::Engine;
 use crate::error::{CopyError, Result};
-use crate::options::Options;
-use crate::progress::Progress;
+use crate::options::EngineOptions;
+use crate::progress::CopyProgress;
 use crate::side::Side;
 
 /// The result of a comparison.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Comparison {
+pub struct ComparisonResult {
     /// Offset of the first difference; `None`: the contents are equal. Bytes of the longer device
     /// beyond the end of the shorter one count as equal if they are zero.
     pub differs_at: Option<u64>,
@@ -29,10 +29,10 @@ pub struct Comparison {
 pub async fn compare(
     one: &Stack,
     other: &Stack,
-    options: &Options,
+    options: &EngineOptions,
     pool: &Pool,
-    progress: &Arc<Progress>,
-) -> Result<Comparison> {
+    progress: &Arc<CopyProgress>,
+) -> Result<ComparisonResult> {
     let sizes = (one.device().facts().size, other.device().facts().size);
     let (longer, shorter) = if sizes.0 >= sizes.1 { (one, other) } else { (other, one) };
     let mut engine = Engine::open_to_read(longer, Some(shorter), options, pool, progress)?;
@@ -42,5 +42,5 @@ pub async fn compare(
         side: if sizes.0 >= sizes.1 { side } else { side.map(Side::other) },
         error,
     })?;
-    Ok(Comparison { differs_at, sizes })
+    Ok(ComparisonResult { differs_at, sizes })
 }

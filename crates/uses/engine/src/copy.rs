@@ -7,8 +7,8 @@ use blockhaul_io::Pool;
 
 use crate::engine::Engine;
 use crate::error::Result;
-use crate::options::{Options, Summary};
-use crate::progress::Progress;
+use crate::options::{CopySummary, EngineOptions};
+use crate::progress::CopyProgress;
 
 /// Copies all of `source` to the start of `target`, which must be at least as large. Call it on a
 /// worker; lanes are spread over all workers.
@@ -19,10 +19,10 @@ use crate::progress::Progress;
 pub async fn copy(
     source: &Stack,
     target: &Stack,
-    options: &Options,
+    options: &EngineOptions,
     pool: &Pool,
-    progress: &Arc<Progress>,
-) -> Result<Summary> {
+    progress: &Arc<CopyProgress>,
+) -> Result<CopySummary> {
     let engine = Engine::open(source, target, options, pool, progress).await?;
     let plan = engine.plan();
     engine.run_last(&plan).await

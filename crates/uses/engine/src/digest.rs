@@ -9,17 +9,17 @@ use std::time::Instant;
 use blockhaul_catalog::Stack;
 use blockhaul_io::{Data, Pool, Task};
 
-use crate::algorithm::{Algorithm, BLOCK, Hasher};
+use crate::algorithm::{BLOCK, DigestAlgorithm, Hasher};
 use crate::blocks::{find, room};
 use crate::engine::Engine;
 use crate::error::Result;
-use crate::handle::Handle;
-use crate::options::Options;
-use crate::progress::Progress;
-use crate::segment::What;
+use crate::handle::ReconnectingHandle;
+use crate::options::EngineOptions;
+use crate::progress::CopyProgress;
+use crate::segment::RunContent;
 use crate::segment_queue::SegmentQueue;
-use crate::shared::Shared;
-use crate::window::Window;
+use crate::shared::EngineState;
+use crate::window::RequestWindow;
 
 /// Bytes per read.
 pub(crate) const PIECE: u64 = 4 * BLOCK;
@@ -35,10 +35,10 @@ const ZEROES: u64 = 1 << 30;
 /// Those of [`Engine::digest`].
 pub async fn digest(
     source: &Stack,
-    algorithm: Algorithm,
-    options: &Options,
+    algorithm: DigestAlgorithm,
+    options: &EngineOptions,
     pool: &Pool,
-    progress: &Arc<Progress>,
+    progress: &Arc<CopyProgress>,
 ) -> Result<String> {
     let mut engine = Engine::open_to_read(source, None, options, pool, progress)?;
     let digest = engine.digest(algorithm).await;
@@ -47,33 +47,33 @@ pub async fn digest(
 }
 
 /// Reads a source ahead of the hasher, over one connection.
-pub(crate) struct ReadAhead {
-    shared: Arc<Shared>,
-    source: Rc<Handle>,
+pub(crate) struct DigestReadAhead {
+    shared: Arc<EngineState>,
+    source: Rc<ReconnectingHandle>,
     pool: Pool,
-    window: RefCell<Window>,
+    window: RefCell<RequestWindow>,
     /// Number of pieces that the pool holds: the piece awaited next always has a buffer.
     fits: usize,
     since: Instant,
 }
 
 /// The offset and length of a piece, and the read that fetches it; `None`: the piece is zero.
-type Piece = (u64, u64, Option<Task<Result<Option<Data>>>>);
+type PieceRead = (u64, u64, Option<Task<Result<Option<Data>>>>);
 
-impl ReadAhead {
+impl DigestReadAhead {
     /// `most`: the maximum number of pieces in flight; `fixed`: always that many.
     pub(crate) fn new(
-        shared: &Arc<Shared>,
-        source: Rc<Handle>,
+        shared: &Arc<EngineState>,
+        source: Rc<ReconnectingHandle>,
         pool: &Pool,
         (most, fixed): (usize, bool),
-    ) -> Rc<ReadAhead> {
+    ) -> Rc<DigestReadAhead> {
         let fits = usize::try_from(pool.limit() / Pool::cost(PIECE as usize)).unwrap_or(1).max(1);
-        Rc::new(ReadAhead {
+        Rc::new(DigestReadAhead {
             shared: shared.clone(),
             source,
             pool: pool.clone(),
-            window: RefCell::new(Window::new(fits.min(most.max(AHEAD)), fixed)),
+            window: RefCell::new(RequestWindow::new(fits.min(most.max(AHEAD)), fixed)),
             fits,
             since: blockhaul_io::now(),
         })
@@ -85,7 +85,7 @@ impl ReadAhead {
         queue: &SegmentQueue,
         hasher: &mut Hasher,
     ) -> Result<()> {
-        let mut out: VecDeque<Piece> = VecDeque::new();
+        let mut out: VecDeque<PieceRead> = VecDeque::new();
         let mut result = Ok(());
         while result.is_ok()
             && let Some(segment) = queue.next().await
@@ -118,7 +118,7 @@ impl ReadAhead {
     }
 
     /// Starts to read the first piece of a run, when pause and rate limit allow.
-    async fn start(self: &Rc<Self>, at: u64, end: u64, what: What) -> Piece {
+    async fn start(self: &Rc<Self>, at: u64, end: u64, what: RunContent) -> PieceRead {
         if !what.is_data() {
             return (at, ZEROES.min(end - at), None);
         }
@@ -154,7 +154,7 @@ impl ReadAhead {
         }
     }
 
-    async fn take(&self, (at, len, read): Piece, hasher: &mut Hasher) -> Result<()> {
+    async fn take(&self, (at, len, read): PieceRead, hasher: &mut Hasher) -> Result<()> {
         let read = match read {
             Some(read) => read.await?,
             None => None,

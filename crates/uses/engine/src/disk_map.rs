@@ -11,7 +11,7 @@ const CELL_MIN: u64 = 4096;
 
 /// What was done with bytes of the source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Fate {
+pub(crate) enum ByteOutcome {
     Data,
     Zero,
     Resumed,
@@ -58,7 +58,7 @@ impl MapSnapshot {
 pub(crate) struct DiskMap {
     size: u64,
     cell_bytes: u64,
-    /// By cell, then by [`Fate`].
+    /// By cell, then by [`ByteOutcome`].
     cells: Box<[[AtomicU64; 4]]>,
 }
 
@@ -75,7 +75,7 @@ impl DiskMap {
     }
 
     /// Counts `len` bytes at offset `at`; what is beyond the end of the disk is not counted.
-    pub(crate) fn add(&self, fate: Fate, at: u64, len: u64) {
+    pub(crate) fn add(&self, fate: ByteOutcome, at: u64, len: u64) {
         let end = at.saturating_add(len).min(self.size);
         let mut at = at;
         while at < end {
@@ -124,7 +124,7 @@ mod tests {
             let lengths = (0..seen.cells.len()).map(|index| u128::from(seen.len_of(index)));
             assert_eq!(lengths.sum::<u128>(), u128::from(size));
             assert!(seen.len_of(seen.cells.len() - 1) > 0 && seen.len_of(seen.cells.len()) == 0);
-            map.add(Fate::Data, 0, size);
+            map.add(ByteOutcome::Data, 0, size);
             let seen = map.read();
             let full = |(index, cell): (usize, &MapCell)| cell.data == seen.len_of(index);
             assert!(seen.cells.iter().enumerate().all(full), "{size}");
@@ -135,10 +135,10 @@ mod tests {
     fn bytes_count_in_the_cells_they_are_in() {
         let map = DiskMap::new(3 * 4096 + 10).unwrap();
         let length = map.read().cell_bytes;
-        map.add(Fate::Zero, length - 96, 200);
-        map.add(Fate::Verified, 0, u64::MAX);
-        map.add(Fate::Resumed, u64::MAX, 5);
-        map.add(Fate::Resumed, 3 * 4096 + 10, 5);
+        map.add(ByteOutcome::Zero, length - 96, 200);
+        map.add(ByteOutcome::Verified, 0, u64::MAX);
+        map.add(ByteOutcome::Resumed, u64::MAX, 5);
+        map.add(ByteOutcome::Resumed, 3 * 4096 + 10, 5);
         let seen = map.read();
         let zeroes: Vec<_> = seen.cells.iter().map(|cell| cell.zero).collect();
         assert_eq!(zeroes, [96, 104, 0, 0]);

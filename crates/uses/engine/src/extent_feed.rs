@@ -18,12 +18,12 @@ use std::rc::Rc;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use blockhaul_block::{BASE_ALLOCATION, Can, Contexts, DeviceExt as _, Extents, Kind};
+use blockhaul_block::{BASE_ALLOCATION, Can, ContextSet, DeviceExt as _, Extents, Kind};
 use blockhaul_io::Task;
 
 use crate::error::{CopyError, Result};
-use crate::handle::Handle;
-use crate::ledger::Range;
+use crate::handle::ReconnectingHandle;
+use crate::ledger::SegmentRange;
 
 /// Length of the first request: the most that a 32-bit length can express, aligned to every block
 /// size.
@@ -48,7 +48,7 @@ const FAILURES_MAX: u32 = 8;
 
 /// A run of bytes and its state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Known {
+pub(crate) struct ExtentRun {
     pub(crate) len: u64,
     /// The state in the context; `None`: unknown.
     pub(crate) state: Option<u64>,
@@ -56,9 +56,9 @@ pub(crate) struct Known {
 
 /// The extents of a range, from its start to its end.
 pub(crate) struct ExtentFeed {
-    end: Rc<Handle>,
+    end: Rc<ReconnectingHandle>,
     /// `None`: no requests are sent.
-    context: Option<Contexts>,
+    context: Option<ContextSet>,
     /// A request that fails is an error; otherwise its range has an unknown state.
     strict: bool,
     /// Where the next run starts.
@@ -66,17 +66,17 @@ pub(crate) struct ExtentFeed {
     /// Where the range ends.
     to: u64,
     /// Runs from `at` on.
-    runs: VecDeque<Known>,
+    runs: VecDeque<ExtentRun>,
     /// Requests in flight, in order, and where the last one ends.
-    out: VecDeque<Question>,
+    out: VecDeque<ExtentQuery>,
     /// Requests about skipped ranges; their replies still show how this server replies.
-    late: Vec<Question>,
+    late: Vec<ExtentQuery>,
     asked: u64,
     /// The ranges that requests may be about, as far as they are known, in order and not adjacent;
     /// `None`: everything.
-    within: Option<VecDeque<Range>>,
+    within: Option<VecDeque<SegmentRange>>,
     /// The last range of those, in one piece: also if it is gone, or too short so far.
-    last_within: Range,
+    last_within: SegmentRange,
     /// Length of the next request, and the longest that the server answers.
     len: u64,
     most: u64,
@@ -87,7 +87,7 @@ pub(crate) struct ExtentFeed {
     failures: u32,
 }
 
-struct Question {
+struct ExtentQuery {
     at: u64,
     len: u64,
     since: Instant,
@@ -97,7 +97,12 @@ struct Question {
 impl ExtentFeed {
     /// What `end` reports about holes from `at` to `to`, if it can and `asks` is set; where a
     /// request fails, the state is unknown.
-    pub(crate) fn allocation(end: Rc<Handle>, asks: bool, at: u64, to: u64) -> ExtentFeed {
+    pub(crate) fn allocation(
+        end: Rc<ReconnectingHandle>,
+        asks: bool,
+        at: u64,
+        to: u64,
+    ) -> ExtentFeed {
         let facts = end.facts();
         // Data reported by the emulation is not known to be data.
         let answers = facts.can.contains(Can::EXTENTS) && !facts.emulated.contains(Can::EXTENTS);
@@ -106,7 +111,12 @@ impl ExtentFeed {
     }
 
     /// What `end` reports in another context. A failure is an error.
-    pub(crate) fn strict(end: Rc<Handle>, context: Contexts, at: u64, to: u64) -> ExtentFeed {
+    pub(crate) fn strict(
+        end: Rc<ReconnectingHandle>,
+        context: ContextSet,
+        at: u64,
+        to: u64,
+    ) -> ExtentFeed {
         ExtentFeed { strict: true, ..ExtentFeed::new(end, Some(context), at, to) }
     }
 
@@ -123,7 +133,7 @@ impl ExtentFeed {
     /// For a feed for a part: requests may be about this range, which starts behind all earlier
     /// ones, or continues the last of them. Not about a short one: reading that costs no more than
     /// asking, and shows zeroes, too. A range that comes in short pieces counts as a whole.
-    pub(crate) fn allow(&mut self, (start, end): Range) {
+    pub(crate) fn allow(&mut self, (start, end): SegmentRange) {
         let Some(within) = &mut self.within else { return };
         let start = start.max(self.last_within.1);
         if start >= end {
@@ -139,7 +149,7 @@ impl ExtentFeed {
     }
 
     /// The next range at or behind `at` that requests may be about, up to the end.
-    fn reach(&self, at: u64) -> Option<Range> {
+    fn reach(&self, at: u64) -> Option<SegmentRange> {
         let found = match &self.within {
             None => (at, self.to),
             Some(within) => {
@@ -158,7 +168,12 @@ impl ExtentFeed {
         self.reach(self.at).map_or(self.to, |range| range.0).saturating_sub(self.at)
     }
 
-    fn new(end: Rc<Handle>, context: Option<Contexts>, at: u64, to: u64) -> ExtentFeed {
+    fn new(
+        end: Rc<ReconnectingHandle>,
+        context: Option<ContextSet>,
+        at: u64,
+        to: u64,
+    ) -> ExtentFeed {
         ExtentFeed {
             end,
             context,
@@ -200,21 +215,21 @@ impl ExtentFeed {
 
     /// The next run, of at least one byte unless the range has ended. The future may be dropped
     /// while it waits, and called again.
-    pub(crate) async fn front(&mut self) -> Result<Known> {
+    pub(crate) async fn front(&mut self) -> Result<ExtentRun> {
         loop {
             if let Some(run) = self.runs.front() {
                 return Ok(*run);
             }
             if self.at >= self.to {
-                return Ok(Known { len: 0, state: None });
+                return Ok(ExtentRun { len: 0, state: None });
             }
             let barred = self.barred();
             if barred > 0 {
-                return Ok(Known { len: barred, state: None });
+                return Ok(ExtentRun { len: barred, state: None });
             }
             self.ask();
             let Some(question) = self.out.front_mut() else {
-                return Ok(Known { len: self.to - self.at, state: None });
+                return Ok(ExtentRun { len: self.to - self.at, state: None });
             };
             let mut came_late = None;
             let late = &mut self.late;
@@ -240,7 +255,7 @@ impl ExtentFeed {
     }
 
     /// The runs from the next one on that are known by now: start, end and state.
-    pub(crate) fn known(&self) -> impl Iterator<Item = (Range, Option<u64>)> {
+    pub(crate) fn known(&self) -> impl Iterator<Item = (SegmentRange, Option<u64>)> {
         let mut at = self.at;
         self.runs.iter().map(move |run| {
             let start = at;
@@ -285,7 +300,7 @@ impl ExtentFeed {
 
     /// Sends the next request; `None` if there is nothing to ask about, else whether it is shorter
     /// than it could be.
-    fn ask_next(&mut self, context: Contexts) -> Option<bool> {
+    fn ask_next(&mut self, context: ContextSet) -> Option<bool> {
         let (start, end) = self.reach(self.asked)?;
         let len = self.len.min(end - start);
         let question = self.question(context, start, len);
@@ -325,13 +340,13 @@ impl ExtentFeed {
         }
     }
 
-    fn question(&self, context: Contexts, at: u64, len: u64) -> Question {
+    fn question(&self, context: ContextSet, at: u64, len: u64) -> ExtentQuery {
         let answer = blockhaul_io::start(ask(self.end.clone(), at, len, context));
-        Question { at, len, since: blockhaul_io::now(), answer }
+        ExtentQuery { at, len, since: blockhaul_io::now(), answer }
     }
 
     /// Processes the reply to the oldest request.
-    fn answered(&mut self, question: &Question, answer: Result<Extents>) -> Result<()> {
+    fn answered(&mut self, question: &ExtentQuery, answer: Result<Extents>) -> Result<()> {
         let mut list = match answer {
             Ok(list) => list,
             Err(error) => return self.failed(question, error),
@@ -342,7 +357,7 @@ impl ExtentFeed {
         list.skip(self.at.saturating_sub(question.at));
         list.truncate(self.to - self.at);
         let runs = list.runs().iter();
-        self.runs.extend(runs.map(|run| Known { len: run.len, state: Some(run.state) }));
+        self.runs.extend(runs.map(|run| ExtentRun { len: run.len, state: Some(run.state) }));
         Ok(())
     }
 
@@ -367,7 +382,7 @@ impl ExtentFeed {
         }
     }
 
-    fn failed(&mut self, question: &Question, error: CopyError) -> Result<()> {
+    fn failed(&mut self, question: &ExtentQuery, error: CopyError) -> Result<()> {
         if self.strict {
             return Err(error);
         }
@@ -387,14 +402,19 @@ impl ExtentFeed {
         self.met = true;
         let end = (question.at + question.len.min(self.len)).min(self.to);
         if end > self.at {
-            self.runs.push_back(Known { len: end - self.at, state: None });
+            self.runs.push_back(ExtentRun { len: end - self.at, state: None });
         }
         Ok(())
     }
 }
 
 /// Requests extents, and retries if that may help.
-async fn ask(end: Rc<Handle>, at: u64, len: u64, context: Contexts) -> Result<Extents> {
+async fn ask(
+    end: Rc<ReconnectingHandle>,
+    at: u64,
+    len: u64,
+    context: ContextSet,
+) -> Result<Extents> {
     let mut attempts = 0;
     loop {
         let generation = end.generation();

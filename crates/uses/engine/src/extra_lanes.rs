@@ -4,21 +4,21 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use blockhaul_block::{Can, Contexts, Device, Error, Flags, Request, Result};
+use blockhaul_block::{Can, ContextSet, Device, Error, Request, RequestFlags, Result};
 use blockhaul_catalog::Stack;
 
 use crate::handle::{DIAL_MAX, differs, is_lost};
 use crate::lane::Lane;
 use crate::options::MultiConn;
-use crate::orders::{Member, Order};
+use crate::orders::{CommandReceiver, LaneCommand};
 use crate::segment_maker::first_of;
 use crate::segment_queue::SegmentQueue;
-use crate::shared::Shared;
+use crate::shared::EngineState;
 use crate::side::Side;
-use crate::sides::Sides;
+use crate::sides::DiskPair;
 
 /// The state of a lane beyond the first.
-enum Extra {
+enum ExtraLane {
     /// Not needed yet.
     NotMade,
     Made(Rc<Lane>),
@@ -29,35 +29,35 @@ enum Extra {
 /// Takes orders for lane number `index`. The lane is made when the tuner finds that so many pay,
 /// and stays for later orders.
 pub(crate) async fn extra_lane(
-    shared: Arc<Shared>,
+    shared: Arc<EngineState>,
     index: usize,
-    sides: Sides,
-    mut orders: Member,
+    sides: DiskPair,
+    mut orders: CommandReceiver,
 ) {
-    let mut lane = Extra::NotMade;
+    let mut lane = ExtraLane::NotMade;
     while let Some(order) = orders.next().await {
-        if let Order::Copy(queue, _) | Order::Read(queue, _) = &order
-            && matches!(lane, Extra::NotMade)
+        if let LaneCommand::Copy(queue, _) | LaneCommand::Read(queue, _) = &order
+            && matches!(lane, ExtraLane::NotMade)
         {
             lane = make(&shared, index, &sides, queue).await;
         }
         match order {
-            Order::Copy(queue, ending) => {
-                if let Extra::Made(lane) = &lane {
+            LaneCommand::Copy(queue, ending) => {
+                if let ExtraLane::Made(lane) = &lane {
                     lane.copy(&queue, ending).await;
                 }
             }
-            Order::Read(queue, reading) => {
-                if let Extra::Made(lane) = &lane {
+            LaneCommand::Read(queue, reading) => {
+                if let ExtraLane::Made(lane) = &lane {
                     lane.read_segments(&queue, &reading).await;
                 }
             }
-            Order::End(ending) => {
-                if let Extra::Made(lane) = &lane {
+            LaneCommand::End(ending) => {
+                if let ExtraLane::Made(lane) = &lane {
                     lane.end(ending).await;
                 }
             }
-            Order::Close => {
+            LaneCommand::Close => {
                 drop((lane, shared));
                 orders.done();
                 return;
@@ -70,14 +70,14 @@ pub(crate) async fn extra_lane(
 /// Dials a lane and checks that it sees the same disks. A failure is only a warning: the copy
 /// continues without the lane.
 async fn make(
-    shared: &Arc<Shared>,
+    shared: &Arc<EngineState>,
     index: usize,
-    sides: &Sides,
+    sides: &DiskPair,
     queue: &Arc<SegmentQueue>,
-) -> Extra {
+) -> ExtraLane {
     let wanted = shared.learned.slots.wait_for_places(index, || shared.stopped());
     if first_of(wanted, queue.exhausted()).await.is_none() || shared.stopped() {
-        return Extra::NotMade;
+        return ExtraLane::NotMade;
     }
     let prepared = if shared.reads_only {
         Ok(prepare_to_read(sides, queue).await)
@@ -85,8 +85,8 @@ async fn make(
         prepare(shared, sides, queue).await
     };
     match prepared {
-        Ok(Some((from, to))) => Extra::Made(sides.lane(shared, from, to, false)),
-        Ok(None) => Extra::NotMade,
+        Ok(Some((from, to))) => ExtraLane::Made(sides.lane(shared, from, to, false)),
+        Ok(None) => ExtraLane::NotMade,
         Err(why) => {
             let first = shared.learned.tuner.no_more_lanes();
             let text = format!("continuing with fewer connections: {why}");
@@ -97,20 +97,20 @@ async fn make(
                 // One more than usual was only an attempt.
                 log::info!("{text}");
             }
-            Extra::Refused
+            ExtraLane::Refused
         }
     }
 }
 
-type Opened = Arc<dyn Device>;
+type OpenDevice = Arc<dyn Device>;
 
 /// Handles for a further lane; `None` if all work is done before they can be used; an error if they
 /// cannot be used.
 async fn prepare(
-    shared: &Arc<Shared>,
-    Sides { source, target }: &Sides,
+    shared: &Arc<EngineState>,
+    DiskPair { source, target }: &DiskPair,
     queue: &Arc<SegmentQueue>,
-) -> Result<Option<(Opened, Opened)>, String> {
+) -> Result<Option<(OpenDevice, OpenDevice)>, String> {
     let multi_conn = shared.resolved.multi_conn;
     if multi_conn == MultiConn::Advertised
         && let Some(stack) = [source, target].into_iter().find(|stack| !promises(stack))
@@ -131,7 +131,7 @@ async fn prepare(
         None => return Ok(None),
         Some(Ok(Ok(handles))) => handles,
         Some(Ok(Err(error))) => return Err(error.to_string()),
-        Some(Err(blockhaul_io::Elapsed)) => {
+        Some(Err(blockhaul_io::TimeoutError)) => {
             return Err(format!("no handshake within {} s", DIAL_MAX.as_secs()));
         }
     };
@@ -140,11 +140,11 @@ async fn prepare(
     match first_of(examined, queue.exhausted()).await {
         None => return Ok(None),
         Some(Ok(examined)) => examined?,
-        Some(Err(blockhaul_io::Elapsed)) => {
+        Some(Err(blockhaul_io::TimeoutError)) => {
             return Err(format!("no reply within {} s", DIAL_MAX.as_secs()));
         }
     }
-    let unsure = |stack: &Stack, handle: &Opened| (!promises(stack)).then(|| handle.clone());
+    let unsure = |stack: &Stack, handle: &OpenDevice| (!promises(stack)).then(|| handle.clone());
     let from_unsure = unsure(source, &from);
     let to_unsure = unsure(target, &to);
     let examined = to_unsure.is_some();
@@ -163,9 +163,9 @@ async fn prepare(
 
 /// Examines new handles of both sides; an error says why they cannot be used.
 async fn examine(
-    shared: &Shared,
-    (source, from): (&Stack, &Opened),
-    (target, to): (&Stack, &Opened),
+    shared: &EngineState,
+    (source, from): (&Stack, &OpenDevice),
+    (target, to): (&Stack, &OpenDevice),
 ) -> Result<(), String> {
     let first = target.device();
     let tells_zeroes = first.facts().can.contains(Can::EXTENTS);
@@ -174,7 +174,8 @@ async fn examine(
         // both belong to the same run of the server: then the first connection is still alive. The
         // target is not read for this check; its zero report may have avoided that.
         let least = u64::from(first.facts().block.minimum.max(1));
-        let question = Request::extents(0, least, Contexts::first()).with(Flags::ONE_EXTENT);
+        let question =
+            Request::extents(0, least, ContextSet::first()).with(RequestFlags::ONE_EXTENT);
         let alive = first.submit(question).await;
         if alive.is_err_and(|error| is_lost(&error)) {
             shared.retries.lose_target();
@@ -197,14 +198,14 @@ async fn examine(
 /// Handles for a further lane that only reads: the first ones again where others may show another
 /// disk, or cannot be made. `None` if all work is done before they can be used.
 async fn prepare_to_read(
-    Sides { source, target }: &Sides,
+    DiskPair { source, target }: &DiskPair,
     queue: &Arc<SegmentQueue>,
-) -> Option<(Opened, Opened)> {
+) -> Option<(OpenDevice, OpenDevice)> {
     let handles = async { (handle_to_read(source).await, handle_to_read(target).await) };
     first_of(handles, queue.exhausted()).await
 }
 
-async fn handle_to_read(stack: &Stack) -> Opened {
+async fn handle_to_read(stack: &Stack) -> OpenDevice {
     let first = stack.device();
     if !promises(stack) {
         return first.clone();

@@ -20,15 +20,15 @@ const FAILED_MAX: u32 = 4;
 
 /// The state of the flushes of one target.
 #[derive(Default)]
-pub(crate) struct Flushes {
-    state: Mutex<State>,
+pub(crate) struct TargetFlushes {
+    state: Mutex<TargetFlushState>,
     /// Number of failed flushes; outside the state, because every write reads it. Changed under its
     /// lock.
     failures: AtomicU64,
 }
 
 #[derive(Default)]
-struct State {
+struct TargetFlushState {
     /// Number of the next flush.
     next: u64,
     running: BTreeSet<u64>,
@@ -42,14 +42,14 @@ struct State {
 }
 
 /// Why a flush proves nothing.
-pub(crate) enum Unproven {
+pub(crate) enum FlushDoubt {
     /// It succeeded while another one failed.
     Overlapped,
     /// It failed. `last`: neither repeating it nor writing again helps.
     Failed { error: Error, last: bool },
 }
 
-impl Flushes {
+impl TargetFlushes {
     /// Number of failed flushes so far.
     pub(crate) fn failures(&self) -> u64 {
         self.failures.load(Ordering::SeqCst)
@@ -68,9 +68,9 @@ impl Flushes {
         failures: u64,
         flush: impl Future<Output = Outcome>,
         lost_connection: impl FnOnce(&Error) -> bool,
-    ) -> Result<(), Unproven> {
+    ) -> Result<(), FlushDoubt> {
         // Also if the future is dropped.
-        let running = Running { flushes: self, number: self.begin() };
+        let running = FlushCall { flushes: self, number: self.begin() };
         let outcome = flush.await;
         let last = {
             let mut state = self.lock();
@@ -93,10 +93,10 @@ impl Flushes {
         };
         drop(running);
         if let Err(error) = outcome {
-            return Err(Unproven::Failed { error, last });
+            return Err(FlushDoubt::Failed { error, last });
         }
         self.overlapping().await;
-        if self.failures() == failures { Ok(()) } else { Err(Unproven::Overlapped) }
+        if self.failures() == failures { Ok(()) } else { Err(FlushDoubt::Overlapped) }
     }
 
     /// A lane ends with writes that no flush covers. False if a flush has failed, so that they may
@@ -132,17 +132,17 @@ impl Flushes {
         .await;
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, TargetFlushState> {
         self.state.lock().expect("no panic under this lock")
     }
 }
 
-struct Running<'a> {
-    flushes: &'a Flushes,
+struct FlushCall<'a> {
+    flushes: &'a TargetFlushes,
     number: u64,
 }
 
-impl Drop for Running<'_> {
+impl Drop for FlushCall<'_> {
     fn drop(&mut self) {
         let mut state = self.flushes.lock();
         state.running.remove(&self.number);

@@ -11,8 +11,8 @@ use blockhaul_io::Event;
 
 use crate::error::CopyError;
 use crate::marker::Marker;
-use crate::options::{Options, RETRY_DELAY_MAX, Retried};
-use crate::progress::Progress;
+use crate::options::{EngineOptions, RETRY_DELAY_MAX, RetryCounts};
+use crate::progress::CopyProgress;
 use crate::same_disk::Proof;
 use crate::side::Side;
 
@@ -25,10 +25,10 @@ const QUICK: Duration = Duration::from_millis(20);
 const PAUSE_STEP: Duration = Duration::from_millis(100);
 
 /// Retry settings and counters shared by all handles of a copy.
-pub(crate) struct Retries {
+pub(crate) struct RetryControl {
     limit: u32,
     delay: Duration,
-    progress: Arc<Progress>,
+    progress: Arc<CopyProgress>,
     failed: AtomicBool,
     lost_target: AtomicBool,
     requests: [AtomicU64; 2],
@@ -45,9 +45,9 @@ pub(crate) struct Retries {
     pub(crate) rewritten: AtomicU64,
 }
 
-impl Retries {
-    pub(crate) fn new(options: &Options, progress: &Arc<Progress>) -> Arc<Retries> {
-        Arc::new(Retries {
+impl RetryControl {
+    pub(crate) fn new(options: &EngineOptions, progress: &Arc<CopyProgress>) -> Arc<RetryControl> {
+        Arc::new(RetryControl {
             limit: options.retries,
             delay: options.retry_delay,
             progress: progress.clone(),
@@ -94,12 +94,12 @@ impl Retries {
         self.failed.load(Ordering::Relaxed) || self.progress.is_cancelled()
     }
 
-    pub(crate) fn summary(&self) -> Retried {
+    pub(crate) fn summary(&self) -> RetryCounts {
         let [source_requests, target_requests] =
             [0, 1].map(|side| self.requests[side].load(Ordering::Relaxed));
         let [source_connections, target_connections] =
             [0, 1].map(|side| self.connections[side].load(Ordering::Relaxed));
-        Retried {
+        RetryCounts {
             source_requests,
             target_requests,
             source_connections,
@@ -145,8 +145,14 @@ impl Retries {
     }
 
     /// Counts a retry after this error; returns the error if it must not be retried.
-    fn count(&self, side: Side, remedy: Remedy, error: &Error, attempts: &mut u32) -> Result<()> {
-        if remedy == Remedy::None || *attempts >= self.limit || self.stopped() {
+    fn count(
+        &self,
+        side: Side,
+        remedy: RetryAction,
+        error: &Error,
+        attempts: &mut u32,
+    ) -> Result<()> {
+        if remedy == RetryAction::None || *attempts >= self.limit || self.stopped() {
             return Err(error.clone());
         }
         *attempts += 1;
@@ -165,12 +171,12 @@ impl Retries {
         attempts: &mut u32,
     ) -> Result<(), CopyError> {
         let remedy = match remedy(error.kind()) {
-            Remedy::Reconnect => Remedy::None,
+            RetryAction::Reconnect => RetryAction::None,
             remedy => remedy,
         };
         self.count(Side::Target, remedy, &error, attempts).map_err(CopyError::at_target)?;
         match remedy {
-            Remedy::RepeatSoon => self.pause_briefly(*attempts).await,
+            RetryAction::RepeatSoon => self.pause_briefly(*attempts).await,
             _ => self.pause(*attempts).await,
         }
         if self.stopped() { Err(CopyError::at_target(error)) } else { Ok(()) }
@@ -204,7 +210,7 @@ impl Retries {
 
 /// How to handle a failed request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Remedy {
+enum RetryAction {
     /// The connection is not usable any more.
     Reconnect,
     /// The error may be transient; the connection works.
@@ -215,11 +221,11 @@ enum Remedy {
     None,
 }
 
-fn remedy(kind: Kind) -> Remedy {
+fn remedy(kind: Kind) -> RetryAction {
     match kind {
-        Kind::Disconnected | Kind::TimedOut | Kind::ShuttingDown => Remedy::Reconnect,
-        Kind::Io => Remedy::RepeatSoon,
-        Kind::NoMemory => Remedy::Repeat,
+        Kind::Disconnected | Kind::TimedOut | Kind::ShuttingDown => RetryAction::Reconnect,
+        Kind::Io => RetryAction::RepeatSoon,
+        Kind::NoMemory => RetryAction::Repeat,
         Kind::ReadOnly
         | Kind::Invalid
         | Kind::NoSpace
@@ -228,17 +234,17 @@ fn remedy(kind: Kind) -> Remedy {
         | Kind::NotFound
         | Kind::Refused
         | Kind::InUse
-        | Kind::Usage => Remedy::None,
+        | Kind::Usage => RetryAction::None,
     }
 }
 
 /// Whether an error means that the connection was lost, rather than that the storage failed.
 pub(crate) fn is_lost(error: &Error) -> bool {
-    remedy(error.kind()) == Remedy::Reconnect
+    remedy(error.kind()) == RetryAction::Reconnect
 }
 
 /// A handle to one side for the requests of one lane; lives on that lane's worker.
-pub(crate) struct Handle {
+pub(crate) struct ReconnectingHandle {
     side: Side,
     stack: Stack,
     handle: RefCell<Arc<dyn Device>>,
@@ -247,17 +253,17 @@ pub(crate) struct Handle {
     dialling: Cell<bool>,
     dead: RefCell<Option<Error>>,
     changed: Event,
-    retries: Arc<Retries>,
+    retries: Arc<RetryControl>,
 }
 
-impl Handle {
+impl ReconnectingHandle {
     pub(crate) fn new(
         side: Side,
         stack: Stack,
         handle: Arc<dyn Device>,
-        retries: Arc<Retries>,
-    ) -> Handle {
-        Handle {
+        retries: Arc<RetryControl>,
+    ) -> ReconnectingHandle {
+        ReconnectingHandle {
             side,
             stack,
             handle: RefCell::new(handle),
@@ -327,8 +333,10 @@ impl Handle {
         let remedy = remedy(error.kind());
         self.retries.count(self.side, remedy, &error, attempts)?;
         match remedy {
-            Remedy::Reconnect if self.reconnects() => self.reconnect(&error, generation).await?,
-            Remedy::RepeatSoon => self.retries.pause_briefly(*attempts).await,
+            RetryAction::Reconnect if self.reconnects() => {
+                self.reconnect(&error, generation).await?
+            }
+            RetryAction::RepeatSoon => self.retries.pause_briefly(*attempts).await,
             _ => self.retries.pause(*attempts).await,
         }
         if self.retries.stopped() { Err(error) } else { Ok(()) }
@@ -388,7 +396,7 @@ impl Handle {
                     return Err(Error::new(Kind::Invalid, text).on(&self.facts().name));
                 }
                 Ok(Err(failure)) => failure,
-                Err(blockhaul_io::Elapsed) => {
+                Err(blockhaul_io::TimeoutError) => {
                     let text = format!("no handshake within {} s", DIAL_MAX.as_secs());
                     Error::new(Kind::TimedOut, text)
                 }
@@ -407,7 +415,7 @@ impl Handle {
     }
 }
 
-impl Handle {
+impl ReconnectingHandle {
     /// Why a new handle is not the same disk, if so; a source is recognized by a block read from it
     /// before, and both sides of a copy that discards its source by its marker.
     async fn is_another(&self, handle: &Arc<dyn Device>) -> Result<Option<String>> {

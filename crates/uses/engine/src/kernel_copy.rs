@@ -10,7 +10,7 @@ use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use crate::options::ByKernel;
+use crate::options::KernelCopyMode;
 
 /// Bytes of a measurement: some milliseconds from memory to memory.
 const PROBE: u64 = 8 << 20;
@@ -27,9 +27,9 @@ pub(crate) struct KernelCopy {
 }
 
 impl KernelCopy {
-    pub(crate) fn new(by_kernel: ByKernel) -> KernelCopy {
+    pub(crate) fn new(by_kernel: KernelCopyMode) -> KernelCopy {
         KernelCopy {
-            reflink: AtomicBool::new(by_kernel == ByKernel::Auto),
+            reflink: AtomicBool::new(by_kernel == KernelCopyMode::Auto),
             copy_range: CopyRange::new(by_kernel),
         }
     }
@@ -39,13 +39,13 @@ impl KernelCopy {
 pub(crate) struct CopyRange {
     /// Use it between any two files, without a measurement.
     pub(crate) always: bool,
-    state: Mutex<State>,
+    state: Mutex<CopyRangeState>,
 }
 
 #[derive(Debug)]
-enum State {
+enum CopyRangeState {
     /// Not decided; the number of the lane that measures, if one does.
-    Open(Option<u32>, Trial),
+    Open(Option<u32>, SpeedTrial),
     /// In use.
     Taken,
     /// Refused, slower, or disabled.
@@ -54,7 +54,7 @@ enum State {
 
 /// What copies the next range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Mover {
+pub(crate) enum CopyMethod {
     Kernel,
     /// The kernel, timed; at most this many bytes.
     TimeKernel(u64),
@@ -64,44 +64,44 @@ pub(crate) enum Mover {
 }
 
 impl CopyRange {
-    pub(crate) fn new(by_kernel: ByKernel) -> CopyRange {
+    pub(crate) fn new(by_kernel: KernelCopyMode) -> CopyRange {
         let state = match by_kernel {
-            ByKernel::Auto => State::Open(None, Trial::default()),
-            ByKernel::Never => State::Left,
-            ByKernel::CopyRange => State::Taken,
+            KernelCopyMode::Auto => CopyRangeState::Open(None, SpeedTrial::default()),
+            KernelCopyMode::Never => CopyRangeState::Left,
+            KernelCopyMode::CopyRange => CopyRangeState::Taken,
         };
-        CopyRange { always: by_kernel == ByKernel::CopyRange, state: Mutex::new(state) }
+        CopyRange { always: by_kernel == KernelCopyMode::CopyRange, state: Mutex::new(state) }
     }
 
     /// Whether it is not used, or not used any more.
     pub(crate) fn is_left(&self) -> bool {
-        matches!(*self.state.lock().expect("no panic under this lock"), State::Left)
+        matches!(*self.state.lock().expect("no panic under this lock"), CopyRangeState::Left)
     }
 
     /// What copies the next range of this lane.
-    pub(crate) fn turn(&self, lane: u32) -> Mover {
+    pub(crate) fn turn(&self, lane: u32) -> CopyMethod {
         match &mut *self.state.lock().expect("no panic under this lock") {
-            State::Taken => Mover::Kernel,
-            State::Open(owner, trial) => {
+            CopyRangeState::Taken => CopyMethod::Kernel,
+            CopyRangeState::Open(owner, trial) => {
                 if *owner.get_or_insert(lane) == lane {
                     trial.turn()
                 } else {
-                    Mover::Requests
+                    CopyMethod::Requests
                 }
             }
-            State::Left => Mover::Requests,
+            CopyRangeState::Left => CopyMethod::Requests,
         }
     }
 
     /// Stops using it.
     pub(crate) fn leave(&self) {
-        *self.state.lock().expect("no panic under this lock") = State::Left;
+        *self.state.lock().expect("no panic under this lock") = CopyRangeState::Left;
     }
 
     /// Counts a measurement, and decides when there are enough.
     pub(crate) fn note(&self, bytes: u64, time: Duration) {
         let mut state = self.state.lock().expect("no panic under this lock");
-        let State::Open(_, trial) = &mut *state else { return };
+        let CopyRangeState::Open(_, trial) = &mut *state else { return };
         trial.note(bytes, time);
         let Some(pays) = trial.pays() else { return };
         let [kernel, requests] = trial.best.map(|pace| pace / f64::from(1 << 20));
@@ -109,13 +109,13 @@ impl CopyRange {
         log::debug!(
             "copy_file_range {verdict}: {kernel:.0} MiB/s, reading and writing {requests:.0} MiB/s"
         );
-        *state = if pays { State::Taken } else { State::Left };
+        *state = if pays { CopyRangeState::Taken } else { CopyRangeState::Left };
     }
 }
 
 /// The measurements, alternately by the kernel and by requests.
 #[derive(Debug, Default)]
-struct Trial {
+struct SpeedTrial {
     /// Number of completed measurements.
     over: usize,
     /// Bytes of the current one.
@@ -125,13 +125,13 @@ struct Trial {
     best: [f64; 2],
 }
 
-impl Trial {
-    fn turn(&self) -> Mover {
+impl SpeedTrial {
+    fn turn(&self) -> CopyMethod {
         let left = PROBE - self.bytes;
         if self.over.is_multiple_of(2) {
-            Mover::TimeKernel(left)
+            CopyMethod::TimeKernel(left)
         } else {
-            Mover::TimeRequests(left)
+            CopyMethod::TimeRequests(left)
         }
     }
 
@@ -159,9 +159,9 @@ mod tests {
     use super::*;
 
     fn measured(paces: [u64; 2 * PROBES]) -> bool {
-        let mut trial = Trial::default();
+        let mut trial = SpeedTrial::default();
         for (number, mib) in paces.into_iter().enumerate() {
-            let kernel = matches!(trial.turn(), Mover::TimeKernel(PROBE));
+            let kernel = matches!(trial.turn(), CopyMethod::TimeKernel(PROBE));
             assert_eq!(kernel, number % 2 == 0);
             assert_eq!(trial.pays(), None);
             // In parts, as ranges come.
@@ -182,15 +182,15 @@ mod tests {
 
     #[test]
     fn one_lane_measures_and_the_others_go_on() {
-        let range = CopyRange::new(ByKernel::Auto);
-        assert_eq!(range.turn(3), Mover::TimeKernel(PROBE));
-        assert_eq!(range.turn(1), Mover::Requests);
+        let range = CopyRange::new(KernelCopyMode::Auto);
+        assert_eq!(range.turn(3), CopyMethod::TimeKernel(PROBE));
+        assert_eq!(range.turn(1), CopyMethod::Requests);
         range.note(PROBE - 1, Duration::from_millis(1));
-        assert_eq!(range.turn(3), Mover::TimeKernel(1));
+        assert_eq!(range.turn(3), CopyMethod::TimeKernel(1));
         range.leave();
         range.note(PROBE, Duration::from_millis(1));
-        assert_eq!(range.turn(3), Mover::Requests, "it was refused in the meantime");
-        assert_eq!(CopyRange::new(ByKernel::Never).turn(0), Mover::Requests);
-        assert_eq!(CopyRange::new(ByKernel::CopyRange).turn(0), Mover::Kernel);
+        assert_eq!(range.turn(3), CopyMethod::Requests, "it was refused in the meantime");
+        assert_eq!(CopyRange::new(KernelCopyMode::Never).turn(0), CopyMethod::Requests);
+        assert_eq!(CopyRange::new(KernelCopyMode::CopyRange).turn(0), CopyMethod::Kernel);
     }
 }

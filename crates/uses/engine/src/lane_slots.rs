@@ -5,16 +5,16 @@ use std::future::poll_fn;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Poll, Waker};
 
-use crate::signals::{OVER, Signals};
+use crate::signals::{LaneSignals, OVER};
 
 /// The places of a copy's active lanes.
 pub(crate) struct LaneSlots {
-    state: Mutex<State>,
+    state: Mutex<LaneSlotState>,
     /// Raised while more lanes are active than there are places.
-    signals: Arc<Signals>,
+    signals: Arc<LaneSignals>,
 }
 
-struct State {
+struct LaneSlotState {
     places: usize,
     active: usize,
     waiting: Vec<Waker>,
@@ -22,13 +22,13 @@ struct State {
 
 impl LaneSlots {
     /// Slots with `places` places.
-    pub(crate) fn new(places: usize, signals: Arc<Signals>) -> LaneSlots {
-        let state = State { places: places.max(1), active: 0, waiting: Vec::new() };
+    pub(crate) fn new(places: usize, signals: Arc<LaneSignals>) -> LaneSlots {
+        let state = LaneSlotState { places: places.max(1), active: 0, waiting: Vec::new() };
         LaneSlots { state: Mutex::new(state), signals }
     }
 
     /// The signals that lanes check before each request.
-    pub(crate) fn signals(&self) -> &Arc<Signals> {
+    pub(crate) fn signals(&self) -> &Arc<LaneSignals> {
         &self.signals
     }
 
@@ -101,7 +101,7 @@ impl LaneSlots {
         self.change(|_| {});
     }
 
-    fn change(&self, change: impl FnOnce(&mut State)) {
+    fn change(&self, change: impl FnOnce(&mut LaneSlotState)) {
         let mut state = self.lock();
         change(&mut state);
         self.signals.set(OVER, state.active > state.places);
@@ -110,7 +110,7 @@ impl LaneSlots {
         waiting.into_iter().for_each(Waker::wake);
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, LaneSlotState> {
         self.state.lock().expect("no panic under this lock")
     }
 }

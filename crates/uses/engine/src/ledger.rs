@@ -12,16 +12,16 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// A segment: its start and end.
-pub(crate) type Range = (u64, u64);
+pub(crate) type SegmentRange = (u64, u64);
 
 /// The start of a segment, which identifies it in the ledger; not the offset of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Home(u64);
+pub(crate) struct SegmentStart(u64);
 
-impl Home {
+impl SegmentStart {
     /// The home of the segment that starts at this offset.
-    pub(crate) fn at(start: u64) -> Home {
-        Home(start)
+    pub(crate) fn at(start: u64) -> SegmentStart {
+        SegmentStart(start)
     }
 
     /// The offset at which the segment starts.
@@ -32,8 +32,8 @@ impl Home {
 
 /// A segment to recheck.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Suspect {
-    pub(crate) range: Range,
+pub(crate) struct SuspectSegment {
+    pub(crate) range: SegmentRange,
     /// Reading it back is not enough: it may be readable but not durable.
     pub(crate) again: bool,
 }
@@ -41,16 +41,16 @@ pub(crate) struct Suspect {
 /// The segments of one lane.
 #[derive(Debug, Default)]
 pub(crate) struct Ledger {
-    open: BTreeMap<u64, Open>,
-    finished: Vec<Range>,
+    open: BTreeMap<u64, LedgerEntry>,
+    finished: Vec<SegmentRange>,
     /// Starts of the segments that were written with content.
     content: BTreeSet<u64>,
     /// Filled only if a new connection may show another disk.
-    safe: Vec<Range>,
+    safe: Vec<SegmentRange>,
     keep_safe: bool,
     /// Whether finished or suspect segments are ever queried.
     used: bool,
-    suspect: VecDeque<Suspect>,
+    suspect: VecDeque<SuspectSegment>,
     /// Generation of the target's handle that wrote everything open or finished.
     generation: u64,
     /// Number of failed flushes before everything open or finished was begun.
@@ -60,7 +60,7 @@ pub(crate) struct Ledger {
 }
 
 #[derive(Debug)]
-struct Open {
+struct LedgerEntry {
     end: u64,
     /// Requests in flight.
     left: usize,
@@ -86,9 +86,9 @@ impl Ledger {
         }
         self.finished = self.finished.iter().flat_map(|&range| in_cells(range, segment)).collect();
         self.safe = self.safe.iter().flat_map(|&range| in_cells(range, segment)).collect();
-        let cut = |suspect: &Suspect| {
+        let cut = |suspect: &SuspectSegment| {
             let again = suspect.again;
-            in_cells(suspect.range, segment).map(move |range| Suspect { range, again })
+            in_cells(suspect.range, segment).map(move |range| SuspectSegment { range, again })
         };
         self.suspect = self.suspect.iter().flat_map(cut).collect();
     }
@@ -113,7 +113,7 @@ impl Ledger {
     }
 
     /// Starts a segment.
-    pub(crate) fn begin(&mut self, range: Range) {
+    pub(crate) fn begin(&mut self, range: SegmentRange) {
         let (at, end) = range;
         if !self.used {
             return;
@@ -121,35 +121,35 @@ impl Ledger {
         let complete = false;
         let content = false;
         let tainted = None;
-        self.open.insert(at, Open { end, left: 0, complete, content, tainted });
+        self.open.insert(at, LedgerEntry { end, left: 0, complete, content, tainted });
     }
 
     /// A request of the segment at `home` starts.
-    pub(crate) fn request(&mut self, home: Home) {
+    pub(crate) fn request(&mut self, home: SegmentStart) {
         if let Some(open) = self.open.get_mut(&home.0) {
             open.left += 1;
         }
     }
 
     /// Notes that data other than zeroes is about to be written to the segment at `home`.
-    pub(crate) fn wrote_content(&mut self, home: Home) {
+    pub(crate) fn wrote_content(&mut self, home: SegmentStart) {
         if let Some(open) = self.open.get_mut(&home.0) {
             open.content = true;
         }
     }
 
     /// Whether the finished segment at `home` was written with content; forgets it.
-    pub(crate) fn take_content(&mut self, home: Home) -> bool {
+    pub(crate) fn take_content(&mut self, home: SegmentStart) -> bool {
         self.content.remove(&home.0)
     }
 
     /// Gives up on the segment at `home`: it is never finished.
-    pub(crate) fn abandon(&mut self, home: Home) {
+    pub(crate) fn abandon(&mut self, home: SegmentStart) {
         self.open.remove(&home.0);
     }
 
     /// A request of the segment at `home` has completed; true if that finishes the segment.
-    pub(crate) fn completed(&mut self, home: Home) -> bool {
+    pub(crate) fn completed(&mut self, home: SegmentStart) -> bool {
         if let Some(open) = self.open.get_mut(&home.0) {
             open.left -= 1;
         }
@@ -157,14 +157,14 @@ impl Ledger {
     }
 
     /// No more requests follow for the segment at `home`; true if that finishes it.
-    pub(crate) fn complete(&mut self, home: Home) -> bool {
+    pub(crate) fn complete(&mut self, home: SegmentStart) -> bool {
         if let Some(open) = self.open.get_mut(&home.0) {
             open.complete = true;
         }
         self.settle(home)
     }
 
-    fn settle(&mut self, home: Home) -> bool {
+    fn settle(&mut self, home: SegmentStart) -> bool {
         let done = self.open.get(&home.0).is_some_and(|open| open.complete && open.left == 0);
         if !done {
             return false;
@@ -176,7 +176,7 @@ impl Ledger {
             }
             match open.tainted {
                 None => self.finished.push(range),
-                Some(again) => self.suspect.push_back(Suspect { range, again }),
+                Some(again) => self.suspect.push_back(SuspectSegment { range, again }),
             }
         }
         true
@@ -218,12 +218,12 @@ impl Ledger {
     }
 
     /// Makes segments suspect.
-    pub(crate) fn doubt(&mut self, ranges: Vec<Range>, again: bool) {
-        self.suspect.extend(ranges.into_iter().map(|range| Suspect { range, again }));
+    pub(crate) fn doubt(&mut self, ranges: Vec<SegmentRange>, again: bool) {
+        self.suspect.extend(ranges.into_iter().map(|range| SuspectSegment { range, again }));
     }
 
     /// Takes the segments that a flush submitted now makes safe.
-    pub(crate) fn take_finished(&mut self) -> Vec<Range> {
+    pub(crate) fn take_finished(&mut self) -> Vec<SegmentRange> {
         std::mem::take(&mut self.finished)
     }
 
@@ -246,7 +246,7 @@ impl Ledger {
     // nbd: flush.waits-for-replies
     /// A flush over the handle `generation` has made these safe, which is returned; unless that is
     /// not the current handle, and the current one may show another disk.
-    pub(crate) fn flushed(&mut self, ranges: &[Range], generation: u64) -> bool {
+    pub(crate) fn flushed(&mut self, ranges: &[SegmentRange], generation: u64) -> bool {
         match (self.keep_safe, generation == self.generation) {
             (false, _) => {}
             (true, true) => self.safe.extend(ranges),
@@ -272,13 +272,13 @@ impl Ledger {
 
     /// The segment that has been suspect for the longest time. One at a time, because the state of
     /// the others may change while it is checked.
-    pub(crate) fn next_suspect(&mut self) -> Option<Suspect> {
+    pub(crate) fn next_suspect(&mut self) -> Option<SuspectSegment> {
         self.suspect.pop_front()
     }
 }
 
 /// Splits a range into parts that lie in one segment each.
-fn in_cells((start, end): Range, segment: u64) -> impl Iterator<Item = Range> {
+fn in_cells((start, end): SegmentRange, segment: u64) -> impl Iterator<Item = SegmentRange> {
     let first = start - start % segment;
     let cells = (first..end).step_by(usize::try_from(segment).unwrap_or(usize::MAX));
     cells.map(move |at| (at.max(start), (at + segment).min(end)))
@@ -288,15 +288,15 @@ fn in_cells((start, end): Range, segment: u64) -> impl Iterator<Item = Range> {
 mod tests {
     use super::*;
 
-    fn written(ledger: &mut Ledger, range: Range) {
+    fn written(ledger: &mut Ledger, range: SegmentRange) {
         ledger.begin(range);
-        ledger.request(Home::at(range.0));
-        ledger.wrote_content(Home::at(range.0));
-        ledger.complete(Home::at(range.0));
-        assert!(ledger.completed(Home::at(range.0)));
+        ledger.request(SegmentStart::at(range.0));
+        ledger.wrote_content(SegmentStart::at(range.0));
+        ledger.complete(SegmentStart::at(range.0));
+        assert!(ledger.completed(SegmentStart::at(range.0)));
     }
 
-    fn suspects(ledger: &mut Ledger) -> Vec<Suspect> {
+    fn suspects(ledger: &mut Ledger) -> Vec<SuspectSegment> {
         std::iter::from_fn(|| ledger.next_suspect()).collect()
     }
 
@@ -319,11 +319,11 @@ mod tests {
     fn a_segment_is_finished_when_its_last_request_is() {
         let mut ledger = Ledger::new(true, false);
         ledger.begin((0, 10));
-        ledger.request(Home::at(0));
-        ledger.request(Home::at(0));
-        assert!(!ledger.completed(Home::at(0)) && !ledger.complete(Home::at(0)));
+        ledger.request(SegmentStart::at(0));
+        ledger.request(SegmentStart::at(0));
+        assert!(!ledger.completed(SegmentStart::at(0)) && !ledger.complete(SegmentStart::at(0)));
         assert!(!ledger.has_finished());
-        assert!(ledger.completed(Home::at(0)));
+        assert!(ledger.completed(SegmentStart::at(0)));
         assert_eq!(ledger.take_finished(), [(0, 10)]);
         assert!(!ledger.has_finished());
     }
@@ -336,17 +336,19 @@ mod tests {
         ledger.flushed(&batch, 0);
         written(&mut ledger, (10, 20));
         ledger.begin((20, 30));
-        ledger.request(Home::at(20));
-        ledger.wrote_content(Home::at(20));
+        ledger.request(SegmentStart::at(20));
+        ledger.wrote_content(SegmentStart::at(20));
         ledger.connected(1, false);
         // Written in part over each connection.
-        ledger.complete(Home::at(20));
-        ledger.completed(Home::at(20));
+        ledger.complete(SegmentStart::at(20));
+        ledger.completed(SegmentStart::at(20));
         written(&mut ledger, (30, 40));
         let ranges: Vec<_> = suspects(&mut ledger).iter().map(|s| s.range).collect();
         assert_eq!(ranges, [(10, 20), (20, 30)]);
         assert_eq!(ledger.take_finished(), [(30, 40)]);
-        assert!(ledger.take_content(Home::at(30)) && !ledger.take_content(Home::at(30)));
+        assert!(
+            ledger.take_content(SegmentStart::at(30)) && !ledger.take_content(SegmentStart::at(30))
+        );
         // The same generation again changes nothing.
         written(&mut ledger, (40, 50));
         ledger.connected(1, false);
@@ -360,7 +362,7 @@ mod tests {
         let batch = ledger.take_finished();
         ledger.flushed(&batch, 0);
         ledger.connected(1, true);
-        assert_eq!(suspects(&mut ledger), [Suspect { range: (0, 10), again: true }]);
+        assert_eq!(suspects(&mut ledger), [SuspectSegment { range: (0, 10), again: true }]);
     }
 
     #[test]
@@ -368,18 +370,18 @@ mod tests {
         for failed_flush in [false, true] {
             let mut ledger = Ledger::new(true, false);
             ledger.begin((0, 10));
-            ledger.complete(Home::at(0));
+            ledger.complete(SegmentStart::at(0));
             ledger.begin((10, 20));
-            ledger.request(Home::at(10));
+            ledger.request(SegmentStart::at(10));
             if failed_flush {
                 ledger.flushes_failed(1);
             } else {
                 ledger.connected(1, false);
             }
-            ledger.complete(Home::at(10));
-            ledger.completed(Home::at(10));
+            ledger.complete(SegmentStart::at(10));
+            ledger.completed(SegmentStart::at(10));
             assert!(!ledger.has_finished());
-            let suspect = |range| Suspect { range, again: failed_flush };
+            let suspect = |range| SuspectSegment { range, again: failed_flush };
             assert_eq!(suspects(&mut ledger), [suspect((0, 10)), suspect((10, 20))]);
         }
     }
@@ -393,13 +395,13 @@ mod tests {
         ledger.doubt(vec![(10, 20)], false);
         written(&mut ledger, (20, 30));
         ledger.begin((30, 40));
-        ledger.request(Home::at(30));
+        ledger.request(SegmentStart::at(30));
         ledger.flushes_failed(1);
         written(&mut ledger, (40, 50));
         ledger.flushes_failed(1);
-        ledger.complete(Home::at(30));
-        ledger.completed(Home::at(30));
-        let again = |range| Suspect { range, again: true };
+        ledger.complete(SegmentStart::at(30));
+        ledger.completed(SegmentStart::at(30));
+        let again = |range| SuspectSegment { range, again: true };
         assert_eq!(suspects(&mut ledger), [(10, 20), (20, 30), (30, 40)].map(again));
         assert_eq!(ledger.take_finished(), [(40, 50)]);
     }

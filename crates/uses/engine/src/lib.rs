@@ -62,12 +62,12 @@ mod wants;
 mod window;
 mod zeroes;
 
-pub use algorithm::Algorithm;
-pub use compare::{Comparison, compare};
+pub use algorithm::DigestAlgorithm;
+pub use compare::{ComparisonResult, compare};
 pub use copy::copy;
 pub use digest::digest;
 pub use disk_map::{CELLS_MAX, MapCell, MapSnapshot};
-pub use engine::{Control, Engine, completed_earlier};
+pub use engine::{Engine, EngineControl, completed_earlier};
 pub use error::CopyError;
 #[cfg(fuzzing)]
 pub use journal::fuzz;
@@ -75,19 +75,19 @@ pub use journal::{
     JournalOptions, JournalState, check_journal, discard_journal, discarding_journal,
 };
 pub use manifest::Manifest;
-pub use meter::Meters;
+pub use meter::MeterSnapshot;
 pub use options::{
-    Bitmap, ByKernel, Durable, MAX_REQUEST, MIN_REQUEST, MultiConn, Options, RETRY_DELAY_MAX,
-    Retried, Summary,
+    BitmapSelection, CopySummary, DurableCallback, EngineOptions, KernelCopyMode, MAX_REQUEST,
+    MIN_REQUEST, MultiConn, RETRY_DELAY_MAX, RetryCounts,
 };
-pub use plan::Plan;
-pub use progress::{Progress, Snapshot};
-pub use rate::{Rate, Schedule};
+pub use plan::EnginePlan;
+pub use progress::{CopyProgress, ProgressSnapshot};
+pub use rate::{RateLimit, RateSchedule};
 pub use resolved::{check_discard, check_release, check_source};
-pub use route_counters::Routes;
+pub use route_counters::RouteBytes;
 pub use sample::is_coarse;
 pub use segment::SEGMENT;
 pub use selection::bitmap_ranges;
 pub use side::Side;
 pub use stream::{copy_from_pipe, copy_to_pipe};
-pub use verify::{Verified, manifest, verify};
+pub use verify::{VerificationResult, manifest, verify};

@@ -26,7 +26,7 @@ use crate::segment::SEGMENT;
 /// Size of a digest block and of a read in bytes. Part of the digest's definition: do not change.
 pub(crate) const BLOCK: u64 = 256 << 10;
 
-pub(crate) type Digest = [u8; blake3::OUT_LEN];
+pub(crate) type UnitDigest = [u8; blake3::OUT_LEN];
 
 const TITLE: &str = "blockhaul manifest 2";
 /// Smallest unit in bytes: small enough that a copy of the changes copies little else.
@@ -43,7 +43,7 @@ pub struct Manifest {
     /// Start and end of the digested range.
     pub(crate) range: (u64, u64),
     /// Offsets and digests of the units that are not all zero, ascending.
-    pub(crate) units: Vec<(u64, Digest)>,
+    pub(crate) units: Vec<(u64, UnitDigest)>,
 }
 
 /// Unit size in bytes for a device of `size` bytes: a power of two from 1 MiB to 128 MiB.
@@ -156,7 +156,7 @@ impl FromStr for Manifest {
         let len = number(len)?;
         let range = at.checked_add(len).filter(|&end| end <= size).map(|end| (at, end));
         let range = range.ok_or_else(|| wrong("its range ends beyond its size"))?;
-        let mut units: Vec<(u64, Digest)> = Vec::new();
+        let mut units: Vec<(u64, UnitDigest)> = Vec::new();
         let mut told = None;
         for line in lines {
             if told.is_some() {

@@ -3,14 +3,14 @@
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use blockhaul_block::{Latency, LatencyCounters};
+use blockhaul_block::{LatencyCounters, LatencySnapshot};
 
 use crate::side::Side;
 
 /// The state of a copy at one moment, beside its bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 #[non_exhaustive]
-pub struct Meters {
+pub struct MeterSnapshot {
     /// Requests in flight: pieces being read or written.
     pub in_flight: usize,
     /// Repeated requests: to the source, to the target.
@@ -18,12 +18,12 @@ pub struct Meters {
     /// Replaced connections: to the source, to the target.
     pub reconnected: [u64; 2],
     /// Times until the reply: of reads of the source, and of requests that change the target.
-    pub latency: [Latency; 2],
+    pub latency: [LatencySnapshot; 2],
 }
 
-/// The counters behind [`Meters`].
+/// The counters behind [`MeterSnapshot`].
 #[derive(Debug, Default)]
-pub(crate) struct Meter {
+pub(crate) struct CopyMeter {
     in_flight: AtomicUsize,
     ended: AtomicU64,
     retried: [AtomicU64; 2],
@@ -31,7 +31,7 @@ pub(crate) struct Meter {
     latency: [LatencyCounters; 2],
 }
 
-impl Meter {
+impl CopyMeter {
     pub(crate) fn begin(&self) {
         self.in_flight.fetch_add(1, Ordering::Relaxed);
     }
@@ -65,9 +65,9 @@ impl Meter {
         self.latency[side as usize].record(time, 1);
     }
 
-    pub(crate) fn read(&self) -> Meters {
+    pub(crate) fn read(&self) -> MeterSnapshot {
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        Meters {
+        MeterSnapshot {
             in_flight: self.in_flight.load(Ordering::Relaxed),
             retried: self.retried.each_ref().map(load),
             reconnected: self.reconnected.each_ref().map(load),

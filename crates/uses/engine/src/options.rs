@@ -4,11 +4,11 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::algorithm::Algorithm;
+use crate::algorithm::DigestAlgorithm;
 use crate::journal::JournalOptions;
 use crate::manifest::BLOCK;
-use crate::rate::Rate;
-use crate::route_counters::Routes;
+use crate::rate::RateLimit;
+use crate::route_counters::RouteBytes;
 use crate::segment::SEGMENT;
 
 /// Smallest allowed request size in bytes.
@@ -19,7 +19,7 @@ pub const MAX_REQUEST: u32 = 32 << 20;
 /// How to copy. The defaults are nbdcopy's, except for the number of connections, which does not
 /// depend on the number of cores, and the request size.
 #[derive(Debug, Clone)]
-pub struct Options {
+pub struct EngineOptions {
     /// Lanes: connections to each side; at least 1.
     pub connections: usize,
     /// Find the best number of lanes, from 1 to 16, starting with one per processor and at most
@@ -60,7 +60,7 @@ pub struct Options {
     /// bytes, ascending and disjoint. `None`: everything.
     pub ranges: Option<Arc<[(u64, u64)]>>,
     /// Copy only the part of that which this bitmap of the source selects.
-    pub bitmap: Option<Bitmap>,
+    pub bitmap: Option<BitmapSelection>,
     /// Flush the target before returning.
     pub flush: bool,
     /// Discard at the source what is safe on the target, while the copy runs: written, flushed, and
@@ -87,29 +87,29 @@ pub struct Options {
     pub retry_delay: Duration,
     /// Called with what has become durable on the target. Flushes the target, about each second
     /// without a journal.
-    pub durable: Option<Durable>,
+    pub durable: Option<DurableCallback>,
     /// Write a journal, so that a copy that was killed can continue.
     pub journal: Option<JournalOptions>,
     /// Whether the kernel may copy between two files.
-    pub by_kernel: ByKernel,
+    pub by_kernel: KernelCopyMode,
     /// A limit for all lanes together; the caller can change it through its own handle.
-    pub rate: Option<Arc<Rate>>,
+    pub rate: Option<Arc<RateLimit>>,
     /// Compute the digest of the copied data: while copying if that is cheap, otherwise by reading
     /// the source once more.
-    pub digest: Option<Algorithm>,
+    pub digest: Option<DigestAlgorithm>,
 }
 
-/// What [`Durable`] calls.
-type Listener = dyn Fn(&[(u64, u64)]) + Send + Sync;
+/// What [`DurableCallback`] calls.
+type DurableListener = dyn Fn(&[(u64, u64)]) + Send + Sync;
 
 /// Is called, from any worker, with ranges that were written and then flushed: start and end in bytes.
 /// Must not block. A range may be reported more than once.
 #[derive(Clone)]
-pub struct Durable(pub Arc<Listener>);
+pub struct DurableCallback(pub Arc<DurableListener>);
 
-impl std::fmt::Debug for Durable {
+impl std::fmt::Debug for DurableCallback {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        out.write_str("Durable")
+        out.write_str("DurableCallback")
     }
 }
 
@@ -129,7 +129,7 @@ pub enum MultiConn {
 
 /// Whether the kernel may copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum ByKernel {
+pub enum KernelCopyMode {
     /// If it is cheaper than reading and writing: reflink; otherwise copy_file_range between files
     /// of a network file system, and between others if it was measured to be faster.
     #[default]
@@ -142,7 +142,7 @@ pub enum ByKernel {
 
 /// A metadata context that selects what to copy.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Bitmap {
+pub struct BitmapSelection {
     /// Its name; the source must have been opened with it.
     pub context: String,
     /// Copy what has any of these flags set.
@@ -156,12 +156,12 @@ const MEMORY: u64 = 36 << 20;
 /// What a verification or a digest needs at least, in bytes: a block of each side.
 const READING: u64 = 2 * BLOCK;
 
-impl Options {
+impl EngineOptions {
     /// Bytes of buffers that a copy can use, for [`blockhaul_io::Pool::new`]: the full window of
     /// every lane and two spare requests for each, but at most 36 MiB unless lanes or window exceed
     /// the defaults, and at least 512 KiB, so that the result can be verified.
     pub fn memory(&self) -> u64 {
-        let usual = Options::default();
+        let usual = EngineOptions::default();
         let requests = 2 * u64::from(self.request_size);
         let lanes = u64::try_from(self.connections).unwrap_or(u64::MAX);
         let whole = self.queue_size.saturating_add(requests).saturating_mul(lanes);
@@ -174,9 +174,9 @@ impl Options {
 /// Maximum time between retries: the copy notices within half a minute that a server is back.
 pub const RETRY_DELAY_MAX: Duration = Duration::from_secs(30);
 
-impl Default for Options {
-    fn default() -> Options {
-        Options {
+impl Default for EngineOptions {
+    fn default() -> EngineOptions {
+        EngineOptions {
             connections: 4,
             adaptive_connections: true,
             multi_conn: MultiConn::Auto,
@@ -206,7 +206,7 @@ impl Default for Options {
             retry_delay: Duration::from_secs(1),
             durable: None,
             journal: None,
-            by_kernel: ByKernel::Auto,
+            by_kernel: KernelCopyMode::Auto,
             rate: None,
             digest: None,
         }
@@ -216,7 +216,7 @@ impl Default for Options {
 /// The result of a copy.
 #[derive(Debug, Clone, Default)]
 #[non_exhaustive]
-pub struct Summary {
+pub struct CopySummary {
     /// Bytes to copy.
     pub size: u64,
     /// Bytes written as data.
@@ -238,9 +238,9 @@ pub struct Summary {
     /// Request size in bytes at the end.
     pub request_size: u64,
     /// Bytes by route.
-    pub routes: Routes,
+    pub routes: RouteBytes,
     /// What was retried.
-    pub retried: Retried,
+    pub retried: RetryCounts,
     /// The requested digest, in hexadecimal.
     pub digest: Option<String>,
     /// Elapsed time.
@@ -254,7 +254,7 @@ pub struct Summary {
 /// Retries of a copy that succeeded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
-pub struct Retried {
+pub struct RetryCounts {
     /// Repeated requests to the source.
     pub source_requests: u64,
     /// Repeated requests to the target.
@@ -269,10 +269,10 @@ pub struct Retried {
     pub rewritten: u64,
 }
 
-impl Retried {
+impl RetryCounts {
     /// The difference to `before`.
-    fn since(self, before: Retried) -> Retried {
-        Retried {
+    fn since(self, before: RetryCounts) -> RetryCounts {
+        RetryCounts {
             source_requests: self.source_requests - before.source_requests,
             target_requests: self.target_requests - before.target_requests,
             source_connections: self.source_connections - before.source_connections,
@@ -285,14 +285,14 @@ impl Retried {
     /// Whether anything had to be repeated. Reading back a journal's last segments successfully
     /// does not count.
     pub fn is_trouble(&self) -> bool {
-        *self != Retried { checked: self.checked, ..Retried::default() }
+        *self != RetryCounts { checked: self.checked, ..RetryCounts::default() }
     }
 }
 
-impl Summary {
+impl CopySummary {
     /// The difference to `before`; request size, connections and warnings are the current ones.
-    pub(crate) fn since(self, before: &Summary) -> Summary {
-        Summary {
+    pub(crate) fn since(self, before: &CopySummary) -> CopySummary {
+        CopySummary {
             size: self.size.saturating_sub(before.size),
             data: self.data - before.data,
             zeroed: self.zeroed - before.zeroed,
@@ -313,7 +313,7 @@ fn counted(number: u64, noun: &str) -> String {
     format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
 }
 
-impl fmt::Display for Retried {
+impl fmt::Display for RetryCounts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let sides = [
             (self.source_requests, self.source_connections, "source"),
@@ -344,7 +344,7 @@ impl fmt::Display for Retried {
     }
 }
 
-impl fmt::Display for Summary {
+impl fmt::Display for CopySummary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // What this run has done.
         let done = self.data + self.zeroed + self.skipped;
@@ -371,6 +371,10 @@ impl fmt::Display for Summary {
             write!(f, ", {} could not be", self.not_discarded)?;
         }
         write!(f, "; routes: {}", self.routes)?;
-        if self.retried == Retried::default() { Ok(()) } else { write!(f, "; {}", self.retried) }
+        if self.retried == RetryCounts::default() {
+            Ok(())
+        } else {
+            write!(f, "; {}", self.retried)
+        }
     }
 }

@@ -5,12 +5,12 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use blockhaul_io::Notify;
 
-use crate::reading::Reading;
+use crate::reading::SourceScan;
 use crate::segment_queue::SegmentQueue;
 
 /// What happens after the last segment of a copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Ending {
+pub(crate) enum EndAction {
     /// All writes have completed; other plans may follow.
     Round,
     /// They are durable as well; other plans may follow.
@@ -21,29 +21,29 @@ pub(crate) enum Ending {
 
 /// An order to all lanes.
 #[derive(Clone)]
-pub(crate) enum Order {
+pub(crate) enum LaneCommand {
     /// Copy the ranges of the plan.
-    Copy(Arc<SegmentQueue>, Ending),
+    Copy(Arc<SegmentQueue>, EndAction),
     /// Read the ranges of the plan.
-    Read(Arc<SegmentQueue>, Arc<Reading>),
+    Read(Arc<SegmentQueue>, Arc<SourceScan>),
     /// Finish what was copied before, in this way.
-    End(Ending),
+    End(EndAction),
     /// Drop all connections. No other order follows.
     Close,
 }
 
 /// Passes orders to the lanes.
 #[derive(Default)]
-pub(crate) struct Orders {
-    state: Mutex<State>,
+pub(crate) struct LaneCommands {
+    state: Mutex<LaneCommandState>,
     changed: Notify,
 }
 
 #[derive(Default)]
-struct State {
+struct LaneCommandState {
     /// Number of orders given so far.
     number: u64,
-    order: Option<Order>,
+    order: Option<LaneCommand>,
     /// The members, and how many of them have not completed the last order.
     members: usize,
     busy: usize,
@@ -53,21 +53,21 @@ struct State {
     lost: bool,
 }
 
-impl Orders {
-    fn lock(&self) -> MutexGuard<'_, State> {
+impl LaneCommands {
+    fn lock(&self) -> MutexGuard<'_, LaneCommandState> {
         self.state.lock().expect("no panic under this lock")
     }
 
     /// Adds a member that takes the orders that follow.
-    pub(crate) fn join(self: &Arc<Self>) -> Member {
+    pub(crate) fn join(self: &Arc<Self>) -> CommandReceiver {
         let mut state = self.lock();
         state.members += 1;
-        Member { orders: self.clone(), seen: state.number, busy: false }
+        CommandReceiver { orders: self.clone(), seen: state.number, busy: false }
     }
 
     /// Gives an order and waits until all members have completed it. False: a member was dropped
     /// first.
-    pub(crate) async fn give(&self, order: Order) -> bool {
+    pub(crate) async fn give(&self, order: LaneCommand) -> bool {
         {
             let mut state = self.lock();
             state.number += 1;
@@ -97,15 +97,15 @@ impl Orders {
 }
 
 /// A receiver of orders. Dropping it counts as completing its order.
-pub(crate) struct Member {
-    orders: Arc<Orders>,
+pub(crate) struct CommandReceiver {
+    orders: Arc<LaneCommands>,
     seen: u64,
     busy: bool,
 }
 
-impl Member {
+impl CommandReceiver {
     /// The next order; `None` if no more follow.
-    pub(crate) async fn next(&mut self) -> Option<Order> {
+    pub(crate) async fn next(&mut self) -> Option<LaneCommand> {
         loop {
             let changed = self.orders.changed.listen();
             {
@@ -132,7 +132,7 @@ impl Member {
     }
 }
 
-impl Drop for Member {
+impl Drop for CommandReceiver {
     fn drop(&mut self) {
         {
             let mut state = self.orders.lock();

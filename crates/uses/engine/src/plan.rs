@@ -9,21 +9,21 @@ use blockhaul_block::{Error, Facts, Kind, Result};
 use blockhaul_io::Notify;
 
 use crate::lane_slots::LaneSlots;
-use crate::ledger::Range;
-use crate::progress::{Progress, STOP_STEP};
+use crate::ledger::SegmentRange;
+use crate::progress::{CopyProgress, STOP_STEP};
 use crate::segment_queue::SegmentQueue;
 use crate::selection::Selection;
 use crate::wants::meet;
 
 /// What an engine copies in one run. Clones share one plan; usable from any thread.
 #[derive(Clone)]
-pub struct Plan(Arc<Inner>);
+pub struct EnginePlan(Arc<PlanInner>);
 
-struct Inner {
+struct PlanInner {
     queue: Arc<SegmentQueue>,
     selection: Selection,
     /// Ranges that are added; `None`: none can be added.
-    added: Option<Arc<Added>>,
+    added: Option<Arc<PlanAdditions>>,
     /// An engine has run it.
     used: AtomicBool,
     source: Arc<Facts>,
@@ -31,28 +31,32 @@ struct Inner {
     minimum: u64,
 }
 
-impl Plan {
+impl EnginePlan {
     /// A plan for a selection; no range can be added.
-    pub(crate) fn of(selection: Selection, source: Arc<Facts>, lanes: Arc<LaneSlots>) -> Plan {
-        Plan::new(selection, None, source, lanes)
+    pub(crate) fn of(
+        selection: Selection,
+        source: Arc<Facts>,
+        lanes: Arc<LaneSlots>,
+    ) -> EnginePlan {
+        EnginePlan::new(selection, None, source, lanes)
     }
 
     /// An empty plan.
-    pub(crate) fn empty(minimum: u32, source: Arc<Facts>, lanes: Arc<LaneSlots>) -> Plan {
+    pub(crate) fn empty(minimum: u32, source: Arc<Facts>, lanes: Arc<LaneSlots>) -> EnginePlan {
         let selection = Selection::nothing(minimum);
-        Plan::new(selection, Some(Arc::default()), source, lanes)
+        EnginePlan::new(selection, Some(Arc::default()), source, lanes)
     }
 
     fn new(
         selection: Selection,
-        added: Option<Arc<Added>>,
+        added: Option<Arc<PlanAdditions>>,
         source: Arc<Facts>,
         lanes: Arc<LaneSlots>,
-    ) -> Plan {
+    ) -> EnginePlan {
         let queue = Arc::new(SegmentQueue::with_wants(lanes));
         queue.plan(selection.ranges());
         let minimum = selection.minimum();
-        Plan(Arc::new(Inner {
+        EnginePlan(Arc::new(PlanInner {
             queue,
             selection,
             added,
@@ -140,12 +144,12 @@ impl Plan {
     }
 
     /// The source of ranges beside the selection.
-    pub(crate) fn added(&self) -> Option<&Arc<Added>> {
+    pub(crate) fn added(&self) -> Option<&Arc<PlanAdditions>> {
         self.0.added.as_ref()
     }
 
     /// The plan starts to run: its bytes so far. Later additions are reported to `progress`.
-    pub(crate) fn begin(&self, progress: &Arc<Progress>) -> Result<u64> {
+    pub(crate) fn begin(&self, progress: &Arc<CopyProgress>) -> Result<u64> {
         if self.0.used.swap(true, Ordering::SeqCst) {
             return Err(Error::new(Kind::Invalid, "a plan can run only once"));
         }
@@ -156,7 +160,7 @@ impl Plan {
     }
 }
 
-impl fmt::Debug for Plan {
+impl fmt::Debug for EnginePlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Plan").field("selection", &self.0.selection).finish_non_exhaustive()
     }
@@ -164,31 +168,31 @@ impl fmt::Debug for Plan {
 
 /// Ranges that are added to a plan.
 #[derive(Default)]
-pub(crate) struct Added {
-    state: Mutex<State>,
+pub(crate) struct PlanAdditions {
+    state: Mutex<AdditionState>,
     changed: Notify,
 }
 
 #[derive(Default)]
-struct State {
+struct AdditionState {
     /// All added ranges: end by start.
     all: BTreeMap<u64, u64>,
     /// Ranges of which no segments have been made yet.
-    fresh: Vec<Range>,
+    fresh: Vec<SegmentRange>,
     closed: bool,
     /// Bytes added before the plan started to run.
     total: u64,
     /// Notified of later additions.
-    progress: Option<Arc<Progress>>,
+    progress: Option<Arc<CopyProgress>>,
 }
 
-impl Added {
-    fn lock(&self) -> MutexGuard<'_, State> {
+impl PlanAdditions {
+    fn lock(&self) -> MutexGuard<'_, AdditionState> {
         self.state.lock().expect("no panic under this lock")
     }
 
     /// Waits for added ranges, and returns them in order; `None`: no more follow, or `stopped`.
-    pub(crate) async fn next(&self, stopped: impl Fn() -> bool) -> Option<Vec<Range>> {
+    pub(crate) async fn next(&self, stopped: impl Fn() -> bool) -> Option<Vec<SegmentRange>> {
         loop {
             let changed = self.changed.listen();
             if stopped() {

@@ -4,28 +4,28 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use crate::disk_map::{DiskMap, Fate, MapSnapshot};
-use crate::meter::{Meter, Meters};
-use crate::route_counters::{Counters, Routes};
+use crate::disk_map::{ByteOutcome, DiskMap, MapSnapshot};
+use crate::meter::{CopyMeter, MeterSnapshot};
+use crate::route_counters::{CopyRouteCounters, RouteBytes};
 
 /// Maximum time until a waiting task notices that the copy was stopped.
 pub(crate) const STOP_STEP: Duration = Duration::from_millis(100);
 
 /// Is called, from any worker, with bytes that are done: as data, and as zeroes or not at all. Must
 /// not block for long.
-type Call = dyn Fn(u64, u64) + Send + Sync;
+type ProgressCallback = dyn Fn(u64, u64) + Send + Sync;
 
-struct Listener(Box<Call>);
+struct ProgressListener(Box<ProgressCallback>);
 
-impl std::fmt::Debug for Listener {
+impl std::fmt::Debug for ProgressListener {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        out.write_str("Listener")
+        out.write_str("ProgressListener")
     }
 }
 
 /// Counters of a running copy, in bytes.
 #[derive(Debug, Default)]
-pub struct Progress {
+pub struct CopyProgress {
     total: AtomicU64,
     data: AtomicU64,
     zeroed: AtomicU64,
@@ -41,14 +41,14 @@ pub struct Progress {
     complete: AtomicBool,
     wants_map: AtomicBool,
     map: OnceLock<DiskMap>,
-    listener: OnceLock<Listener>,
-    pub(crate) counters: Counters,
-    pub(crate) meter: Meter,
+    listener: OnceLock<ProgressListener>,
+    pub(crate) counters: CopyRouteCounters,
+    pub(crate) meter: CopyMeter,
 }
 
 /// A snapshot of the counters, in bytes, and the tuned settings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Snapshot {
+pub struct ProgressSnapshot {
     /// Size of the source; 0 if unknown (a pipe).
     pub total: u64,
     /// Written as data.
@@ -69,22 +69,22 @@ pub struct Snapshot {
     pub request_size: u64,
 }
 
-impl Snapshot {
+impl ProgressSnapshot {
     /// Bytes of the source that are done.
     pub fn done(&self) -> u64 {
         self.data + self.zeroed + self.skipped + self.resumed
     }
 }
 
-impl Progress {
+impl CopyProgress {
     /// Counters at zero.
-    pub fn new() -> Progress {
-        Progress::default()
+    pub fn new() -> CopyProgress {
+        CopyProgress::default()
     }
 
     /// A snapshot of the counters.
-    pub fn snapshot(&self) -> Snapshot {
-        Snapshot {
+    pub fn snapshot(&self) -> ProgressSnapshot {
+        ProgressSnapshot {
             total: self.total.load(Ordering::Relaxed),
             data: self.data.load(Ordering::Relaxed),
             zeroed: self.zeroed.load(Ordering::Relaxed),
@@ -98,8 +98,8 @@ impl Progress {
     }
 
     /// Bytes by route so far.
-    pub fn routes(&self) -> Routes {
-        let Snapshot { data, zeroed, skipped, .. } = self.snapshot();
+    pub fn routes(&self) -> RouteBytes {
+        let ProgressSnapshot { data, zeroed, skipped, .. } = self.snapshot();
         self.counters.routes(data, zeroed, skipped)
     }
 
@@ -114,7 +114,7 @@ impl Progress {
         self.wants_map.store(true, Ordering::Relaxed);
     }
 
-    /// The map of the disk; `None` without [`Progress::keep_map`], or while the size is unknown.
+    /// The map of the disk; `None` without [`CopyProgress::keep_map`], or while the size is unknown.
     pub fn map(&self) -> Option<MapSnapshot> {
         self.map.get().map(DiskMap::read)
     }
@@ -131,23 +131,23 @@ impl Progress {
     /// Calls `listener` from now on with each number of bytes that is counted: of data, and of all
     /// others. A verification counts as data. Only the first listener is called.
     pub fn listen(&self, listener: impl Fn(u64, u64) + Send + Sync + 'static) {
-        let _ = self.listener.set(Listener(Box::new(listener)));
+        let _ = self.listener.set(ProgressListener(Box::new(listener)));
     }
 
-    fn note(&self, fate: Fate, at: u64, bytes: u64) {
+    fn note(&self, fate: ByteOutcome, at: u64, bytes: u64) {
         if let Some(map) = self.map.get() {
             map.add(fate, at, bytes);
         }
-        if let Some(Listener(call)) = self.listener.get() {
+        if let Some(ProgressListener(call)) = self.listener.get() {
             match fate {
-                Fate::Data | Fate::Verified => call(bytes, 0),
-                Fate::Zero | Fate::Resumed => call(0, bytes),
+                ByteOutcome::Data | ByteOutcome::Verified => call(bytes, 0),
+                ByteOutcome::Zero | ByteOutcome::Resumed => call(0, bytes),
             }
         }
     }
 
     /// Request times and other measurements.
-    pub fn meters(&self) -> Meters {
+    pub fn meters(&self) -> MeterSnapshot {
         self.meter.read()
     }
 
@@ -193,27 +193,27 @@ impl Progress {
 
     pub(crate) fn add_data(&self, at: u64, bytes: u64) {
         self.data.fetch_add(bytes, Ordering::Relaxed);
-        self.note(Fate::Data, at, bytes);
+        self.note(ByteOutcome::Data, at, bytes);
     }
 
     pub(crate) fn add_zeroed(&self, at: u64, bytes: u64) {
         self.zeroed.fetch_add(bytes, Ordering::Relaxed);
-        self.note(Fate::Zero, at, bytes);
+        self.note(ByteOutcome::Zero, at, bytes);
     }
 
     pub(crate) fn add_skipped(&self, at: u64, bytes: u64) {
         self.skipped.fetch_add(bytes, Ordering::Relaxed);
-        self.note(Fate::Zero, at, bytes);
+        self.note(ByteOutcome::Zero, at, bytes);
     }
 
     pub(crate) fn add_resumed(&self, at: u64, bytes: u64) {
         self.resumed.fetch_add(bytes, Ordering::Relaxed);
-        self.note(Fate::Resumed, at, bytes);
+        self.note(ByteOutcome::Resumed, at, bytes);
     }
 
     pub(crate) fn add_verified(&self, at: u64, bytes: u64) {
         self.verified.fetch_add(bytes, Ordering::Relaxed);
-        self.note(Fate::Verified, at, bytes);
+        self.note(ByteOutcome::Verified, at, bytes);
     }
 
     pub(crate) fn add_discarded(&self, bytes: u64) {

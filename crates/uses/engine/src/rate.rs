@@ -16,22 +16,22 @@ const STEP: Duration = Duration::from_millis(100);
 
 /// Limits on bytes and requests per second; 0 is none. Shared by all copies that are limited together.
 #[derive(Debug)]
-pub struct Rate {
+pub struct RateLimit {
     /// Avoids the lock if there is no limit.
     limited: AtomicBool,
     buckets: Mutex<[TokenBucket; 2]>,
 }
 
-impl Rate {
+impl RateLimit {
     /// A limit of `bytes` and `requests` per second.
-    pub fn new(bytes: u64, requests: u64) -> Rate {
+    pub fn new(bytes: u64, requests: u64) -> RateLimit {
         let buckets = [bytes, requests].map(|rate| {
             let mut bucket = TokenBucket::new(rate, rate / BURSTS_PER_SECOND);
             bucket.empty();
             bucket
         });
         let limited = AtomicBool::new(buckets.iter().any(|bucket| bucket.rate() > 0));
-        Rate { limited, buckets: Mutex::new(buckets) }
+        RateLimit { limited, buckets: Mutex::new(buckets) }
     }
 
     /// From now on so many bytes and requests per second, also for requests that wait. What was used beyond
@@ -109,7 +109,7 @@ fn longest_wait(buckets: &mut [TokenBucket], now: Instant) -> Option<Duration> {
 
 /// Rates by the time of day: `08:00-18:00=50M,*=0`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Schedule {
+pub struct RateSchedule {
     rules: Vec<Rule>,
 }
 
@@ -120,14 +120,14 @@ struct Rule {
     rate: u64,
 }
 
-impl Schedule {
+impl RateSchedule {
     /// Parses a rate, or rules separated by commas, of which the first that matches the time
     /// applies: `FROM-TO=RATE` with times as HH:MM (the span may cross midnight), or `*=RATE`. 0 is
     /// no limit, and so is a time without a rule.
     ///
     /// # Errors
     /// [`Kind::Usage`] with the invalid part.
-    pub fn parse(text: &str) -> Result<Schedule> {
+    pub fn parse(text: &str) -> Result<RateSchedule> {
         let wrong = |part: &str, why: &str| {
             let text = format!("{part:?}: {why}; rates by time look like 08:00-18:00=50M,*=0");
             Error::new(Kind::Usage, text)
@@ -137,7 +137,7 @@ impl Schedule {
             _ => parse_rate(text).map_err(|error| wrong(part, &error.text())),
         };
         if !text.contains('=') {
-            return Ok(Schedule { rules: vec![Rule { span: None, rate: rate(text, text)? }] });
+            return Ok(RateSchedule { rules: vec![Rule { span: None, rate: rate(text, text)? }] });
         }
         let mut rules = Vec::new();
         for part in text.split(',') {
@@ -159,7 +159,7 @@ impl Schedule {
             };
             rules.push(Rule { span, rate: rate(part, value.trim())? });
         }
-        Ok(Schedule { rules })
+        Ok(RateSchedule { rules })
     }
 
     /// The rate at this minute of the day, from 0 to 1439; 0: no limit.
@@ -195,7 +195,7 @@ mod tests {
     use super::*;
 
     /// Seconds that so many requests of this size take at these limits.
-    fn time(rate: &Rate, requests: u32, bytes: u64) -> f64 {
+    fn time(rate: &RateLimit, requests: u32, bytes: u64) -> f64 {
         let start = Instant::now();
         let mut now = start;
         for _ in 0..requests {
@@ -208,21 +208,21 @@ mod tests {
 
     #[test]
     fn bytes_and_requests_are_both_limited() {
-        let seconds = time(&Rate::new(1_000_000, 0), 1000, 10_000);
+        let seconds = time(&RateLimit::new(1_000_000, 0), 1000, 10_000);
         assert!((9.8..10.1).contains(&seconds), "{seconds}");
-        let seconds = time(&Rate::new(0, 100), 1000, 10_000);
+        let seconds = time(&RateLimit::new(0, 100), 1000, 10_000);
         assert!((9.8..10.1).contains(&seconds), "{seconds}");
-        let seconds = time(&Rate::new(1_000_000, 50), 1000, 10_000);
+        let seconds = time(&RateLimit::new(1_000_000, 50), 1000, 10_000);
         assert!((19.8..20.1).contains(&seconds), "the tighter one counts: {seconds}");
-        assert_eq!(time(&Rate::new(0, 0), 1000, u64::MAX), 0.0);
+        assert_eq!(time(&RateLimit::new(0, 0), 1000, u64::MAX), 0.0);
         // Requests larger than a second's worth pass, and are paid afterwards.
-        let seconds = time(&Rate::new(1000, 0), 3, 5000);
+        let seconds = time(&RateLimit::new(1000, 0), 3, 5000);
         assert!((9.8..10.1).contains(&seconds), "{seconds}");
     }
 
     #[test]
     fn a_change_counts_at_once() {
-        let rate = Rate::new(1, 0);
+        let rate = RateLimit::new(1, 0);
         let start = Instant::now();
         assert_eq!(rate.try_take(1 << 40, start), None);
         assert!(rate.try_take(1, start).is_some(), "in debt for a long time");
@@ -235,18 +235,18 @@ mod tests {
 
     #[test]
     fn schedules_are_read_by_the_first_rule_that_fits() {
-        let day = Schedule::parse("08:00-18:00=50M,*=0").unwrap();
+        let day = RateSchedule::parse("08:00-18:00=50M,*=0").unwrap();
         assert!(day.changes());
         let rates = [0, 479, 480, 1079, 1080, 1439].map(|minute| day.rate_at(minute));
         assert_eq!(rates, [0, 0, 50 << 20, 50 << 20, 0, 0]);
-        let night = Schedule::parse("22:00-06:30=0, 12:00-13:00=1G ,*=10M").unwrap();
+        let night = RateSchedule::parse("22:00-06:30=0, 12:00-13:00=1G ,*=10M").unwrap();
         let rates = [0, 389, 390, 720, 1319, 1320].map(|minute| night.rate_at(minute));
         assert_eq!(rates, [0, 0, 10 << 20, 1 << 30, 10 << 20, 0]);
-        let plain = Schedule::parse("100M").unwrap();
+        let plain = RateSchedule::parse("100M").unwrap();
         assert!(!plain.changes());
         assert_eq!(plain.rate_at(77), 100 << 20);
-        assert_eq!(Schedule::parse("0").unwrap().rate_at(0), 0);
-        assert_eq!(Schedule::parse("18:00-24:00=1M").unwrap().rate_at(1439), 1 << 20);
+        assert_eq!(RateSchedule::parse("0").unwrap().rate_at(0), 0);
+        assert_eq!(RateSchedule::parse("18:00-24:00=1M").unwrap().rate_at(1439), 1 << 20);
         for wrong in [
             "",
             "x",
@@ -262,7 +262,7 @@ mod tests {
             "+8:00-9:00=1M",
             "*=1Q",
         ] {
-            assert!(Schedule::parse(wrong).is_err(), "{wrong:?}");
+            assert!(RateSchedule::parse(wrong).is_err(), "{wrong:?}");
         }
     }
 }

@@ -9,39 +9,39 @@ use blockhaul_block::Result;
 use blockhaul_io::{Data, Pool, Reservation, is_zero};
 
 use crate::blocks::{first_difference, room};
-use crate::ledger::Range;
-use crate::manifest::{BLOCK, Digest};
-use crate::segment::What;
+use crate::ledger::SegmentRange;
+use crate::manifest::{BLOCK, UnitDigest};
+use crate::segment::RunContent;
 
 /// Offsets and digests of units.
-pub(crate) type Digests = Vec<(u64, Digest)>;
+pub(crate) type UnitDigests = Vec<(u64, UnitDigest)>;
 
 /// A reading of the source, shared by all lanes.
-pub(crate) struct Reading {
+pub(crate) struct SourceScan {
     /// Both sides are read and compared.
     compares: bool,
     /// Unit size in bytes of the requested digests.
     unit: Option<u64>,
     /// Digest of a zero block.
-    zero_block: Digest,
+    zero_block: UnitDigest,
     /// Offset of the first difference found so far.
     differs_at: AtomicU64,
-    units: Mutex<Digests>,
+    units: Mutex<UnitDigests>,
     // A pool for each side, so that a task that holds a buffer of one waits only for the other.
     source_pool: Pool,
     target_pool: Pool,
 }
 
-impl Reading {
+impl SourceScan {
     /// A reading with the buffers of `pool`.
-    pub(crate) fn new(compares: bool, unit: Option<u64>, pool: &Pool) -> Reading {
+    pub(crate) fn new(compares: bool, unit: Option<u64>, pool: &Pool) -> SourceScan {
         let share = if compares { pool.limit() / 2 } else { pool.limit() };
         let half = share.max(Pool::cost(BLOCK as usize));
         if compares {
             // Idle buffers of an earlier copy have other sizes and would add to the two halves.
             pool.keep_idle(0);
         }
-        Reading {
+        SourceScan {
             compares,
             unit,
             zero_block: blake3::hash(&vec![0; BLOCK as usize]).into(),
@@ -54,12 +54,12 @@ impl Reading {
     }
 
     /// Which sides may have data in a run: source, target.
-    pub(crate) fn sides_with(&self, what: What) -> [bool; 2] {
+    pub(crate) fn sides_with(&self, what: RunContent) -> [bool; 2] {
         match what {
-            What::Data => [true, self.compares],
-            What::New => [true, false],
-            What::Zero => [false, self.compares],
-            What::Clean => [false, false],
+            RunContent::Data => [true, self.compares],
+            RunContent::New => [true, false],
+            RunContent::Zero => [false, self.compares],
+            RunContent::Clean => [false, false],
         }
     }
 
@@ -77,7 +77,7 @@ impl Reading {
 
     /// The results: the digests of the source's units that are not all zero, in order, and the
     /// offset of the first difference.
-    pub(crate) fn take_results(&self) -> (Digests, Option<u64>) {
+    pub(crate) fn take_results(&self) -> (UnitDigests, Option<u64>) {
         let mut units = std::mem::take(&mut *self.units.lock().expect("no panic under this lock"));
         units.sort_unstable_by_key(|unit| unit.0);
         let differs_at = self.differs_at.load(Ordering::Relaxed);
@@ -86,21 +86,21 @@ impl Reading {
 }
 
 /// A segment of a reading. Its requests share it; the last one to drop it completes its digests.
-pub(crate) struct SegmentReading {
-    pub(crate) reading: Arc<Reading>,
-    range: Range,
+pub(crate) struct SegmentScan {
+    pub(crate) reading: Arc<SourceScan>,
+    range: SegmentRange,
     /// Digests of the blocks that are not zero, by offset.
-    blocks: RefCell<BTreeMap<u64, Digest>>,
+    blocks: RefCell<BTreeMap<u64, UnitDigest>>,
 }
 
-impl SegmentReading {
-    pub(crate) fn new(reading: Arc<Reading>, range: Range) -> SegmentReading {
-        SegmentReading { reading, range, blocks: RefCell::default() }
+impl SegmentScan {
+    pub(crate) fn new(reading: Arc<SourceScan>, range: SegmentRange) -> SegmentScan {
+        SegmentScan { reading, range, blocks: RefCell::default() }
     }
 
     /// Compares and digests what was read at `at`; `None` is all zero.
     pub(crate) fn add(&self, at: u64, source: Option<&Data>, target: Option<&Data>) {
-        let Reading { compares, unit, differs_at, .. } = &*self.reading;
+        let SourceScan { compares, unit, differs_at, .. } = &*self.reading;
         if *compares && let Some(first) = first_difference(source, target) {
             differs_at.fetch_min(at + first, Ordering::Relaxed);
         }
@@ -111,7 +111,7 @@ impl SegmentReading {
     }
 
     /// The digests of the units that are not all zero.
-    fn units(&self, unit: u64) -> Digests {
+    fn units(&self, unit: u64) -> UnitDigests {
         let blocks = self.blocks.borrow();
         let mut units = Vec::new();
         let mut next = blocks.keys().next().copied();
@@ -124,7 +124,7 @@ impl SegmentReading {
         units
     }
 
-    fn unit(&self, blocks: &BTreeMap<u64, Digest>, (mut at, end): Range) -> Digest {
+    fn unit(&self, blocks: &BTreeMap<u64, UnitDigest>, (mut at, end): SegmentRange) -> UnitDigest {
         let mut hasher = blake3::Hasher::new();
         while at < end {
             let len = (BLOCK - at % BLOCK).min(end - at);
@@ -139,7 +139,7 @@ impl SegmentReading {
     }
 }
 
-impl Drop for SegmentReading {
+impl Drop for SegmentScan {
     fn drop(&mut self) {
         let Some(unit) = self.reading.unit else { return };
         let units = self.units(unit);

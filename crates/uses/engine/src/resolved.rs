@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use blockhaul_block::{Can, Compression, Device, DeviceExt as _, Error, Facts, Kind, Result};
 use blockhaul_io::Pool;
 
-use crate::ledger::Range;
-use crate::options::{MAX_REQUEST, MIN_REQUEST, MultiConn, Options};
-use crate::rate::Rate;
+use crate::ledger::SegmentRange;
+use crate::options::{EngineOptions, MAX_REQUEST, MIN_REQUEST, MultiConn};
+use crate::rate::RateLimit;
 
 /// Larger target blocks do not widen the ranges copied as data.
 pub(crate) const GRAIN_MAX: u32 = 64 << 10;
@@ -122,7 +122,7 @@ const REQUESTS_PER_SEGMENT: u64 = 16;
 
 /// Options adapted to the devices.
 #[derive(Debug)]
-pub(crate) struct Resolved {
+pub(crate) struct EffectiveOptions {
     /// Lanes to start with if requests take long.
     pub(crate) connections: usize,
     /// Lanes to start with.
@@ -149,20 +149,20 @@ pub(crate) struct Resolved {
     pub(crate) segment: u64,
     /// Separate writes start and end at multiples of this.
     pub(crate) grain: u64,
-    rate: Arc<Rate>,
+    rate: Arc<RateLimit>,
     /// The options include a rate, possibly without a limit at the moment.
     has_rate: bool,
     /// The rate does not limit this engine at the moment.
     ignores_rate: AtomicBool,
 }
 
-impl Resolved {
+impl EffectiveOptions {
     pub(crate) fn new(
-        options: &Options,
+        options: &EngineOptions,
         source: &Arc<dyn Device>,
         target: &Arc<dyn Device>,
         pool: &Pool,
-    ) -> Resolved {
+    ) -> EffectiveOptions {
         let from = source.facts();
         let to = target.facts();
         // As nbdcopy: at least what both sides prefer, and never more than their maximum.
@@ -189,7 +189,7 @@ impl Resolved {
             0 => 0,
             sparse => sparse.max(block(&to)),
         };
-        Resolved {
+        EffectiveOptions {
             connections,
             connections_first,
             connections_max,
@@ -212,7 +212,7 @@ impl Resolved {
             grain: grain(options, &from, &to),
             segment: segment(options, from.size, connections_max, request_size)
                 .max(u64::from(block(&to))),
-            rate: options.rate.clone().unwrap_or_else(|| Arc::new(Rate::new(0, 0))),
+            rate: options.rate.clone().unwrap_or_else(|| Arc::new(RateLimit::new(0, 0))),
             has_rate: options.rate.is_some(),
             ignores_rate: AtomicBool::new(false),
         }
@@ -231,7 +231,7 @@ impl Resolved {
     }
 
     /// The limit for all lanes together.
-    pub(crate) fn rate(&self) -> &Arc<Rate> {
+    pub(crate) fn rate(&self) -> &Arc<RateLimit> {
         &self.rate
     }
 
@@ -250,13 +250,13 @@ impl Resolved {
 }
 
 /// Whether a side has one handle only, as its facts advise and the user does not say otherwise.
-pub(crate) fn keeps_one_handle(options: &Options, from: &Facts, to: &Facts) -> bool {
+pub(crate) fn keeps_one_handle(options: &EngineOptions, from: &Facts, to: &Facts) -> bool {
     let is_chosen = !options.adaptive_connections || options.multi_conn == MultiConn::Always;
     !is_chosen && (from.one_handle || to.one_handle)
 }
 
 /// The whole blocks of a range of a source that can be discarded, if there are any.
-pub(crate) fn whole_blocks((start, end): Range, facts: &Facts) -> Option<Range> {
+pub(crate) fn whole_blocks((start, end): SegmentRange, facts: &Facts) -> Option<SegmentRange> {
     let block = facts.block.preferred.min(GRAIN_MAX).max(facts.block.minimum).max(1);
     let block = u64::from(block);
     let reached = facts.size - u64::from(facts.tail);
@@ -275,7 +275,7 @@ pub(crate) fn block(to: &Facts) -> u32 {
 }
 
 /// The alignment in bytes of zeroes and of wanted ranges.
-fn grain(options: &Options, from: &Facts, to: &Facts) -> u64 {
+fn grain(options: &EngineOptions, from: &Facts, to: &Facts) -> u64 {
     let block = block(to).max(to.block.minimum).max(from.block.minimum);
     let grain = u64::from(block).max(1);
     if options.digest.is_some() { grain.max(crate::algorithm::BLOCK) } else { grain }
@@ -283,7 +283,7 @@ fn grain(options: &Options, from: &Facts, to: &Facts) -> u64 {
 
 /// Segment size in bytes: smaller than in the options if a disk has too few segments to keep all
 /// connections busy until the end, but still many requests long.
-fn segment(options: &Options, size: u64, connections: usize, request_size: u64) -> u64 {
+fn segment(options: &EngineOptions, size: u64, connections: usize, request_size: u64) -> u64 {
     let most = options.segment.max(SEGMENT_MIN).next_power_of_two();
     let pieces = connections as u64 * SEGMENTS_PER_LANE;
     if !options.spread || connections == 1 || size / pieces >= most {
@@ -299,14 +299,14 @@ mod tests {
 
     #[test]
     fn small_disks_have_work_for_all_connections() {
-        let options = Options::default();
+        let options = EngineOptions::default();
         let of = |size, connections| segment(&options, size, connections, 512 << 10);
         assert_eq!(of(1 << 40, 4), options.segment);
         assert_eq!(of(128 << 20, 4), 16 << 20);
         assert_eq!(of(128 << 20, 1), options.segment);
         assert_eq!(of(1 << 20, 4), 8 << 20);
         assert_eq!(of(0, 4), 8 << 20);
-        let told = Options { spread: false, ..Options::default() };
+        let told = EngineOptions { spread: false, ..EngineOptions::default() };
         assert_eq!(segment(&told, 1 << 20, 4, 512 << 10), told.segment);
     }
 }

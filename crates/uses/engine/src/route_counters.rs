@@ -9,7 +9,7 @@ use blockhaul_io::{PayloadRoute, RouteCounters};
 /// Bytes by route since the copy began. Repeated requests count each time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
-pub struct Routes {
+pub struct RouteBytes {
     /// Not written: already zero on the target.
     pub skip: u64,
     /// Zeroed on the target without a payload; also in `zeroes_written` if the target cannot zero.
@@ -43,10 +43,10 @@ pub struct Routes {
     pub unseen: u64,
 }
 
-impl Routes {
+impl RouteBytes {
     /// The difference to `before`.
-    pub(crate) fn since(&self, before: &Routes) -> Routes {
-        Routes {
+    pub(crate) fn since(&self, before: &RouteBytes) -> RouteBytes {
+        RouteBytes {
             skip: self.skip.saturating_sub(before.skip),
             zero: self.zero.saturating_sub(before.zero),
             trim: self.trim.saturating_sub(before.trim),
@@ -88,7 +88,7 @@ impl Routes {
 }
 
 /// The nonzero ones: `zero 4096, memory 65536`.
-impl fmt::Display for Routes {
+impl fmt::Display for RouteBytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let named = self.named().map(|(name, bytes)| match name {
             "unseen" => ("not checked for zeroes", bytes),
@@ -105,9 +105,9 @@ impl fmt::Display for Routes {
     }
 }
 
-/// Counters behind [`Routes`].
+/// Counters behind [`RouteBytes`].
 #[derive(Debug, Default)]
-pub(crate) struct Counters {
+pub(crate) struct CopyRouteCounters {
     /// Shared with buffers.
     pub(crate) tally: Arc<RouteCounters>,
     pub(crate) reflink: AtomicU64,
@@ -123,9 +123,9 @@ pub(crate) fn add(counter: &AtomicU64, bytes: u64) {
     counter.fetch_add(bytes, Ordering::Relaxed);
 }
 
-impl Counters {
+impl CopyRouteCounters {
     /// All counters, of a copy that has written `data`, zeroed `zero` and skipped `skip` bytes.
-    pub(crate) fn routes(&self, data: u64, zero: u64, skip: u64) -> Routes {
+    pub(crate) fn routes(&self, data: u64, zero: u64, skip: u64) -> RouteBytes {
         let bytes = |route| self.tally.get(route);
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let reflink = load(&self.reflink);
@@ -143,7 +143,7 @@ impl Counters {
             socket_to_file,
             file_to_file,
         ];
-        Routes {
+        RouteBytes {
             skip,
             zero,
             trim: load(&self.trim),
@@ -169,7 +169,7 @@ mod tests {
 
     #[test]
     fn what_the_kernel_did_not_move_went_through_memory() {
-        let counters = Counters::default();
+        let counters = CopyRouteCounters::default();
         counters.tally.add(PayloadRoute::SocketToSocket, 1000);
         counters.tally.add(PayloadRoute::DirectWrite, 50);
         add(&counters.reflink, 100);
@@ -179,6 +179,6 @@ mod tests {
         let text = "zero 7, reflink 100, socket-to-socket 1000, memory 100, direct-write 50, \
                     not checked for zeroes 1180";
         assert_eq!(routes.to_string(), text);
-        assert_eq!(Routes::default().to_string(), "none");
+        assert_eq!(RouteBytes::default().to_string(), "none");
     }
 }

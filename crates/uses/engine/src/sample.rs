@@ -8,9 +8,9 @@ use blockhaul_catalog::Stack;
 use blockhaul_io::Reservation;
 
 use crate::error::Result;
-use crate::extent_feed::{ExtentFeed, Known};
-use crate::handle::Handle;
-use crate::ledger::Range;
+use crate::extent_feed::{ExtentFeed, ExtentRun};
+use crate::handle::ReconnectingHandle;
+use crate::ledger::SegmentRange;
 
 /// Maximum time for an extents reply.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -23,7 +23,10 @@ const BLOCK: u64 = 64 << 10;
 const IN_FLIGHT: usize = 16;
 
 /// Reads the samples, and digests them in order. `only`: where, if the rest may be unreadable.
-pub(crate) async fn digest(source: Rc<Handle>, only: Option<&[Range]>) -> Result<[u8; 32]> {
+pub(crate) async fn digest(
+    source: Rc<ReconnectingHandle>,
+    only: Option<&[SegmentRange]>,
+) -> Result<[u8; 32]> {
     let facts = source.facts();
     let most = u64::from(facts.block.maximum.max(facts.block.minimum));
     let block = BLOCK.min(most);
@@ -57,7 +60,7 @@ pub(crate) async fn digest(source: Rc<Handle>, only: Option<&[Range]>) -> Result
 }
 
 /// Offsets and lengths of samples of ranges, spread evenly over their bytes.
-fn places_in(ranges: &[Range], block: u64) -> Vec<(u64, u64)> {
+fn places_in(ranges: &[SegmentRange], block: u64) -> Vec<(u64, u64)> {
     let total: u64 = ranges.iter().map(|range| range.1 - range.0).sum();
     let mut places = Vec::new();
     let mut ranges = ranges.iter().peekable();
@@ -108,14 +111,17 @@ pub async fn is_coarse(source: &Stack) -> bool {
 /// Reads samples of what a device does not report as zero, spread evenly: the offset of the first
 /// byte found that is not zero. Does not wait much longer for extents than for other replies:
 /// without them, the samples cover the whole device.
-pub(crate) async fn first_content(end: Rc<Handle>, (from, to): (u64, u64)) -> Result<Option<u64>> {
+pub(crate) async fn first_content(
+    end: Rc<ReconnectingHandle>,
+    (from, to): (u64, u64),
+) -> Result<Option<u64>> {
     let mut feed = ExtentFeed::allocation(end.clone(), true, from, to);
     let mut filled = Vec::new();
     let mut at = from;
     while at < to {
         let known = match blockhaul_io::timeout(PATIENCE, feed.front()).await {
             Ok(known) if filled.len() < RUNS => known?,
-            _ => Known { len: to - at, state: None },
+            _ => ExtentRun { len: to - at, state: None },
         };
         let len = known.len.clamp(1, to - at);
         if known.state.unwrap_or(0) & ZERO == 0 {
@@ -152,7 +158,7 @@ pub(crate) async fn first_content(end: Rc<Handle>, (from, to): (u64, u64)) -> Re
     Ok(None)
 }
 
-async fn read(source: Rc<Handle>, at: u64, len: u64) -> Result<[u8; 32]> {
+async fn read(source: Rc<ReconnectingHandle>, at: u64, len: u64) -> Result<[u8; 32]> {
     if len == 0 {
         return Ok(blake3::hash(&[]).into());
     }

@@ -1,6 +1,6 @@
 //! Segments, the units of work, and what is known of their bytes.
 
-use crate::ledger::Range;
+use crate::ledger::SegmentRange;
 
 /// Bytes of a segment: the unit that is written by one lane (libnbd's THREAD_WORK_SIZE).
 pub const SEGMENT: u64 = 128 << 20;
@@ -14,7 +14,7 @@ pub(crate) struct Segment {
     /// An earlier run has written it, but may have lost it.
     pub(crate) check: bool,
     /// Consecutive runs from `at` on.
-    pub(crate) runs: Vec<Run>,
+    pub(crate) runs: Vec<SegmentRun>,
 }
 
 impl Segment {
@@ -24,21 +24,21 @@ impl Segment {
     }
 
     /// Start and end.
-    pub(crate) fn range(&self) -> Range {
+    pub(crate) fn range(&self) -> SegmentRange {
         (self.at, self.at + self.len())
     }
 }
 
 /// Bytes of a segment that take one route.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Run {
+pub(crate) struct SegmentRun {
     pub(crate) len: u64,
-    pub(crate) what: What,
+    pub(crate) what: RunContent,
 }
 
 /// What is known of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum What {
+pub(crate) enum RunContent {
     /// To be read.
     Data,
     /// To be read; the target reads as zeroes there. Distinguished from `Data` on request only.
@@ -49,9 +49,9 @@ pub(crate) enum What {
     Clean,
 }
 
-impl What {
+impl RunContent {
     /// Whether it is to be read.
     pub(crate) fn is_data(self) -> bool {
-        matches!(self, What::Data | What::New)
+        matches!(self, RunContent::Data | RunContent::New)
     }
 }

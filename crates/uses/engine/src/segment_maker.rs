@@ -10,16 +10,16 @@ use std::time::{Duration, Instant};
 use blockhaul_block::{HOLE, ZERO};
 
 use crate::error::Result;
-use crate::extent_feed::{ExtentFeed, Known};
-use crate::handle::Handle;
-use crate::journal::Recorded;
-use crate::ledger::Range;
-use crate::plan::Added;
-use crate::progress::Progress;
-use crate::segment::{Run, Segment, What};
+use crate::extent_feed::{ExtentFeed, ExtentRun};
+use crate::handle::ReconnectingHandle;
+use crate::journal::JournalContent;
+use crate::ledger::SegmentRange;
+use crate::plan::PlanAdditions;
+use crate::progress::CopyProgress;
+use crate::segment::{RunContent, Segment, SegmentRun};
 use crate::segment_queue::SegmentQueue;
 use crate::segmenter::Segmenter;
-use crate::selection::{self, Choice, Selection};
+use crate::selection::{self, Selection, SelectionFeed};
 use crate::wants::meet;
 
 /// Maximum number of segments cut from one run at a time: limits the memory of queued segments.
@@ -31,17 +31,17 @@ const LOOK: Duration = Duration::from_millis(10);
 
 /// What earlier runs have done.
 #[derive(Debug, Default)]
-pub(crate) struct Earlier {
-    pub(crate) recorded: Recorded,
+pub(crate) struct EarlierRuns {
+    pub(crate) recorded: JournalContent,
     /// Recheck what is recorded instead of skipping it.
     pub(crate) check: bool,
 }
 
 /// The settings that segments are made with.
-pub(crate) struct Making {
-    pub(crate) source: Rc<Handle>,
+pub(crate) struct SegmentSettings {
+    pub(crate) source: Rc<ReconnectingHandle>,
     /// The target, if it can report what already reads as zeroes.
-    pub(crate) target: Option<Rc<Handle>>,
+    pub(crate) target: Option<Rc<ReconnectingHandle>>,
     /// All of the target reads as zeroes.
     pub(crate) target_is_zero: bool,
     /// Zeroes on the target must be allocated.
@@ -53,24 +53,28 @@ pub(crate) struct Making {
     /// Request extents; failing to get them is an error.
     pub(crate) extents: bool,
     pub(crate) strict: bool,
-    /// Distinguish [`What::New`] from other data.
+    /// Distinguish [`RunContent::New`] from other data.
     pub(crate) new: bool,
     /// Do not split what is zero, and what is zero on both sides.
     pub(crate) whole: (bool, bool),
     pub(crate) selection: Selection,
     /// Segments with a part of this range are copied when all others are.
-    pub(crate) last: Option<Range>,
+    pub(crate) last: Option<SegmentRange>,
     /// Ranges that are added while segments are made.
-    pub(crate) added: Option<Arc<Added>>,
-    pub(crate) earlier: Earlier,
-    pub(crate) progress: Arc<Progress>,
+    pub(crate) added: Option<Arc<PlanAdditions>>,
+    pub(crate) earlier: EarlierRuns,
+    pub(crate) progress: Arc<CopyProgress>,
 }
 
-impl Making {
+impl SegmentSettings {
     /// All of a device, in segments of this size.
-    pub(crate) fn of(source: Rc<Handle>, segment: u64, progress: &Arc<Progress>) -> Making {
+    pub(crate) fn of(
+        source: Rc<ReconnectingHandle>,
+        segment: u64,
+        progress: &Arc<CopyProgress>,
+    ) -> SegmentSettings {
         let selection = Selection::all(source.facts().size);
-        Making {
+        SegmentSettings {
             source,
             target: None,
             target_is_zero: false,
@@ -84,15 +88,15 @@ impl Making {
             selection,
             last: None,
             added: None,
-            earlier: Earlier::default(),
+            earlier: EarlierRuns::default(),
             progress: progress.clone(),
         }
     }
 }
 
 /// Makes the segments of a queue. An error means that the ranges to copy cannot be determined.
-pub(crate) async fn make(queue: Arc<SegmentQueue>, making: Making) -> Result<()> {
-    let made = match Maker::new(&queue, making) {
+pub(crate) async fn make(queue: Arc<SegmentQueue>, making: SegmentSettings) -> Result<()> {
+    let made = match SegmentMaker::new(&queue, making) {
         Ok(maker) => maker.make().await,
         Err(error) => Err(error),
     };
@@ -104,19 +108,19 @@ pub(crate) async fn make(queue: Arc<SegmentQueue>, making: Making) -> Result<()>
     made
 }
 
-struct Maker<'a> {
+struct SegmentMaker<'a> {
     queue: &'a SegmentQueue,
-    making: Making,
+    making: SegmentSettings,
     segmenter: Segmenter,
     feeds: Feeds,
-    choice: Choice,
-    blind: Blind,
+    choice: SelectionFeed,
+    blind: OverlapProbe,
 }
 
 /// Whether the source answers reads while a query for extents is in progress. If it does not, a copy
 /// without extents gains no time, and reads holes.
 #[derive(Default)]
-enum Blind {
+enum OverlapProbe {
     /// Nothing has been read without extents.
     #[default]
     Untried,
@@ -135,8 +139,8 @@ struct Feeds {
 
 impl Feeds {
     /// Their extents from `from` to `to`.
-    fn of(making: &Making, (from, to): Range) -> Feeds {
-        let feed = |handle: &Rc<Handle>| {
+    fn of(making: &SegmentSettings, (from, to): SegmentRange) -> Feeds {
+        let feed = |handle: &Rc<ReconnectingHandle>| {
             let to = to.min(handle.facts().size);
             let feed = ExtentFeed::allocation(handle.clone(), making.extents, from.min(to), to);
             if making.strict { feed.or_fail() } else { feed }
@@ -156,13 +160,13 @@ impl Feeds {
     }
 }
 
-impl Maker<'_> {
-    fn new(queue: &SegmentQueue, making: Making) -> Result<Maker<'_>> {
+impl SegmentMaker<'_> {
+    fn new(queue: &SegmentQueue, making: SegmentSettings) -> Result<SegmentMaker<'_>> {
         let feeds = Feeds::of(&making, making.selection.bounds());
         let choice = making.selection.choice(&making.source)?;
         let segmenter = segmenter(&making);
-        let blind = Blind::default();
-        Ok(Maker { queue, making, segmenter, feeds, choice, blind })
+        let blind = OverlapProbe::default();
+        Ok(SegmentMaker { queue, making, segmenter, feeds, choice, blind })
     }
 
     async fn make(mut self) -> Result<()> {
@@ -186,7 +190,7 @@ impl Maker<'_> {
     }
 
     /// Makes the segments of the first of these ranges; false when the queue was stopped.
-    async fn make_range(&mut self, ranges: &[Range]) -> Result<bool> {
+    async fn make_range(&mut self, ranges: &[SegmentRange]) -> Result<bool> {
         let Some(&(start, end)) = ranges.first() else { return Ok(true) };
         let segment = self.making.segment;
         self.segmenter.leave_to(start);
@@ -253,7 +257,7 @@ impl Maker<'_> {
         let mut at = at;
         while at < end {
             let len = (segment - at % segment).min(end - at);
-            let runs = vec![Run { len, what: What::Data }];
+            let runs = vec![SegmentRun { len, what: RunContent::Data }];
             if !self.queue.add(Segment { at, extents_known: false, check: true, runs }).await {
                 return false;
             }
@@ -268,8 +272,8 @@ impl Maker<'_> {
         &mut self,
         at: u64,
         most: u64,
-        ranges: &[Range],
-    ) -> Result<(u64, Option<What>, bool)> {
+        ranges: &[SegmentRange],
+    ) -> Result<(u64, Option<RunContent>, bool)> {
         let (most, chosen) = self.choice.look(at, most).await?;
         if !chosen {
             return Ok((most, None, false));
@@ -285,27 +289,31 @@ impl Maker<'_> {
         if known.state.unwrap_or(0) & ZERO == 0 {
             let len = len.min(some);
             if !self.making.new {
-                return Ok((len, Some(What::Data), extents_known));
+                return Ok((len, Some(RunContent::Data), extents_known));
             }
             let (len, new) = self.is_clean(at, len, cell).await?;
-            return Ok((len, Some(if new { What::New } else { What::Data }), extents_known));
+            return Ok((
+                len,
+                Some(if new { RunContent::New } else { RunContent::Data }),
+                extents_known,
+            ));
         }
         let (len, clean) = self.is_clean(at, len, cell).await?;
         let (what, whole) = if clean {
-            (What::Clean, self.making.whole.1)
+            (RunContent::Clean, self.making.whole.1)
         } else {
-            (What::Zero, self.making.whole.0)
+            (RunContent::Zero, self.making.whole.0)
         };
         Ok((if whole { len } else { len.min(some) }, Some(what), extents_known))
     }
 
     /// The next extent of the source; an unknown one of `cell` bytes if lanes have waited too long.
-    async fn look_at_source(&mut self, cell: u64) -> Result<Known> {
+    async fn look_at_source(&mut self, cell: u64) -> Result<ExtentRun> {
         let feed = &mut self.feeds.source;
         let Some(since) = feed.waits_since() else { return feed.front().await };
         let meter = &self.making.progress.meter;
         let begun = match self.blind {
-            Blind::Tried(query, number) if query == since => Some(number),
+            OverlapProbe::Tried(query, number) if query == since => Some(number),
             _ => None,
         };
         let stopped = || self.queue.is_stopped() || self.making.progress.is_cancelled();
@@ -320,10 +328,10 @@ impl Maker<'_> {
             }
         };
         let known = patiently(self.queue, feed, cell, answered).await?;
-        if known.state.is_none() && !matches!(self.blind, Blind::Answered) {
+        if known.state.is_none() && !matches!(self.blind, OverlapProbe::Answered) {
             self.blind = match begun {
-                Some(_) => Blind::Answered,
-                None => Blind::Tried(since, meter.next_to_end()),
+                Some(_) => OverlapProbe::Answered,
+                None => OverlapProbe::Tried(since, meter.next_to_end()),
             };
         }
         Ok(known)
@@ -349,7 +357,7 @@ impl Maker<'_> {
 }
 
 /// A segmenter with these settings.
-fn segmenter(making: &Making) -> Segmenter {
+fn segmenter(making: &SegmentSettings) -> Segmenter {
     let size = making.source.facts().size;
     Segmenter::new(size, making.segment, making.grain, making.whole)
 }
@@ -361,7 +369,7 @@ async fn patiently(
     feed: &mut ExtentFeed,
     cell: u64,
     allowed: impl Future<Output = ()>,
-) -> Result<Known> {
+) -> Result<ExtentRun> {
     let Some(since) = feed.waits_since() else { return feed.front().await };
     if feed.is_strict() {
         return feed.front().await;
@@ -375,7 +383,7 @@ async fn patiently(
         Some(known) => known,
         None => {
             feed.hurry();
-            Ok(Known { len: cell, state: None })
+            Ok(ExtentRun { len: cell, state: None })
         }
     }
 }

@@ -10,10 +10,10 @@ use blockhaul_block::Result;
 use blockhaul_io::Ticket;
 
 use crate::lane_slots::LaneSlots;
-use crate::ledger::Range;
+use crate::ledger::SegmentRange;
 use crate::segment::Segment;
-use crate::signals::{Signals, WANTED};
-use crate::wants::{Wants, meet};
+use crate::signals::{LaneSignals, WANTED};
+use crate::wants::{PendingRanges, meet};
 
 /// Maximum number of queued runs: limits the memory for a disk in a million pieces.
 const RUNS_AHEAD: usize = 64 << 10;
@@ -22,7 +22,7 @@ const SEGMENTS_AHEAD: usize = 4 << 10;
 
 /// The segments of a copy, made by one task and taken by all lanes.
 pub(crate) struct SegmentQueue {
-    state: Mutex<State>,
+    state: Mutex<SegmentQueueState>,
     /// The lanes to notify while a caller waits for a range. `None`: no caller can.
     lanes: Option<Arc<LaneSlots>>,
     /// The number of the newest range request (`want`).
@@ -30,7 +30,7 @@ pub(crate) struct SegmentQueue {
 }
 
 #[derive(Default)]
-struct State {
+struct SegmentQueueState {
     ready: VecDeque<Segment>,
     /// Number of segments at the front that a caller waits for.
     urgent: usize,
@@ -45,10 +45,10 @@ struct State {
     takers: Vec<Waker>,
     /// Tasks that wait until no segment is left.
     leavers: Vec<Waker>,
-    wants: Wants,
+    wants: PendingRanges,
 }
 
-impl State {
+impl SegmentQueueState {
     fn exhausted(&self) -> bool {
         self.stopped || (self.complete && self.ready.is_empty())
     }
@@ -71,7 +71,7 @@ impl State {
     }
 
     /// Moves the wanted segments to the front.
-    fn hurry(&mut self, wanted: &[Range]) {
+    fn hurry(&mut self, wanted: &[SegmentRange]) {
         let is_wanted =
             |segment: &Segment| wanted.iter().any(|&range| meet(range, segment.range()));
         let queued = self.ready.split_off(self.urgent);
@@ -93,12 +93,12 @@ impl SegmentQueue {
         SegmentQueue { lanes: Some(lanes), ..SegmentQueue::new() }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, SegmentQueueState> {
         self.state.lock().expect("no panic under this lock")
     }
 
     /// The signals for the lanes that take segments of this queue.
-    pub(crate) fn signals(&self) -> Option<&Arc<Signals>> {
+    pub(crate) fn signals(&self) -> Option<&Arc<LaneSignals>> {
         self.lanes.as_ref().map(|lanes| lanes.signals())
     }
 
@@ -188,7 +188,7 @@ impl SegmentQueue {
         self.change(|state| state.complete = true);
     }
 
-    fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+    fn change<T>(&self, change: impl FnOnce(&mut SegmentQueueState) -> T) -> T {
         let mut state = self.lock();
         let changed = change(&mut state);
         let waiting = state.waiting();
@@ -248,7 +248,7 @@ impl SegmentQueue {
     }
 
     /// Segments of these ranges will be made.
-    pub(crate) fn plan(&self, ranges: &[Range]) {
+    pub(crate) fn plan(&self, ranges: &[SegmentRange]) {
         if self.lanes.is_some() {
             self.lock().wants.plan(ranges);
         }
@@ -269,13 +269,13 @@ impl SegmentQueue {
     }
 
     /// Part of a segment is written.
-    pub(crate) fn arrived(&self, range: Range) {
+    pub(crate) fn arrived(&self, range: SegmentRange) {
         self.lock().wants.arrived(range);
         self.signal(false);
     }
 
     /// Copies a range before all others. The ticket resolves when it is written.
-    pub(crate) fn want(&self, range: Range) -> Ticket<Result<()>> {
+    pub(crate) fn want(&self, range: SegmentRange) -> Ticket<Result<()>> {
         let ticket = self.change(|state| {
             let ticket = state.wants.want(range);
             if state.stopped {
@@ -300,7 +300,7 @@ impl SegmentQueue {
     }
 
     /// Parts of `range` that are wanted by requests newer than number `since`.
-    pub(crate) fn wanted_within(&self, range: Range, since: u64) -> Vec<Range> {
+    pub(crate) fn wanted_within(&self, range: SegmentRange, since: u64) -> Vec<SegmentRange> {
         self.lock().wants.within(range, since)
     }
 

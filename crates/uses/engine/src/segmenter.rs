@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use crate::segment::{Run, Segment, What};
+use crate::segment::{RunContent, Segment, SegmentRun};
 
 /// Cuts runs into segments. Zeroes are shrunk to the grain, so that no two writes share a block of
 /// the target.
@@ -16,11 +16,11 @@ pub(crate) struct Segmenter {
     at: u64,
     /// Zeroes at the end of the input that do not fill a grain yet.
     tail: u64,
-    tail_what: What,
+    tail_what: RunContent,
     /// Where the open run starts: everything before it is in segments.
     open_at: u64,
     /// Runs of the same kind are joined before they are cut.
-    open: Option<Run>,
+    open: Option<SegmentRun>,
     segment: Segment,
     /// End of the last run that the source did not report.
     untold_to: u64,
@@ -36,7 +36,7 @@ impl Segmenter {
             whole,
             at: 0,
             tail: 0,
-            tail_what: What::Zero,
+            tail_what: RunContent::Zero,
             open_at: 0,
             open: None,
             segment: Segment { at: 0, extents_known: false, check: false, runs: Vec::new() },
@@ -46,7 +46,7 @@ impl Segmenter {
     }
 
     /// Adds the next `len` bytes; `extents_known`: the source reported them.
-    pub(crate) fn push(&mut self, len: u64, what: What, extents_known: bool) {
+    pub(crate) fn push(&mut self, len: u64, what: RunContent, extents_known: bool) {
         if what.is_data() {
             self.end_tail();
             self.at += len;
@@ -83,7 +83,7 @@ impl Segmenter {
         self.done.pop_front()
     }
 
-    fn push_zeroes(&mut self, len: u64, what: What) {
+    fn push_zeroes(&mut self, len: u64, what: RunContent) {
         let start = self.at - self.tail;
         let end = self.at + len;
         let mixed = self.tail > 0 && self.tail_what != what;
@@ -92,24 +92,24 @@ impl Segmenter {
         let zero_end = if end >= self.size { end } else { end - end % self.grain };
         if zero_start >= zero_end {
             self.tail = end - start;
-            self.tail_what = if mixed { What::Zero } else { what };
+            self.tail_what = if mixed { RunContent::Zero } else { what };
             return;
         }
         self.tail = end - zero_end;
         self.tail_what = what;
-        self.join(zero_start - start, What::Data);
+        self.join(zero_start - start, RunContent::Data);
         // A grain that is only partly clean is zeroed.
         let mixed = if mixed { self.grain.min(zero_end - zero_start) } else { 0 };
-        self.join(mixed, What::Zero);
+        self.join(mixed, RunContent::Zero);
         self.join(zero_end - zero_start - mixed, what);
     }
 
     fn end_tail(&mut self) {
         let tail = std::mem::take(&mut self.tail);
-        self.join(tail, What::Data);
+        self.join(tail, RunContent::Data);
     }
 
-    fn join(&mut self, len: u64, what: What) {
+    fn join(&mut self, len: u64, what: RunContent) {
         if len == 0 {
             return;
         }
@@ -117,7 +117,7 @@ impl Segmenter {
             Some(run) if run.what == what => run.len += len,
             _ => {
                 self.flush();
-                self.open = Some(Run { len, what });
+                self.open = Some(SegmentRun { len, what });
             }
         }
         // Whole segments need not wait for the next run of another kind.
@@ -127,9 +127,9 @@ impl Segmenter {
                 break;
             }
             let whole = match run.what {
-                What::Data | What::New => false,
-                What::Zero => self.whole.0,
-                What::Clean => self.whole.1,
+                RunContent::Data | RunContent::New => false,
+                RunContent::Zero => self.whole.0,
+                RunContent::Clean => self.whole.1,
             };
             let part = if whole && to_end == self.segment_size {
                 run.len - run.len % self.segment_size
@@ -138,7 +138,7 @@ impl Segmenter {
             };
             self.emit(part, run.what);
             let len = run.len - part;
-            self.open = (len > 0).then_some(Run { len, what: run.what });
+            self.open = (len > 0).then_some(SegmentRun { len, what: run.what });
         }
     }
 
@@ -148,8 +148,8 @@ impl Segmenter {
         }
     }
 
-    fn emit(&mut self, len: u64, what: What) {
-        self.segment.runs.push(Run { len, what });
+    fn emit(&mut self, len: u64, what: RunContent) {
+        self.segment.runs.push(SegmentRun { len, what });
         self.open_at += len;
         if self.open_at.is_multiple_of(self.segment_size) {
             self.close_segment();
@@ -174,7 +174,7 @@ mod tests {
     use super::*;
     use crate::segment::SEGMENT;
 
-    fn cut(runs: &[(u64, What)], grain: u64, whole: (bool, bool)) -> Vec<Segment> {
+    fn cut(runs: &[(u64, RunContent)], grain: u64, whole: (bool, bool)) -> Vec<Segment> {
         let size = runs.iter().map(|run| run.0).sum();
         let mut segmenter = Segmenter::new(size, SEGMENT, grain, whole);
         let mut segments = Vec::new();
@@ -187,16 +187,17 @@ mod tests {
 
     #[test]
     fn whole_segments_are_cut_from_long_runs() {
-        let segments = cut(&[(3 * SEGMENT + 5, What::Zero)], 4096, (false, true));
+        let segments = cut(&[(3 * SEGMENT + 5, RunContent::Zero)], 4096, (false, true));
         assert_eq!(segments.len(), 4);
         assert_eq!(segments[2].at, 2 * SEGMENT);
-        assert_eq!(segments[3].runs, [Run { len: 5, what: What::Zero }]);
+        assert_eq!(segments[3].runs, [SegmentRun { len: 5, what: RunContent::Zero }]);
     }
 
     #[test]
     fn zeroes_that_may_stay_whole_are_one_segment_however_many_they_are() {
         let huge = i64::MAX as u64;
-        let segments = cut(&[(100, What::Data), (huge - 100, What::Clean)], 4096, (true, true));
+        let segments =
+            cut(&[(100, RunContent::Data), (huge - 100, RunContent::Clean)], 4096, (true, true));
         // The one with the data, all others, and what is left of the last.
         assert_eq!(segments.len(), 3);
         assert_eq!(segments[1].at, SEGMENT);
@@ -208,9 +209,9 @@ mod tests {
     fn what_is_left_out_ends_a_segment() {
         let mut segmenter = Segmenter::new(10 * SEGMENT, SEGMENT, 1, (true, true));
         segmenter.leave_to(100);
-        segmenter.push(50, What::Data, false);
+        segmenter.push(50, RunContent::Data, false);
         segmenter.leave_to(200);
-        segmenter.push(SEGMENT, What::Data, true);
+        segmenter.push(SEGMENT, RunContent::Data, true);
         segmenter.finish();
         let segments: Vec<_> = std::iter::from_fn(|| segmenter.take()).collect();
         let found: Vec<_> = segments.iter().map(|s| (s.at, s.len(), s.extents_known)).collect();
@@ -220,9 +221,9 @@ mod tests {
     #[test]
     fn what_nobody_told_of_is_known_as_such_in_every_segment_it_fills() {
         let mut segmenter = Segmenter::new(4 * SEGMENT, SEGMENT, 1, (true, true));
-        segmenter.push(SEGMENT, What::Data, true);
-        segmenter.push(2 * SEGMENT, What::Data, false);
-        segmenter.push(SEGMENT, What::Data, true);
+        segmenter.push(SEGMENT, RunContent::Data, true);
+        segmenter.push(2 * SEGMENT, RunContent::Data, false);
+        segmenter.push(SEGMENT, RunContent::Data, true);
         let told: Vec<_> =
             std::iter::from_fn(|| segmenter.take()).map(|s| s.extents_known).collect();
         assert_eq!(told, [true, false, false, true]);
@@ -236,7 +237,7 @@ mod tests {
             grain in prop::sample::select(vec![1_u64, 512, 4096, 65536]),
             whole in any::<(bool, bool)>(),
         ) {
-            let kinds = [What::Data, What::Zero, What::Clean];
+            let kinds = [RunContent::Data, RunContent::Zero, RunContent::Clean];
             let runs: Vec<_> =
                 runs.iter().chain(&small).map(|run| (run.0, kinds[usize::from(run.1)])).collect();
             let size: u64 = runs.iter().map(|run| run.0).sum();
@@ -254,20 +255,20 @@ mod tests {
                 for run in &segment.runs {
                     prop_assert!(run.len > 0);
                     let end = at + run.len;
-                    if run.what != What::Data {
+                    if run.what != RunContent::Data {
                         prop_assert_eq!(at % grain, 0);
                         prop_assert!(end % grain == 0 || end == size);
                         // Every known run that it touches is zero, or even clean.
                         let mut touched = known.iter().filter(|k| k.0 < end && k.1 > at);
-                        let clean = run.what == What::Clean;
-                        prop_assert!(touched.all(|k| k.2 != What::Data
-                            && (!clean || k.2 == What::Clean)));
+                        let clean = run.what == RunContent::Clean;
+                        prop_assert!(touched.all(|k| k.2 != RunContent::Data
+                            && (!clean || k.2 == RunContent::Clean)));
                     }
                     at = end;
                 }
                 let long = at - segment.at > SEGMENT;
                 prop_assert!(!long || segment.runs.len() == 1);
-                prop_assert!(!long || segment.runs[0].what != What::Data);
+                prop_assert!(!long || segment.runs[0].what != RunContent::Data);
             }
             prop_assert_eq!(at, size);
         }

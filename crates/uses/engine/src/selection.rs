@@ -8,10 +8,10 @@ use blockhaul_catalog::Stack;
 
 use crate::error::{CopyError, Result};
 use crate::extent_feed::ExtentFeed;
-use crate::handle::{Handle, Retries};
-use crate::ledger::Range;
-use crate::options::{Bitmap, Options};
-use crate::progress::Progress;
+use crate::handle::{ReconnectingHandle, RetryControl};
+use crate::ledger::SegmentRange;
+use crate::options::{BitmapSelection, EngineOptions};
+use crate::progress::CopyProgress;
 use crate::side::Side;
 
 /// Maximum number of ranges of a bitmap that is read before the copy: 64 MiB of them.
@@ -25,7 +25,7 @@ const LOOK_AHEAD: usize = 32;
 pub(crate) struct Selection {
     /// Starts and ends; ascending, disjoint and not empty.
     ranges: Vec<(u64, u64)>,
-    bitmap: Option<Bitmap>,
+    bitmap: Option<BitmapSelection>,
     /// Whether it is all of the source.
     whole: bool,
     /// Extents that the bitmap reports as unchanged are shrunk to multiples of this.
@@ -47,7 +47,7 @@ impl Selection {
 
     /// The range that the options select of a source with these facts; `minimum`: the larger
     /// minimum block of both sides.
-    pub(crate) fn new(options: &Options, source: &Facts, minimum: u32) -> Result<Selection> {
+    pub(crate) fn new(options: &EngineOptions, source: &Facts, minimum: u32) -> Result<Selection> {
         let mut selection = Selection::all(source.size);
         selection.minimum = u64::from(minimum.max(1));
         if let Some(ranges) = &options.ranges {
@@ -113,7 +113,7 @@ impl Selection {
     ///
     /// # Errors
     /// The bitmap cannot be read, or has more than [`RANGES_MAX`] ranges.
-    pub(crate) async fn into_ranges(self, source: &Rc<Handle>) -> Result<Selection> {
+    pub(crate) async fn into_ranges(self, source: &Rc<ReconnectingHandle>) -> Result<Selection> {
         if self.bitmap.is_none() {
             return Ok(self);
         }
@@ -164,7 +164,7 @@ impl Selection {
     }
 
     /// Requests the bitmap while a copy runs.
-    pub(crate) fn choice(&self, source: &Rc<Handle>) -> Result<Choice> {
+    pub(crate) fn choice(&self, source: &Rc<ReconnectingHandle>) -> Result<SelectionFeed> {
         let feed = self.bitmap.as_ref().and_then(|bitmap| {
             let context = source.facts().context(&bitmap.context)?;
             let (from, to) = self.bounds();
@@ -175,7 +175,7 @@ impl Selection {
             let error = Error::new(Kind::NotFound, text).on(&source.facts().name);
             return Err(CopyError::at_source(error));
         }
-        Ok(Choice { feed, minimum: self.minimum })
+        Ok(SelectionFeed { feed, minimum: self.minimum })
     }
 }
 
@@ -186,22 +186,23 @@ impl Selection {
 /// The source has no such bitmap, it cannot be read, or it has more than 4 Mi ranges.
 pub async fn bitmap_ranges(
     source: &Stack,
-    bitmap: &Bitmap,
-    options: &Options,
-    progress: &Arc<Progress>,
+    bitmap: &BitmapSelection,
+    options: &EngineOptions,
+    progress: &Arc<CopyProgress>,
 ) -> Result<Vec<(u64, u64)>> {
     let facts = source.device().facts();
-    let all = Options { bitmap: Some(bitmap.clone()), ranges: None, ..options.clone() };
+    let all = EngineOptions { bitmap: Some(bitmap.clone()), ranges: None, ..options.clone() };
     let selection = Selection::new(&all, &facts, facts.block.minimum)?;
-    let retries = Retries::new(options, progress);
-    let handle = Handle::new(Side::Source, source.clone(), source.device().clone(), retries);
+    let retries = RetryControl::new(options, progress);
+    let handle =
+        ReconnectingHandle::new(Side::Source, source.clone(), source.device().clone(), retries);
     let found = selection.into_ranges(&Rc::new(handle)).await?;
     Ok(found.ranges.into_iter().map(|(start, end)| (start, end - start)).collect())
 }
 
 /// Tells `extents` what is copied from the front of these ranges on, as far as that is known by
 /// now: only that may be asked about.
-pub(crate) fn allow(extents: &mut ExtentFeed, choice: &Choice, ranges: &[Range]) {
+pub(crate) fn allow(extents: &mut ExtentFeed, choice: &SelectionFeed, ranges: &[SegmentRange]) {
     match (&choice.feed, ranges) {
         (None, ranges) => ranges.iter().take(LOOK_AHEAD).for_each(|&range| extents.allow(range)),
         (Some((feed, mask)), &[(_, to), ..]) => {
@@ -214,12 +215,12 @@ pub(crate) fn allow(extents: &mut ExtentFeed, choice: &Choice, ranges: &[Range])
 }
 
 /// The part of the ranges that is copied, in order.
-pub(crate) struct Choice {
+pub(crate) struct SelectionFeed {
     feed: Option<(ExtentFeed, u64)>,
     minimum: u64,
 }
 
-impl Choice {
+impl SelectionFeed {
     /// The length, at most `most`, from `at` on that is either all copied or all skipped, and
     /// which.
     pub(crate) async fn look(&mut self, at: u64, most: u64) -> Result<(u64, bool)> {

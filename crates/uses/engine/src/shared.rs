@@ -9,17 +9,17 @@ use blockhaul_block::{Error, Kind};
 use blockhaul_io::Pool;
 
 use crate::error::{CopyError, Result};
-use crate::flushes::Flushes;
-use crate::handle::Retries;
+use crate::flushes::TargetFlushes;
+use crate::handle::RetryControl;
 use crate::journal::{Journal, SelectedParts};
 use crate::kernel_copy::KernelCopy;
 use crate::lane_slots::LaneSlots;
-use crate::options::Durable;
-use crate::progress::Progress;
-use crate::resolved::Resolved;
+use crate::options::DurableCallback;
+use crate::progress::CopyProgress;
+use crate::resolved::EffectiveOptions;
 use crate::same_disk::SameDisk;
 use crate::segment_queue::SegmentQueue;
-use crate::signals::{PAUSED, Signals};
+use crate::signals::{LaneSignals, PAUSED};
 use crate::streaming_digest::StreamingDigest;
 use crate::tuner::Tuner;
 
@@ -28,15 +28,15 @@ use crate::tuner::Tuner;
 const FLUSHES_EVERY: Duration = Duration::from_secs(1);
 
 /// State shared by all lanes of an engine.
-pub(crate) struct Shared {
-    pub(crate) resolved: Resolved,
-    pub(crate) signals: Arc<Signals>,
-    pub(crate) progress: Arc<Progress>,
-    pub(crate) retries: Arc<Retries>,
-    pub(crate) memory: Memory,
-    pub(crate) learned: Learned,
+pub(crate) struct EngineState {
+    pub(crate) resolved: EffectiveOptions,
+    pub(crate) signals: Arc<LaneSignals>,
+    pub(crate) progress: Arc<CopyProgress>,
+    pub(crate) retries: Arc<RetryControl>,
+    pub(crate) memory: BufferPools,
+    pub(crate) learned: LearnedState,
     pub(crate) durability: Durability,
-    pub(crate) report: Report,
+    pub(crate) report: EngineReport,
     /// Nothing is written.
     pub(crate) reads_only: bool,
     /// The digest that is computed while copying.
@@ -48,7 +48,7 @@ pub(crate) struct Shared {
 }
 
 /// Buffer pools.
-pub(crate) struct Memory {
+pub(crate) struct BufferPools {
     pub(crate) pool: Pool,
     /// For requests without a reply yet, if the source takes memory only when data arrives.
     pub(crate) late: Option<Pool>,
@@ -57,7 +57,7 @@ pub(crate) struct Memory {
 }
 
 /// What is learned while copying, for later runs, too.
-pub(crate) struct Learned {
+pub(crate) struct LearnedState {
     pub(crate) slots: Arc<LaneSlots>,
     pub(crate) tuner: Tuner,
     pub(crate) kernel_copy: KernelCopy,
@@ -69,15 +69,15 @@ pub(crate) struct Learned {
 
 /// The durability of what was written.
 pub(crate) struct Durability {
-    pub(crate) flushes: Flushes,
-    pub(crate) journal: Option<Keeping>,
+    pub(crate) flushes: TargetFlushes,
+    pub(crate) journal: Option<JournalKeeper>,
     /// Called with what is durable.
-    pub(crate) listener: Option<Durable>,
+    pub(crate) listener: Option<DurableCallback>,
 }
 
 /// The final report.
 #[derive(Default)]
-pub(crate) struct Report {
+pub(crate) struct EngineReport {
     first_error: Mutex<Option<CopyError>>,
     warnings: Mutex<Vec<String>>,
     /// Lanes used in the current run.
@@ -86,7 +86,7 @@ pub(crate) struct Report {
 }
 
 /// A journal and the interval between its flushes.
-pub(crate) struct Keeping {
+pub(crate) struct JournalKeeper {
     pub(crate) file: Journal,
     /// Keep the file after success.
     pub(crate) keep: bool,
@@ -99,10 +99,10 @@ pub(crate) struct Keeping {
     pub(crate) parts: Mutex<SelectedParts>,
 }
 
-impl Shared {
-    /// Call [`Shared::begin`] before the first segment.
-    pub(crate) fn new(parts: Parts) -> Shared {
-        Shared {
+impl EngineState {
+    /// Call [`EngineState::begin`] before the first segment.
+    pub(crate) fn new(parts: EngineParts) -> EngineState {
+        EngineState {
             target_is_zero: AtomicBool::new(parts.resolved.target_is_zero),
             resolved: parts.resolved,
             signals: parts.signals,
@@ -111,11 +111,11 @@ impl Shared {
             memory: parts.memory,
             learned: parts.learned,
             durability: Durability {
-                flushes: Flushes::default(),
+                flushes: TargetFlushes::default(),
                 journal: parts.journal,
                 listener: parts.listener,
             },
-            report: Report::default(),
+            report: EngineReport::default(),
             reads_only: parts.reads_only,
             streaming: parts.streaming,
             queue: Mutex::default(),
@@ -227,16 +227,16 @@ impl Shared {
     }
 }
 
-/// What [`Shared`] is made of.
-pub(crate) struct Parts {
-    pub(crate) resolved: Resolved,
-    pub(crate) signals: Arc<Signals>,
-    pub(crate) progress: Arc<Progress>,
-    pub(crate) retries: Arc<Retries>,
-    pub(crate) memory: Memory,
-    pub(crate) learned: Learned,
-    pub(crate) journal: Option<Keeping>,
-    pub(crate) listener: Option<Durable>,
+/// What [`EngineState`] is made of.
+pub(crate) struct EngineParts {
+    pub(crate) resolved: EffectiveOptions,
+    pub(crate) signals: Arc<LaneSignals>,
+    pub(crate) progress: Arc<CopyProgress>,
+    pub(crate) retries: Arc<RetryControl>,
+    pub(crate) memory: BufferPools,
+    pub(crate) learned: LearnedState,
+    pub(crate) journal: Option<JournalKeeper>,
+    pub(crate) listener: Option<DurableCallback>,
     pub(crate) streaming: Option<StreamingDigest>,
     pub(crate) reads_only: bool,
 }

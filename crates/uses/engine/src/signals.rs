@@ -14,14 +14,14 @@ pub(crate) const OVER: u8 = 4;
 
 /// The signals of an engine, and how many of its lanes may start requests.
 #[derive(Default)]
-pub(crate) struct Signals {
+pub(crate) struct LaneSignals {
     raised: AtomicU8,
     /// Lanes that may start requests.
     busy: AtomicUsize,
     changed: Notify,
 }
 
-impl Signals {
+impl LaneSignals {
     /// Whether any signal is raised.
     pub(crate) fn any(&self) -> bool {
         self.raised.load(Ordering::Relaxed) != 0

@@ -12,71 +12,77 @@ use blake3::hazmat::{HasherExt as _, Mode, merge_subtrees_non_root, merge_subtre
 use blockhaul_io::{Data, is_zero};
 use sha2::{Digest as _, Sha256};
 
-use crate::algorithm::{Algorithm, BLOCK, hex};
+use crate::algorithm::{BLOCK, DigestAlgorithm, hex};
 
 /// Maximum number of waiting block values: 4 MiB, for lanes up to 8 GiB of data apart.
 const WAITING_MAX: usize = 128 << 10;
 
-type Value = [u8; 32];
+type BlockDigest = [u8; 32];
 
 /// The values of consecutive blocks.
-pub(crate) enum Values {
-    Each(Vec<Value>),
+pub(crate) enum BlockDigests {
+    Each(Vec<BlockDigest>),
     /// This many zero blocks, where their position does not matter.
     Zero(u64),
 }
 
-impl Values {
+impl BlockDigests {
     fn blocks(&self) -> u64 {
         match self {
-            Values::Each(values) => values.len() as u64,
-            Values::Zero(blocks) => *blocks,
+            BlockDigests::Each(values) => values.len() as u64,
+            BlockDigests::Zero(blocks) => *blocks,
         }
     }
 
     /// Number of values held in memory.
     fn weight(&self) -> usize {
         match self {
-            Values::Each(values) => values.len(),
-            Values::Zero(_) => 1,
+            BlockDigests::Each(values) => values.len(),
+            BlockDigests::Zero(_) => 1,
         }
     }
 }
 
 /// The digest of a disk whose blocks arrive in any order, from any thread.
 pub(crate) struct StreamingDigest {
-    algorithm: Algorithm,
+    algorithm: DigestAlgorithm,
     size: u64,
-    zero: Value,
-    state: Mutex<State>,
+    zero: BlockDigest,
+    state: Mutex<StreamingDigestState>,
 }
 
-struct State {
+struct StreamingDigestState {
     /// Number of the first block that is not hashed yet.
     next: u64,
-    waiting: BTreeMap<u64, Values>,
+    waiting: BTreeMap<u64, BlockDigests>,
     weight: usize,
-    so_far: SoFar,
+    so_far: DigestAccumulator,
     /// Blocks arrived twice, or too many are waiting.
     lost: bool,
 }
 
-enum SoFar {
+enum DigestAccumulator {
     /// Chaining values of subtrees with their block counts, largest first. Equal ones are merged
     /// once something follows, because the last merge differs.
-    Tree(Vec<(Value, u64)>),
+    Tree(Vec<(BlockDigest, u64)>),
     List(Sha256),
 }
 
 impl StreamingDigest {
     /// For a disk of `size` bytes. `None`: the algorithm needs blocks in order.
-    pub(crate) fn new(algorithm: Algorithm, size: u64) -> Option<StreamingDigest> {
+    pub(crate) fn new(algorithm: DigestAlgorithm, size: u64) -> Option<StreamingDigest> {
         let so_far = match algorithm {
-            Algorithm::Blake3 => SoFar::Tree(Vec::new()),
-            Algorithm::Blksum => SoFar::List(Sha256::new()),
-            Algorithm::Sha256 => return None,
+            DigestAlgorithm::Blake3 => DigestAccumulator::Tree(Vec::new()),
+            DigestAlgorithm::Blksum => DigestAccumulator::List(Sha256::new()),
+            DigestAlgorithm::Sha256 => return None,
         };
-        let state = State { next: 0, waiting: BTreeMap::new(), weight: 0, so_far, lost: false };
+        let state = StreamingDigestState {
+            next: 0,
+            waiting: BTreeMap::new(),
+            weight: 0,
+            so_far,
+            lost: false,
+        };
         // One block is a tree without a merge.
         (size > BLOCK).then(|| StreamingDigest {
             algorithm,
@@ -88,28 +94,30 @@ impl StreamingDigest {
 
     /// Whether zeroes cost as much as other bytes.
     pub(crate) fn hashes_zeroes(&self) -> bool {
-        self.algorithm == Algorithm::Blake3
+        self.algorithm == DigestAlgorithm::Blake3
     }
 
     /// The values of bytes at `at`, which must be the start of a block. They end with a block, or
     /// with the disk.
-    pub(crate) fn values(&self, at: u64, bytes: &[u8]) -> Values {
+    pub(crate) fn values(&self, at: u64, bytes: &[u8]) -> BlockDigests {
         // Pieces that are not in blocks include one that begins inside a block, at which `add`
         // gives up.
         if !at.is_multiple_of(BLOCK) {
-            return Values::Zero(0);
+            return BlockDigests::Zero(0);
         }
         let blocks = bytes.chunks(BLOCK as usize).zip(0..);
-        Values::Each(blocks.map(|(block, number)| self.value(at + number * BLOCK, block)).collect())
+        BlockDigests::Each(
+            blocks.map(|(block, number)| self.value(at + number * BLOCK, block)).collect(),
+        )
     }
 
     /// The values of `len` zeroes at `at`, the start of a block.
-    pub(crate) fn zeroes(&self, at: u64, len: u64) -> Values {
+    pub(crate) fn zeroes(&self, at: u64, len: u64) -> BlockDigests {
         if !at.is_multiple_of(BLOCK) {
-            return Values::Zero(0);
+            return BlockDigests::Zero(0);
         }
         if !self.hashes_zeroes() && len.is_multiple_of(BLOCK) {
-            return Values::Zero(len / BLOCK);
+            return BlockDigests::Zero(len / BLOCK);
         }
         let block = Data::zeroes(BLOCK as usize);
         let starts = (0..len.div_ceil(BLOCK)).map(|number| number * BLOCK);
@@ -117,12 +125,12 @@ impl StreamingDigest {
             let part = BLOCK.min(len - start) as usize;
             self.value(at + start, &block.bytes()[..part])
         };
-        Values::Each(starts.map(value).collect())
+        BlockDigests::Each(starts.map(value).collect())
     }
 
-    fn value(&self, at: u64, block: &[u8]) -> Value {
+    fn value(&self, at: u64, block: &[u8]) -> BlockDigest {
         match self.algorithm {
-            Algorithm::Blake3 => {
+            DigestAlgorithm::Blake3 => {
                 let mut hasher = blake3::Hasher::new();
                 hasher.set_input_offset(at).update(block).finalize_non_root()
             }
@@ -132,7 +140,7 @@ impl StreamingDigest {
     }
 
     /// Adds the values of blocks from `at` on.
-    pub(crate) fn add(&self, at: u64, values: Values) {
+    pub(crate) fn add(&self, at: u64, values: BlockDigests) {
         let state = &mut *self.state.lock().expect("no panic under this lock");
         let block = at / BLOCK;
         if !at.is_multiple_of(BLOCK) || block < state.next || state.waiting.contains_key(&block) {
@@ -159,7 +167,7 @@ impl StreamingDigest {
             return None;
         }
         match &mut state.so_far {
-            SoFar::Tree(stack) => {
+            DigestAccumulator::Tree(stack) => {
                 let (mut value, _) = stack.pop()?;
                 while stack.len() > 1 {
                     let (left, _) = stack.pop()?;
@@ -168,7 +176,7 @@ impl StreamingDigest {
                 let (left, _) = stack.pop()?;
                 Some(merge_subtrees_root(&left, &value, Mode::Hash).to_hex().to_string())
             }
-            SoFar::List(list) => {
+            DigestAccumulator::List(list) => {
                 let mut list = list.clone();
                 list.update(self.size.to_le_bytes());
                 Some(hex(&list.finalize()))
@@ -177,13 +185,13 @@ impl StreamingDigest {
     }
 }
 
-impl SoFar {
-    fn push(&mut self, values: &Values, zero: &Value) {
+impl DigestAccumulator {
+    fn push(&mut self, values: &BlockDigests, zero: &BlockDigest) {
         match (self, values) {
-            (SoFar::List(list), Values::Each(values)) => {
+            (DigestAccumulator::List(list), BlockDigests::Each(values)) => {
                 values.iter().for_each(|value| list.update(value));
             }
-            (SoFar::List(list), Values::Zero(blocks)) => {
+            (DigestAccumulator::List(list), BlockDigests::Zero(blocks)) => {
                 // Many at a time: a hole of a TiB is half a GiB of values.
                 let many = zero.repeat(64);
                 let mut left = *blocks;
@@ -193,7 +201,7 @@ impl SoFar {
                     left -= part;
                 }
             }
-            (SoFar::Tree(stack), Values::Each(values)) => {
+            (DigestAccumulator::Tree(stack), BlockDigests::Each(values)) => {
                 for value in values {
                     while let [.., (left, size), (right, other)] = stack[..]
                         && size == other
@@ -204,7 +212,7 @@ impl SoFar {
                     stack.push((*value, 1));
                 }
             }
-            (SoFar::Tree(_), Values::Zero(_)) => {
+            (DigestAccumulator::Tree(_), BlockDigests::Zero(_)) => {
                 unreachable!("where the place matters zeroes are hashed");
             }
         }
@@ -218,7 +226,7 @@ mod tests {
     use super::*;
 
     /// What a lane does with a piece of a disk.
-    fn values(streaming: &StreamingDigest, at: u64, bytes: &[u8]) -> Values {
+    fn values(streaming: &StreamingDigest, at: u64, bytes: &[u8]) -> BlockDigests {
         if is_zero(bytes) {
             streaming.zeroes(at, bytes.len() as u64)
         } else {
@@ -244,7 +252,7 @@ mod tests {
             for index in (1..pieces.len()).rev() {
                 pieces.swap(index, rng.below(index as u64 + 1) as usize);
             }
-            for algorithm in [Algorithm::Blake3, Algorithm::Blksum] {
+            for algorithm in [DigestAlgorithm::Blake3, DigestAlgorithm::Blksum] {
                 let streaming = StreamingDigest::new(algorithm, size).unwrap();
                 for &(index, piece) in &pieces {
                     assert_eq!(streaming.finish(), None, "not all are there");
@@ -263,7 +271,7 @@ mod tests {
 
     #[test]
     fn what_comes_twice_or_is_too_far_ahead_is_no_digest() {
-        for algorithm in [Algorithm::Blake3, Algorithm::Blksum] {
+        for algorithm in [DigestAlgorithm::Blake3, DigestAlgorithm::Blksum] {
             let streaming = StreamingDigest::new(algorithm, 2 * BLOCK).unwrap();
             for (at, bytes) in [(0, [1; 1000]), (1000, [0; 1000])] {
                 streaming.add(at, streaming.values(at, &bytes));
@@ -271,20 +279,20 @@ mod tests {
             streaming.add(2000, streaming.zeroes(2000, 2 * BLOCK - 2000));
             assert_eq!(streaming.finish(), None, "pieces that are no blocks");
         }
-        let streaming = StreamingDigest::new(Algorithm::Blksum, 2 * BLOCK).unwrap();
+        let streaming = StreamingDigest::new(DigestAlgorithm::Blksum, 2 * BLOCK).unwrap();
         streaming.add(0, streaming.zeroes(0, BLOCK));
         streaming.add(0, streaming.zeroes(0, BLOCK));
         streaming.add(BLOCK, streaming.zeroes(BLOCK, BLOCK));
         assert_eq!(streaming.finish(), None);
         let blocks = WAITING_MAX as u64 + 3;
-        let streaming = StreamingDigest::new(Algorithm::Blksum, blocks * BLOCK).unwrap();
+        let streaming = StreamingDigest::new(DigestAlgorithm::Blksum, blocks * BLOCK).unwrap();
         for block in 1..blocks {
-            streaming.add(block * BLOCK, Values::Each(vec![[0; 32]]));
+            streaming.add(block * BLOCK, BlockDigests::Each(vec![[0; 32]]));
         }
-        streaming.add(0, Values::Each(vec![[0; 32]]));
+        streaming.add(0, BlockDigests::Each(vec![[0; 32]]));
         assert_eq!(streaming.finish(), None);
         assert!(streaming.state.lock().unwrap().waiting.is_empty());
-        assert!(StreamingDigest::new(Algorithm::Sha256, 1 << 30).is_none());
-        assert!(StreamingDigest::new(Algorithm::Blake3, BLOCK).is_none());
+        assert!(StreamingDigest::new(DigestAlgorithm::Sha256, 1 << 30).is_none());
+        assert!(StreamingDigest::new(DigestAlgorithm::Blake3, BLOCK).is_none());
     }
 }

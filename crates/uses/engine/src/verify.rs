@@ -6,7 +6,7 @@
 use std::num::NonZero;
 use std::sync::Arc;
 
-use blockhaul_block::{Access, FileRange};
+use blockhaul_block::{FileRange, LeaseAccess};
 use blockhaul_catalog::Stack;
 use blockhaul_io::Pool;
 use rustix::fs::{Advice, fadvise};
@@ -14,13 +14,13 @@ use rustix::fs::{Advice, fadvise};
 use crate::engine::Engine;
 use crate::error::Result;
 use crate::manifest::Manifest;
-use crate::options::Options;
-use crate::progress::Progress;
+use crate::options::EngineOptions;
+use crate::progress::CopyProgress;
 
 /// The result of a successful verification.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Verified {
+pub struct VerificationResult {
     /// Bytes compared, known zeroes included.
     pub bytes: u64,
     /// Digest of the content, in hexadecimal, like that of a [`Manifest`]; none if only a part was
@@ -36,10 +36,10 @@ pub struct Verified {
 pub async fn verify(
     source: &Stack,
     target: &Stack,
-    options: &Options,
+    options: &EngineOptions,
     pool: &Pool,
-    progress: &Arc<Progress>,
-) -> Result<Verified> {
+    progress: &Arc<CopyProgress>,
+) -> Result<VerificationResult> {
     let mut engine = Engine::open_to_read(source, Some(target), options, pool, progress)?;
     let verified = engine.verify().await;
     engine.close().await;
@@ -54,9 +54,9 @@ pub async fn verify(
 pub async fn manifest(
     source: &Stack,
     like: Option<&Manifest>,
-    options: &Options,
+    options: &EngineOptions,
     pool: &Pool,
-    progress: &Arc<Progress>,
+    progress: &Arc<CopyProgress>,
 ) -> Result<Manifest> {
     let mut engine = Engine::open_to_read(source, None, options, pool, progress)?;
     let manifest = engine.manifest(like).await;
@@ -71,7 +71,7 @@ pub(crate) async fn drop_cached(target: &Stack, ranges: &[(u64, u64)]) {
     let mut lent = Vec::new();
     for &(mut at, end) in ranges {
         while at < end
-            && let Some(piece) = device.file_at(at, end - at, Access::Read)
+            && let Some(piece) = device.file_at(at, end - at, LeaseAccess::Read)
         {
             at += piece.len;
             lent.push(piece);

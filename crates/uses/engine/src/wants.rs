@@ -5,35 +5,35 @@ use std::collections::BTreeMap;
 use blockhaul_block::{Error, Kind, Result};
 use blockhaul_io::{Completer, Ticket, ticket};
 
-use crate::ledger::Range;
+use crate::ledger::SegmentRange;
 
 /// What is not written yet, and which callers wait for a part of it.
 #[derive(Default)]
-pub(crate) struct Wants {
+pub(crate) struct PendingRanges {
     /// Ranges of the plan of which no segments have been made: end by start.
     unmade: BTreeMap<u64, u64>,
     /// Segments that are made and not written: end by start.
     unwritten: BTreeMap<u64, u64>,
-    waiting: Vec<Want>,
+    waiting: Vec<RangeWaiter>,
     /// The number of the newest waiting caller, from 1.
     newest: u64,
 }
 
-struct Want {
+struct RangeWaiter {
     number: u64,
     /// The parts of the range that are not written yet.
-    missing: Vec<Range>,
+    missing: Vec<SegmentRange>,
     arrived: Completer<Result<()>>,
 }
 
-impl Wants {
+impl PendingRanges {
     /// Adds ranges of which segments will be made.
-    pub(crate) fn plan(&mut self, ranges: &[Range]) {
+    pub(crate) fn plan(&mut self, ranges: &[SegmentRange]) {
         self.unmade.extend(ranges.iter().copied());
     }
 
     /// A segment has been made; everything of the plan before it has been, too.
-    pub(crate) fn made(&mut self, (at, end): Range) {
+    pub(crate) fn made(&mut self, (at, end): SegmentRange) {
         self.unwritten.insert(at, end);
         self.pass(end);
     }
@@ -60,7 +60,7 @@ impl Wants {
     }
 
     /// A range is written.
-    pub(crate) fn arrived(&mut self, range: Range) {
+    pub(crate) fn arrived(&mut self, range: SegmentRange) {
         if self.waiting.is_empty() {
             return;
         }
@@ -71,11 +71,11 @@ impl Wants {
     }
 
     /// Waits for a range. Parts that are not in the plan, or already copied, are not waited for.
-    pub(crate) fn want(&mut self, range: Range) -> Ticket<Result<()>> {
+    pub(crate) fn want(&mut self, range: SegmentRange) -> Ticket<Result<()>> {
         let (arrived, ticket) = ticket();
         self.newest += 1;
         let missing = self.missing(&[range]);
-        self.waiting.push(Want { number: self.newest, missing, arrived });
+        self.waiting.push(RangeWaiter { number: self.newest, missing, arrived });
         self.answer();
         ticket
     }
@@ -92,14 +92,14 @@ impl Wants {
 
     /// Whether a caller waits for segments that are not made yet.
     pub(crate) fn want_more(&self) -> bool {
-        let meets = |want: &Want| {
+        let meets = |want: &RangeWaiter| {
             want.missing.iter().any(|&range| in_common(&self.unmade, range).next().is_some())
         };
         self.waiting.iter().any(meets)
     }
 
     /// Parts of `range` wanted by callers newer than number `since`.
-    pub(crate) fn within(&self, range: Range, since: u64) -> Vec<Range> {
+    pub(crate) fn within(&self, range: SegmentRange, since: u64) -> Vec<SegmentRange> {
         let new = self.waiting.iter().filter(|want| want.number > since);
         new.flat_map(|want| &want.missing).filter_map(|&part| common(part, range)).collect()
     }
@@ -122,7 +122,7 @@ impl Wants {
     }
 
     /// The parts of these ranges that are not written yet.
-    fn missing(&self, ranges: &[Range]) -> Vec<Range> {
+    fn missing(&self, ranges: &[SegmentRange]) -> Vec<SegmentRange> {
         let mut missing = Vec::new();
         for &range in ranges {
             missing.extend(in_common(&self.unmade, range));
@@ -137,20 +137,23 @@ impl Wants {
         let (waiting, here) = std::mem::take(&mut self.waiting)
             .into_iter()
             .filter(|want| !want.arrived.is_abandoned())
-            .partition(|want: &Want| !want.missing.is_empty());
+            .partition(|want: &RangeWaiter| !want.missing.is_empty());
         self.waiting = waiting;
-        let here: Vec<Want> = here;
+        let here: Vec<RangeWaiter> = here;
         here.into_iter().for_each(|want| want.arrived.complete(Ok(())));
     }
 }
 
 /// Whether two ranges overlap.
-pub(crate) fn meet(one: Range, other: Range) -> bool {
+pub(crate) fn meet(one: SegmentRange, other: SegmentRange) -> bool {
     common(one, other).is_some()
 }
 
 /// The overlaps of `range` with disjoint ranges, the last one first.
-fn in_common(ranges: &BTreeMap<u64, u64>, range: Range) -> impl Iterator<Item = Range> {
+fn in_common(
+    ranges: &BTreeMap<u64, u64>,
+    range: SegmentRange,
+) -> impl Iterator<Item = SegmentRange> {
     let from_last = ranges.range(..range.1).rev();
     from_last
         .take_while(move |&(_, &end)| end > range.0)
@@ -158,14 +161,14 @@ fn in_common(ranges: &BTreeMap<u64, u64>, range: Range) -> impl Iterator<Item = 
 }
 
 /// The overlap of two ranges.
-pub(crate) fn common(one: Range, other: Range) -> Option<Range> {
+pub(crate) fn common(one: SegmentRange, other: SegmentRange) -> Option<SegmentRange> {
     let start = one.0.max(other.0);
     let end = one.1.min(other.1);
     (start < end).then_some((start, end))
 }
 
 /// These ranges without `taken`.
-fn without(ranges: &[Range], taken: Range) -> Vec<Range> {
+fn without(ranges: &[SegmentRange], taken: SegmentRange) -> Vec<SegmentRange> {
     let mut left = Vec::new();
     for &(start, end) in ranges {
         left.extend((start < taken.0).then_some((start, end.min(taken.0))));
@@ -188,7 +191,7 @@ mod tests {
 
     #[test]
     fn a_range_is_there_when_all_of_it_is_that_the_plan_has() {
-        let mut wants = Wants::default();
+        let mut wants = PendingRanges::default();
         wants.plan(&[(0, 100), (200, 300)]);
         assert!(is_here(&mut wants.want((100, 200))), "the plan does not have it");
         let mut want = wants.want((50, 250));
@@ -219,7 +222,7 @@ mod tests {
 
     #[test]
     fn who_waits_in_vain_is_told() {
-        let mut wants = Wants::default();
+        let mut wants = PendingRanges::default();
         wants.plan(&[(0, 10)]);
         let mut want = wants.want((0, 1));
         drop(wants.want((5, 6)));

@@ -37,7 +37,7 @@ const HOLD: u32 = 64;
 
 /// The window of one lane.
 #[derive(Debug)]
-pub(crate) struct Window {
+pub(crate) struct RequestWindow {
     limit: usize,
     max: usize,
     fixed: bool,
@@ -53,16 +53,16 @@ pub(crate) struct Window {
     measured: (Duration, usize, u32),
     /// Rounds in which the window does not shrink.
     held: u32,
-    probe: Option<Probe>,
+    probe: Option<WindowProbe>,
     /// The last change of the request size, and the window before it.
     resized: Option<(f64, usize)>,
 }
 
-impl Window {
+impl RequestWindow {
     /// A window of at most `max` requests; `fixed`: always that many.
-    pub(crate) fn new(max: usize, fixed: bool) -> Window {
+    pub(crate) fn new(max: usize, fixed: bool) -> RequestWindow {
         let max = max.max(1);
-        Window {
+        RequestWindow {
             limit: if fixed { max } else { START.min(max) },
             max,
             fixed,
@@ -179,15 +179,15 @@ impl Window {
 
     /// Doubles the window to see whether it is faster.
     fn begin_probe(&mut self, rate: f64) {
-        self.probe = Some(Probe { before: self.limit, rate, settled: false, won: false });
+        self.probe = Some(WindowProbe { before: self.limit, rate, settled: false, won: false });
         self.limit = (self.limit * 2).min(self.max);
     }
 
-    fn go_on_probing(&mut self, probe: Probe, now: Duration) {
+    fn go_on_probing(&mut self, probe: WindowProbe, now: Duration) {
         if !probe.settled {
             // Requests of this round were sent with the old window.
             self.measured = (now, 0, 0);
-            self.probe = Some(Probe { settled: true, ..probe });
+            self.probe = Some(WindowProbe { settled: true, ..probe });
             return;
         }
         match self.rate(now) {
@@ -195,7 +195,7 @@ impl Window {
             Some(rate) if rate < probe.rate * PROBE_GAIN => self.limit = probe.before,
             Some(_) if !probe.won => {
                 self.measured = (now, 0, 0);
-                self.probe = Some(Probe { won: true, ..probe });
+                self.probe = Some(WindowProbe { won: true, ..probe });
             }
             Some(rate) => {
                 self.held = HOLD;
@@ -209,7 +209,7 @@ impl Window {
 
 /// A window that is doubled for a while.
 #[derive(Debug)]
-struct Probe {
+struct WindowProbe {
     before: usize,
     /// Requests per second before.
     rate: f64,
@@ -225,7 +225,7 @@ mod tests {
     /// A path with a throughput of `rate` requests per second and a latency of `delay` seconds; one
     /// request in `cached` is answered at once.
     fn settle(delay: f64, rate: f64, max: usize, cached: usize) -> usize {
-        let mut window = Window::new(max, false);
+        let mut window = RequestWindow::new(max, false);
         let mut now = 0.0;
         let mut limits = Vec::new();
         for number in 0..20_000 {
@@ -255,7 +255,7 @@ mod tests {
 
     #[test]
     fn long_paths_are_filled_within_a_few_rounds() {
-        let mut window = Window::new(64, false);
+        let mut window = RequestWindow::new(64, false);
         let trip = Duration::from_millis(50);
         let mut rounds = 0;
         while window.limit() < 64 {
@@ -267,7 +267,7 @@ mod tests {
 
     #[test]
     fn larger_requests_are_fewer() {
-        let mut window = Window::new(64, false);
+        let mut window = RequestWindow::new(64, false);
         window.limit = 32;
         window.resize(2.0);
         assert_eq!(window.limit(), 16);
@@ -279,7 +279,7 @@ mod tests {
 
     #[test]
     fn a_size_that_is_taken_back_restores_the_window() {
-        let mut window = Window::new(64, false);
+        let mut window = RequestWindow::new(64, false);
         window.limit = 5;
         window.resize(4.0);
         assert_eq!(window.limit(), MIN);
@@ -293,11 +293,11 @@ mod tests {
 
     #[test]
     fn a_given_window_stays() {
-        let mut window = Window::new(7, true);
+        let mut window = RequestWindow::new(7, true);
         let second = Duration::from_secs(1);
         (0..1000).for_each(|n| window.learn(second, second * n));
         window.resize(4.0);
         assert_eq!(window.limit(), 7);
-        assert_eq!(Window::new(1, false).limit(), 1);
+        assert_eq!(RequestWindow::new(1, false).limit(), 1);
     }
 }

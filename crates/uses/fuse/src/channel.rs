@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use blockhaul_io::{Buf, Data, Interest};
 use rustix::io::Errno as System;
 
-use crate::protocol::{Errno, WRITE_HEADER, reply_header};
+use crate::protocol::{KernelErrno, WRITE_HEADER, reply_header};
 
 /// Maximum length in bytes of arguments that are not data: a name, and what precedes it.
 const ARGUMENTS_MAX: usize = 8 << 10;
@@ -17,7 +17,7 @@ const PARTS: usize = 1 + (1 << 20) / Data::ZEROES_MAX;
 pub(crate) struct Channel(OwnedFd);
 
 /// Room for one request. The data of a write goes to memory of its own, aligned.
-pub(crate) struct Inbox {
+pub(crate) struct ChannelBuffer {
     head: [u8; WRITE_HEADER],
     /// Data of a write; none: it was given away.
     data: Option<Buf>,
@@ -26,17 +26,17 @@ pub(crate) struct Inbox {
 }
 
 /// What came.
-pub(crate) enum Received {
+pub(crate) enum ChannelEvent {
     /// A request of so many bytes.
     Request(usize),
     /// The file system is unmounted.
     Unmounted,
 }
 
-impl Inbox {
+impl ChannelBuffer {
     /// Room without memory for data yet.
-    pub(crate) fn new() -> Inbox {
-        Inbox { head: [0; WRITE_HEADER], data: None, long: Vec::new() }
+    pub(crate) fn new() -> ChannelBuffer {
+        ChannelBuffer { head: [0; WRITE_HEADER], data: None, long: Vec::new() }
     }
 
     /// Whether there is memory for data.
@@ -83,14 +83,14 @@ impl Channel {
     }
 
     /// Gets a request that is there now; `WouldBlock` if there is none.
-    pub(crate) fn try_receive(&self, inbox: &mut Inbox) -> io::Result<Received> {
-        let Inbox { head, data, .. } = inbox;
+    pub(crate) fn try_receive(&self, inbox: &mut ChannelBuffer) -> io::Result<ChannelEvent> {
+        let ChannelBuffer { head, data, .. } = inbox;
         let data = data.as_deref_mut().unwrap_or_default();
         loop {
             let mut parts = [IoSliceMut::new(head), IoSliceMut::new(data)];
             match rustix::io::readv(&self.0, &mut parts) {
-                Ok(0) | Err(System::NODEV) => return Ok(Received::Unmounted),
-                Ok(total) => return Ok(Received::Request(total)),
+                Ok(0) | Err(System::NODEV) => return Ok(ChannelEvent::Unmounted),
+                Ok(total) => return Ok(ChannelEvent::Request(total)),
                 // ENOENT: the request was given up while it was read.
                 Err(System::INTR | System::NOENT) => {}
                 Err(error) => return Err(error.into()),
@@ -115,7 +115,7 @@ impl Channel {
             Err(data) => {
                 return match data.load() {
                     Ok(()) => self.reply(unique, data.bytes()),
-                    Err(_) => self.fail(unique, Errno::IO),
+                    Err(_) => self.fail(unique, KernelErrno::IO),
                 };
             }
         };
@@ -126,18 +126,18 @@ impl Channel {
             Err(error) => {
                 log::debug!("cannot splice a reply to the kernel: {error}");
                 // If nobody waits for it any more, this has no effect.
-                self.fail(unique, Errno::IO);
+                self.fail(unique, KernelErrno::IO);
             }
         }
     }
 
     /// Answers a request that failed.
-    pub(crate) fn fail(&self, unique: u64, errno: Errno) {
+    pub(crate) fn fail(&self, unique: u64, errno: KernelErrno) {
         self.send(&[IoSlice::new(&reply_header(unique, Err(errno)))]);
     }
 
     /// Answers a request that succeeded or failed, without a body.
-    pub(crate) fn done(&self, unique: u64, result: Result<(), Errno>) {
+    pub(crate) fn done(&self, unique: u64, result: Result<(), KernelErrno>) {
         self.send(&[IoSlice::new(&reply_header(unique, result.map(|()| 0)))]);
     }
 
@@ -182,7 +182,7 @@ impl AsFd for Channel {
 mod tests {
     use std::io::{Read as _, Write as _};
 
-    use blockhaul_io::{Parked, Reservation};
+    use blockhaul_io::{ParkedPayload, Reservation};
 
     use super::*;
     use crate::protocol::REPLY_HEADER;
@@ -198,7 +198,8 @@ mod tests {
             // splice(2) writes to no file that is opened for appending.
             let mut options = std::fs::File::options();
             let target = options.append(append).write(true).create(true).open(&path).unwrap();
-            let mut parked = Parked::begin(Reservation::unpooled(200_000).parkable()).unwrap();
+            let mut parked =
+                ParkedPayload::begin(Reservation::unpooled(200_000).parkable()).unwrap();
             parked.fill_from_file(&source, 50_000).unwrap();
             let data = Data::from(parked);
             assert!(data.is_parked());

@@ -76,7 +76,7 @@ pub(crate) enum Node {
 }
 
 /// What the files need to know about a disk.
-pub(crate) trait Shown {
+pub(crate) trait DiskAttributes {
     /// Its name.
     fn name(&self) -> &str;
     /// It may be written.
@@ -113,7 +113,7 @@ impl Files {
     }
 
     /// The file of this name in the directory.
-    pub(crate) fn named<D: Shown>(&self, name: &[u8], disks: &[D]) -> Option<Node> {
+    pub(crate) fn named<D: DiskAttributes>(&self, name: &[u8], disks: &[D]) -> Option<Node> {
         if name == INFO.as_bytes() {
             return Some(Node::Info);
         }
@@ -122,7 +122,7 @@ impl Files {
     }
 
     /// Entries of the directory, in order.
-    pub(crate) fn entries<'a, D: Shown>(
+    pub(crate) fn entries<'a, D: DiskAttributes>(
         &self,
         disks: &'a [D],
     ) -> impl Iterator<Item = (u64, NodeKind, &'a str)> {
@@ -134,14 +134,14 @@ impl Files {
     }
 
     /// The text about the disks.
-    pub(crate) fn text<D: Shown>(&self, disks: &[D]) -> String {
+    pub(crate) fn text<D: DiskAttributes>(&self, disks: &[D]) -> String {
         let Some(info) = &self.info else { return String::new() };
-        let facts: Vec<_> = disks.iter().map(Shown::facts).collect();
+        let facts: Vec<_> = disks.iter().map(DiskAttributes::facts).collect();
         info(&facts)
     }
 
     /// The attributes of a node.
-    pub(crate) fn attr<D: Shown>(&self, node: Node, disks: &[D]) -> Attr {
+    pub(crate) fn attr<D: DiskAttributes>(&self, node: Node, disks: &[D]) -> Attr {
         let mut attr = Attr {
             node: self.number(node, disks.len()),
             kind: if node == Node::Folder { NodeKind::Folder } else { NodeKind::File },
@@ -170,7 +170,7 @@ impl Files {
         attr
     }
 
-    fn mode<D: Shown>(&self, node: Node, disks: &[D]) -> u32 {
+    fn mode<D: DiskAttributes>(&self, node: Node, disks: &[D]) -> u32 {
         let owner = match node {
             Node::Folder => 0o500,
             Node::Disk(place) => match disks[place].mode() {
@@ -186,7 +186,7 @@ impl Files {
     }
 
     /// The facts of the file system.
-    pub(crate) fn statfs<D: Shown>(&self, disks: &[D]) -> Statfs {
+    pub(crate) fn statfs<D: DiskAttributes>(&self, disks: &[D]) -> Statfs {
         let blocks = disks.iter().map(|disk| disk.facts().size.div_ceil(u64::from(BLOCK)));
         let files = if self.info.is_some() { disks.len() as u64 + 2 } else { 1 };
         Statfs {
@@ -213,7 +213,7 @@ mod tests {
 
     struct Disk(&'static str, bool, Facts);
 
-    impl Shown for Disk {
+    impl DiskAttributes for Disk {
         fn name(&self) -> &str {
             self.0
         }

@@ -4,7 +4,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use crate::channel::Channel;
-use crate::protocol::Errno;
+use crate::protocol::KernelErrno;
 
 /// Maximum number of interrupts that are kept for requests that are not there yet. Most kept ones are for
 /// requests that are answered already, or cannot be interrupted.
@@ -14,10 +14,10 @@ const EARLY_MAX: usize = 256;
 /// channel than its request, and be read before the worker of the request has got as far as to add it. The
 /// kernel sends one interrupt only, whatever signals follow.
 #[derive(Default)]
-pub(crate) struct InFlight(Mutex<State>);
+pub(crate) struct InFlight(Mutex<InFlightState>);
 
 #[derive(Default)]
-struct State {
+struct InFlightState {
     /// By number.
     requests: HashMap<u64, Arc<Channel>>,
     /// Numbers of interrupted requests that were not in flight.
@@ -25,7 +25,7 @@ struct State {
 }
 
 impl InFlight {
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, InFlightState> {
         self.0.lock().expect("no panic under this lock")
     }
 
@@ -36,7 +36,7 @@ impl InFlight {
         if let Some(place) = early {
             state.early.remove(place);
             drop(state);
-            return channel.fail(unique, Errno::INTR);
+            return channel.fail(unique, KernelErrno::INTR);
         }
         state.requests.insert(unique, channel.clone());
     }
@@ -51,7 +51,7 @@ impl InFlight {
         let mut state = self.lock();
         if let Some(channel) = state.requests.remove(&unique) {
             drop(state);
-            return channel.fail(unique, Errno::INTR);
+            return channel.fail(unique, KernelErrno::INTR);
         }
         if state.early.len() == EARLY_MAX {
             state.early.pop_front();
@@ -94,7 +94,7 @@ mod tests {
         assert!(!all.take(4), "it was answered");
         all.add(6, &channel);
         assert!(all.take(6));
-        let interrupted = [2, 4].map(|unique| reply_header(unique, Err(Errno::INTR)));
+        let interrupted = [2, 4].map(|unique| reply_header(unique, Err(KernelErrno::INTR)));
         assert_eq!(written(answers), interrupted.concat());
     }
 
@@ -106,6 +106,6 @@ mod tests {
         all.add(0, &channel);
         assert!(all.take(0));
         all.add(EARLY_MAX as u64, &channel);
-        assert_eq!(written(answers), reply_header(EARLY_MAX as u64, Err(Errno::INTR)));
+        assert_eq!(written(answers), reply_header(EARLY_MAX as u64, Err(KernelErrno::INTR)));
     }
 }

@@ -5,11 +5,11 @@
 //! once, as many as there are; replies go to the same descriptor. What the device completes within
 //! `submit` is answered without another task. With few requests in flight, one worker handles them all.
 //!
-//! A disk may have a handle for each worker ([`Source`]), so that a request stays on the worker that has
+//! A disk may have a handle for each worker ([`HandleSource`]), so that a request stays on the worker that has
 //! read it. When the kernel asks for attributes, or a request goes beyond the end, the disk is opened
 //! again to learn its size; later requests use the new handles if that has changed.
 //!
-//! Data of a read that the device leaves in the kernel ([`blockhaul_io::Parked`]) goes to the FUSE device
+//! Data of a read that the device leaves in the kernel ([`blockhaul_io::ParkedPayload`]) goes to the FUSE device
 //! by splice(2). Reads are at most 512 KiB long for this, by the mount option max_read: a sequential read
 //! over a Unix socket from our server then costs the mount a third less processor time, and the server
 //! half, as its payloads stay in the kernel, too.
@@ -34,4 +34,6 @@ mod seek;
 mod session;
 
 pub use files::{DISK, DISKS_MAX, Files, INFO, Info, Permissions, refused_name};
-pub use session::{Cache, Config, Ended, Reopen, Session, Shown, Source};
+pub use session::{
+    DiskMount, HandleReopener, HandleSource, MountConfig, MountEnd, PageCacheMode, Session,
+};

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 
-pub use self::error::Error;
+pub use self::error::MountError;
 use crate::files::Permissions;
 
 /// The type of the file system in the table of mounts.
@@ -21,29 +21,29 @@ const SOURCE_MAX: usize = 1024;
 
 /// A file or directory over which a disk can be shown.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Target {
+pub struct MountTarget {
     path: PathBuf,
     is_folder: bool,
 }
 
-impl Target {
+impl MountTarget {
     /// Checks the directory or regular file at `path`.
     ///
     /// # Errors
     /// If it does not exist, is something else, or something is mounted there.
-    pub fn find(path: &Path) -> Result<Target, Error> {
+    pub fn find(path: &Path) -> Result<MountTarget, MountError> {
         let shown = path.display();
         let found = std::fs::metadata(path).and_then(|data| Ok((path.canonicalize()?, data)));
         let (full, data) = found.map_err(|error| match Errno::from_io_error(&error) {
             Some(Errno::NOENT) => {
-                Error(format!("{shown} does not exist: create a directory or an empty file"))
+                MountError(format!("{shown} does not exist: create a directory or an empty file"))
             }
             Some(Errno::NOTCONN) => has_ended(path),
-            _ => Error(format!("cannot use {shown}: {}", blockhaul_io::plain(&error))),
+            _ => MountError(format!("cannot use {shown}: {}", blockhaul_io::plain(&error))),
         })?;
         if !data.is_dir() && !data.is_file() {
             let text = "is neither a directory nor a regular file";
-            return Err(Error(format!("{shown} {text}: choose another place")));
+            return Err(MountError(format!("{shown} {text}: choose another place")));
         }
         if table::find(&full).is_some() {
             // Attributes may still be there when nobody answers any more.
@@ -52,9 +52,9 @@ impl Target {
                 return Err(has_ended(path));
             }
             let text = "something is mounted there already";
-            return Err(Error(format!("cannot mount on {shown}: {text}: unmount it first")));
+            return Err(MountError(format!("cannot mount on {shown}: {text}: unmount it first")));
         }
-        Ok(Target { path: full, is_folder: data.is_dir() })
+        Ok(MountTarget { path: full, is_folder: data.is_dir() })
     }
 
     /// Its full path.
@@ -76,19 +76,19 @@ impl Target {
         self,
         source: &str,
         permissions: &Permissions,
-    ) -> Result<(Mounted, OwnedFd), Error> {
+    ) -> Result<(MountedDisk, OwnedFd), MountError> {
         let source = shortened(source);
         if !rustix::process::geteuid().is_root() {
             let fd = helper::mount(&self.path, source, permissions)?;
-            return Ok((Mounted { path: self.path, direct: false }, fd));
+            return Ok((MountedDisk { path: self.path, direct: false }, fd));
         }
         let fd = blockhaul_os::open_fuse().map_err(|error| no_device(&error))?;
         match self.mount_directly(&fd, source, permissions) {
-            Ok(()) => Ok((Mounted { path: self.path, direct: true }, fd)),
+            Ok(()) => Ok((MountedDisk { path: self.path, direct: true }, fd)),
             // Root of a container without the capability.
             Err(Errno::PERM) if helper::exists() => {
                 let fd = helper::mount(&self.path, source, permissions)?;
-                Ok((Mounted { path: self.path, direct: false }, fd))
+                Ok((MountedDisk { path: self.path, direct: false }, fd))
             }
             Err(error) => Err(self.refused(error)),
         }
@@ -116,9 +116,9 @@ impl Target {
         mount(source.as_str(), &self.path, TYPE, flags, &*options)
     }
 
-    fn refused(&self, error: Errno) -> Error {
+    fn refused(&self, error: Errno) -> MountError {
         let shown = self.path.display();
-        Error(match error {
+        MountError(match error {
             Errno::PERM => format!(
                 "cannot mount on {shown}: this process may not mount (CAP_SYS_ADMIN), and \
                  fusermount3 is not installed"
@@ -130,14 +130,16 @@ impl Target {
     }
 }
 
-fn has_ended(path: &Path) -> Error {
+fn has_ended(path: &Path) -> MountError {
     let shown = path.display();
-    Error(format!("the program that had mounted {shown} has ended: unmount it with umount {shown}"))
+    MountError(format!(
+        "the program that had mounted {shown} has ended: unmount it with umount {shown}"
+    ))
 }
 
 const NO_MODULE: &str = "the kernel has no FUSE: load its module with modprobe fuse";
 
-fn no_device(error: &std::io::Error) -> Error {
+fn no_device(error: &std::io::Error) -> MountError {
     let why = match Errno::from_io_error(error) {
         Some(Errno::NOENT | Errno::NXIO | Errno::NODEV) => NO_MODULE.to_string(),
         Some(Errno::ACCESS | Errno::PERM) => {
@@ -147,7 +149,7 @@ fn no_device(error: &std::io::Error) -> Error {
         }
         _ => blockhaul_io::plain(error),
     };
-    Error(format!("cannot open /dev/fuse: {why}"))
+    MountError(format!("cannot open /dev/fuse: {why}"))
 }
 
 fn shortened(source: &str) -> &str {
@@ -157,12 +159,12 @@ fn shortened(source: &str) -> &str {
 
 /// A mounted disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Mounted {
+pub struct MountedDisk {
     path: PathBuf,
     direct: bool,
 }
 
-impl Mounted {
+impl MountedDisk {
     /// The full path.
     pub fn path(&self) -> &Path {
         &self.path
@@ -173,7 +175,7 @@ impl Mounted {
     ///
     /// # Errors
     /// If the kernel or `fusermount3` refuses.
-    pub fn unmount(&self) -> Result<(), Error> {
+    pub fn unmount(&self) -> Result<(), MountError> {
         if self.is_unmounted(false)? { Ok(()) } else { self.unmount_lazily() }
     }
 
@@ -181,12 +183,12 @@ impl Mounted {
     ///
     /// # Errors
     /// If the kernel or `fusermount3` refuses.
-    pub fn unmount_lazily(&self) -> Result<(), Error> {
+    pub fn unmount_lazily(&self) -> Result<(), MountError> {
         self.is_unmounted(true).map(drop)
     }
 
     /// Unmounts it, with `lazily` even if it is in use; false if it is.
-    fn is_unmounted(&self, lazily: bool) -> Result<bool, Error> {
+    fn is_unmounted(&self, lazily: bool) -> Result<bool, MountError> {
         let unmounted = if self.direct {
             self.unmount_directly(lazily)
         } else {
@@ -197,13 +199,15 @@ impl Mounted {
             .or_else(|error| if table::find(&self.path).is_none() { Ok(true) } else { Err(error) })
     }
 
-    fn unmount_directly(&self, lazily: bool) -> Result<bool, Error> {
+    fn unmount_directly(&self, lazily: bool) -> Result<bool, MountError> {
         let flags = if lazily { UnmountFlags::DETACH } else { UnmountFlags::empty() };
         match unmount(&self.path, flags | UnmountFlags::NOFOLLOW) {
             // EINVAL: somebody has unmounted it.
             Ok(()) | Err(Errno::INVAL) => Ok(true),
             Err(Errno::BUSY) if !lazily => Ok(false),
-            Err(error) => Err(Error(format!("cannot unmount {}: {error}", self.path.display()))),
+            Err(error) => {
+                Err(MountError(format!("cannot unmount {}: {error}", self.path.display())))
+            }
         }
     }
 
@@ -226,19 +230,19 @@ mod tests {
     #[test]
     fn a_target_is_a_directory_or_a_file() {
         let folder = tempfile::tempdir().unwrap();
-        let target = Target::find(folder.path()).unwrap();
+        let target = MountTarget::find(folder.path()).unwrap();
         assert!(target.is_folder());
         let file = folder.path().join("f");
-        let absent = Target::find(&file).unwrap_err().to_string();
+        let absent = MountTarget::find(&file).unwrap_err().to_string();
         assert!(
             absent.ends_with("does not exist: create a directory or an empty file"),
             "{absent}"
         );
         std::fs::write(&file, "").unwrap();
-        assert!(!Target::find(&file).unwrap().is_folder());
-        let null = Target::find(Path::new("/dev/null")).unwrap_err().to_string();
+        assert!(!MountTarget::find(&file).unwrap().is_folder());
+        let null = MountTarget::find(Path::new("/dev/null")).unwrap_err().to_string();
         assert!(null.contains("neither a directory nor a regular file"), "{null}");
-        let busy = Target::find(Path::new("/proc")).unwrap_err().to_string();
+        let busy = MountTarget::find(Path::new("/proc")).unwrap_err().to_string();
         assert!(busy.contains("something is mounted there already"), "{busy}");
     }
 

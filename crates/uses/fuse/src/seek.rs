@@ -2,7 +2,7 @@
 
 use blockhaul_block::{BASE_ALLOCATION, Device, DeviceExt as _, Result, ZERO};
 
-use crate::protocol::Whence;
+use crate::protocol::SeekTarget;
 
 /// Maximum number of lists of extents for one search. A search that needs more reports what is
 /// always allowed: data at once, or the hole behind the end.
@@ -10,7 +10,7 @@ const LISTS_MAX: usize = 64 << 10;
 
 /// The first offset from `at` on, which lies inside, with data or with a hole; `None`: there is no
 /// more data. What reads as zeroes is a hole; the end of the device is one, too.
-pub(crate) async fn seek(device: &dyn Device, at: u64, whence: Whence) -> Result<Option<u64>> {
+pub(crate) async fn seek(device: &dyn Device, at: u64, whence: SeekTarget) -> Result<Option<u64>> {
     let facts = device.facts();
     let size = facts.size;
     let Some(context) = facts.context(BASE_ALLOCATION) else {
@@ -26,7 +26,7 @@ pub(crate) async fn seek(device: &dyn Device, at: u64, whence: Whence) -> Result
         let Some(list) = lists.first().filter(|list| list.total() > 0) else { break };
         let found = list.ranges(next).find(|(_, run)| {
             let is_hole = run.state & ZERO != 0;
-            is_hole == (whence == Whence::Hole)
+            is_hole == (whence == SeekTarget::Hole)
         });
         if let Some((found, _)) = found {
             return Ok(Some(found));
@@ -37,16 +37,16 @@ pub(crate) async fn seek(device: &dyn Device, at: u64, whence: Whence) -> Result
 }
 
 /// What is true of every file: all of it is data.
-fn without_extents(at: u64, size: u64, whence: Whence) -> Option<u64> {
+fn without_extents(at: u64, size: u64, whence: SeekTarget) -> Option<u64> {
     match whence {
-        Whence::Data => (at < size).then_some(at),
-        Whence::Hole => Some(size),
+        SeekTarget::Data => (at < size).then_some(at),
+        SeekTarget::Hole => Some(size),
     }
 }
 
-fn end(size: u64, whence: Whence) -> Option<u64> {
+fn end(size: u64, whence: SeekTarget) -> Option<u64> {
     match whence {
-        Whence::Data => None,
-        Whence::Hole => Some(size),
+        SeekTarget::Data => None,
+        SeekTarget::Hole => Some(size),
     }
 }

@@ -11,14 +11,14 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use blockhaul_block::{Error, Kind};
-use blockhaul_io::{Pool, Remote};
+use blockhaul_io::{Pool, WorkerHandle};
 
 use crate::channel::Channel;
 use crate::files::{Files, Node};
 use crate::in_flight::InFlight;
-use crate::protocol::{Errno, Init, InitReply, MAJOR, MINOR_LEAST, init_flags, open_flags};
-use disk::Disk;
-pub use disk::{Reopen, Shown, Source};
+use crate::protocol::{Init, InitReply, KernelErrno, MAJOR, MINOR_LEAST, init_flags, open_flags};
+use disk::DiskFile;
+pub use disk::{DiskMount, HandleReopener, HandleSource};
 use lane::Lane;
 use standby::Standby;
 
@@ -34,7 +34,7 @@ const LOG_AGAIN: Duration = Duration::from_secs(1);
 
 /// Whether the kernel's page cache keeps the disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Cache {
+pub enum PageCacheMode {
     /// Never: each read and write is a request.
     None,
     /// While the file is open; what others write to the storage is seen when it is opened again.
@@ -45,15 +45,15 @@ pub enum Cache {
 }
 
 /// What to show, and how.
-pub struct Config {
+pub struct MountConfig {
     /// The disks: exactly one if the root is no directory, else at most [`DISKS_MAX`].
     ///
     /// [`DISKS_MAX`]: crate::DISKS_MAX
-    pub disks: Vec<Shown>,
+    pub disks: Vec<DiskMount>,
     /// The files.
     pub files: Files,
     /// Whether the page cache keeps the disk.
-    pub cache: Cache,
+    pub cache: PageCacheMode,
     /// Bytes of requests in flight; at least 16 MiB are used.
     pub memory: u64,
 }
@@ -61,7 +61,7 @@ pub struct Config {
 /// How a session ended.
 #[derive(Debug)]
 #[non_exhaustive]
-pub struct Ended {
+pub struct MountEnd {
     /// Requests that the devices have not completed in time.
     pub held: usize,
     /// Why the last flush of a disk failed.
@@ -73,9 +73,9 @@ pub struct Ended {
 
 /// Disks that are shown as files. Shared by all workers.
 pub struct Session {
-    disks: Vec<Disk>,
+    disks: Vec<DiskFile>,
     files: Files,
-    cache: Cache,
+    cache: PageCacheMode,
     /// Memory of reads, and of small writes.
     pool: Pool,
     /// Memory that requests are received in: that of a large write goes to the device.
@@ -87,11 +87,11 @@ pub struct Session {
 
 impl Session {
     /// A session before its file system is mounted.
-    pub fn new(config: Config) -> Arc<Session> {
-        let Config { disks, files, cache, memory } = config;
+    pub fn new(config: MountConfig) -> Arc<Session> {
+        let MountConfig { disks, files, cache, memory } = config;
         let memory = memory.max(u64::from(TRANSFER_MAX) * 16);
         Arc::new(Session {
-            disks: disks.into_iter().map(Disk::new).collect(),
+            disks: disks.into_iter().map(DiskFile::new).collect(),
             files,
             cache,
             pool: Pool::new(memory / 2),
@@ -107,7 +107,7 @@ impl Session {
     ///
     /// # Errors
     /// If no worker can read requests any more.
-    pub async fn serve(self: Arc<Self>, connection: OwnedFd) -> io::Result<Ended> {
+    pub async fn serve(self: Arc<Self>, connection: OwnedFd) -> io::Result<MountEnd> {
         let channels = channels(connection);
         log::debug!("{} descriptors for requests", channels.len());
         for disk in &self.disks {
@@ -118,7 +118,7 @@ impl Session {
             .enumerate()
             .map(|(worker, channel)| {
                 let session = self.clone();
-                Remote::to(blockhaul_io::worker() + worker)
+                WorkerHandle::to(blockhaul_io::worker() + worker)
                     .spawn(move || Lane::new(session, channel, worker).run())
             })
             .collect();
@@ -136,14 +136,14 @@ impl Session {
             return Err(error);
         }
         let flush = self.flush_last().await;
-        let lost = self.disks.iter().find_map(Disk::lost).cloned();
-        Ok(Ended { held, flush, written_back: lost.map_or(Ok(()), Err) })
+        let lost = self.disks.iter().find_map(DiskFile::lost).cloned();
+        Ok(MountEnd { held, flush, written_back: lost.map_or(Ok(()), Err) })
     }
 
     /// Flushes what was written since the last flush: whoever wrote it may rely on an unmount.
     async fn flush_last(&self) -> Result<(), Error> {
         // All at once.
-        let flushing: Vec<_> = self.disks.iter().map(Disk::flush_last).collect();
+        let flushing: Vec<_> = self.disks.iter().map(DiskFile::flush_last).collect();
         let mut all = Ok(());
         for pending in flushing {
             let one = pending.await.map(drop);
@@ -181,7 +181,7 @@ impl Session {
     }
 
     /// The answer to INIT.
-    fn init(&self, asked: &Init) -> Result<InitReply, Errno> {
+    fn init(&self, asked: &Init) -> Result<InitReply, KernelErrno> {
         if asked.major != MAJOR || asked.minor < MINOR_LEAST {
             log::error!(
                 "the kernel has version {}.{} of FUSE: at least {MAJOR}.{MINOR_LEAST} is needed \
@@ -189,7 +189,7 @@ impl Session {
                 asked.major,
                 asked.minor
             );
-            return Err(Errno::PROTO);
+            return Err(KernelErrno::PROTO);
         }
         let wanted = init_flags::ASYNC_READ
             | init_flags::BIG_WRITES
@@ -210,14 +210,14 @@ impl Session {
     /// Flags of the disk when it is opened.
     fn open_flags(&self) -> u32 {
         match self.cache {
-            Cache::None => open_flags::DIRECT_IO | open_flags::PARALLEL_DIRECT_WRITES,
-            Cache::Open => 0,
-            Cache::Keep => open_flags::KEEP_CACHE,
+            PageCacheMode::None => open_flags::DIRECT_IO | open_flags::PARALLEL_DIRECT_WRITES,
+            PageCacheMode::Open => 0,
+            PageCacheMode::Keep => open_flags::KEEP_CACHE,
         }
     }
 
     /// The kernel's number for a failed request, which is logged.
-    fn errno(&self, error: &Error) -> Errno {
+    fn errno(&self, error: &Error) -> KernelErrno {
         let mut logged = self.logged.lock().expect("no panic under this lock");
         if logged.is_none_or(|when| blockhaul_io::elapsed(when) >= LOG_AGAIN) {
             *logged = Some(blockhaul_io::now());
@@ -228,17 +228,17 @@ impl Session {
 }
 
 /// The kernel's number for an error.
-fn errno(error: &Error) -> Errno {
+fn errno(error: &Error) -> KernelErrno {
     match error.kind() {
-        Kind::ReadOnly => Errno::ROFS,
-        Kind::NoMemory => Errno::NOMEM,
-        Kind::Invalid | Kind::Usage | Kind::TooLarge => Errno::INVAL,
-        Kind::NoSpace => Errno::NOSPC,
-        Kind::Unsupported => Errno::OPNOTSUPP,
-        Kind::Refused => Errno::ACCES,
-        Kind::InUse => Errno::BUSY,
+        Kind::ReadOnly => KernelErrno::ROFS,
+        Kind::NoMemory => KernelErrno::NOMEM,
+        Kind::Invalid | Kind::Usage | Kind::TooLarge => KernelErrno::INVAL,
+        Kind::NoSpace => KernelErrno::NOSPC,
+        Kind::Unsupported => KernelErrno::OPNOTSUPP,
+        Kind::Refused => KernelErrno::ACCES,
+        Kind::InUse => KernelErrno::BUSY,
         Kind::Io | Kind::ShuttingDown | Kind::Disconnected | Kind::TimedOut | Kind::NotFound => {
-            Errno::IO
+            KernelErrno::IO
         }
     }
 }

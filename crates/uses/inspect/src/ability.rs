@@ -1,6 +1,6 @@
 //! Properties of exports by the words that nbdinfo has for them.
 
-use blockhaul_wire::{ExportFlags, Replies};
+use blockhaul_wire::{ExportFlags, ReplyForm};
 
 use crate::report::{ExportOwner, InspectionReport};
 
@@ -69,14 +69,14 @@ impl Ability {
         let flags = report.exports.first().map_or(ExportFlags::NONE, |export| export.flags);
         let (tls, replies) = match &report.owner {
             ExportOwner::Server { tls, replies, .. } => (*tls, *replies),
-            ExportOwner::Device(_) => (false, Replies::Simple),
+            ExportOwner::Device(_) => (false, ReplyForm::Simple),
         };
         match self {
             Ability::Always => true,
             Ability::Write => !flags.contains(ExportFlags::READ_ONLY),
             Ability::Tls => tls,
-            Ability::Structured => replies != Replies::Simple,
-            Ability::Extended => replies == Replies::Extended,
+            Ability::Structured => replies != ReplyForm::Simple,
+            Ability::Extended => replies == ReplyForm::Extended,
             Ability::Flag(flag) => flags.contains(flag),
         }
     }

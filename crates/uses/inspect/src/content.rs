@@ -46,9 +46,9 @@ mod tests {
     #[test]
     fn what_file_says_is_taken() {
         if Command::new("file").arg("--version").output().is_err() {
-            return blockhaul_testkit::tools::skip_or_fail(&blockhaul_testkit::tools::Reason::new(
-                "file(1) is not installed",
-            ));
+            return blockhaul_testkit::tools::skip_or_fail(
+                &blockhaul_testkit::tools::SkipReason::new("file(1) is not installed"),
+            );
         }
         assert_eq!(ask_file(b"").unwrap(), "empty");
         assert_eq!(ask_file(b"hello\n").unwrap(), "ASCII text");

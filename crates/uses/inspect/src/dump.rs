@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::io::{self, ErrorKind, Write};
 use std::sync::Arc;
 
-use blockhaul_block::{BASE_ALLOCATION, Contexts, Device, DeviceExt as _, Error, Kind, ZERO};
+use blockhaul_block::{BASE_ALLOCATION, ContextSet, Device, DeviceExt as _, Error, Kind, ZERO};
 
 use crate::error::{InspectionError, Result};
 
@@ -69,7 +69,12 @@ async fn write_lines(
 
 /// Whole lines of zeroes at `at`, in bytes, as far as the device reports them. An error is reported
 /// by the read that follows.
-async fn zeroes_at(device: &Arc<dyn Device>, context: Option<Contexts>, at: u64, end: u64) -> u64 {
+async fn zeroes_at(
+    device: &Arc<dyn Device>,
+    context: Option<ContextSet>,
+    at: u64,
+    end: u64,
+) -> u64 {
     let Some(context) = context else { return 0 };
     let lists = device.extents(at, end - at, context).await.unwrap_or_default();
     let run = lists.first().and_then(|list| list.runs().first().copied());

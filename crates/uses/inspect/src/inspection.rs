@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use blockhaul_block::{BASE_ALLOCATION, Device, Error, Kind};
-use blockhaul_catalog::{Intent, Registry, Spec, Stack};
-use blockhaul_client::options::{OptionSession, Place};
-use blockhaul_client::{Address, Connected, Options, ServerProcess};
+use blockhaul_catalog::{DeviceSpec, Intent, Registry, Stack};
+use blockhaul_client::options::{ConnectTarget, OptionSession};
+use blockhaul_client::{ConnectOptions, DeviceConnection, ServerAddress, ServerProcess};
 use blockhaul_transfer::sparing_of_queries;
-use blockhaul_wire::Replies;
-use blockhaul_wire::handshake::Protocol;
-use blockhaul_wire::handshake::client::{ExportInfo, Negotiated};
+use blockhaul_wire::ReplyForm;
+use blockhaul_wire::handshake::GreetingForm;
+use blockhaul_wire::handshake::client::{ClientHandshakeResult, ExportInfo};
 use blockhaul_wire::uri::Uri;
 
 use crate::content;
@@ -25,18 +25,18 @@ pub struct Inspection(Origin);
 
 /// Origin of the facts.
 enum Origin {
-    Server(Box<Server>),
-    Device { registry: Box<Registry>, spec: Spec },
+    Server(Box<InspectedServer>),
+    Device { registry: Box<Registry>, spec: DeviceSpec },
 }
 
 /// An NBD server.
-struct Server {
-    place: Place,
+struct InspectedServer {
+    place: ConnectTarget,
     /// The canonical URI; none for servers that were started for this inspection.
     uri: Option<Uri>,
     /// The server, if it was started for this inspection: ends on drop.
     process: Option<Arc<ServerProcess>>,
-    options: Options,
+    options: ConnectOptions,
 }
 
 impl Inspection {
@@ -45,22 +45,29 @@ impl Inspection {
     ///
     /// # Errors
     /// The description is invalid, or the server cannot be started.
-    pub fn new(spec: Spec, registry: Registry, options: Options) -> Result<Inspection> {
-        let options = Options { full_info: true, ..options };
+    pub fn new(
+        spec: DeviceSpec,
+        registry: Registry,
+        options: ConnectOptions,
+    ) -> Result<Inspection> {
+        let options = ConnectOptions { full_info: true, ..options };
         match &spec {
-            Spec::Command(words) => {
+            DeviceSpec::Command(words) => {
                 let name = spec.to_string();
                 let process =
                     ServerProcess::start(words).map_err(|error| opening(&name, &error))?;
-                let address = Address::Unix(process.socket().to_path_buf());
-                let place = Place { name, address, export: String::new(), tls: None };
-                let server = Server { place, uri: None, process: Some(process), options };
+                let address = ServerAddress::Unix(process.socket().to_path_buf());
+                let place = ConnectTarget { name, address, export: String::new(), tls: None };
+                let server = InspectedServer { place, uri: None, process: Some(process), options };
                 Ok(Inspection(Origin::Server(Box::new(server))))
             }
-            Spec::Scheme { scheme, .. } if registry.backend(scheme)?.schemes().contains(&"nbd") => {
+            DeviceSpec::Scheme { scheme, .. }
+                if registry.backend(scheme)?.schemes().contains(&"nbd") =>
+            {
                 let text = spec.to_string();
-                let place = Place::parse(&text).map_err(|error| opening(&text, &error))?;
-                let server = Server { place, uri: Uri::parse(&text).ok(), process: None, options };
+                let place = ConnectTarget::parse(&text).map_err(|error| opening(&text, &error))?;
+                let server =
+                    InspectedServer { place, uri: Uri::parse(&text).ok(), process: None, options };
                 Ok(Inspection(Origin::Server(Box::new(server))))
             }
             _ => {
@@ -120,7 +127,7 @@ impl Inspection {
     /// The server does not answer.
     pub async fn uri(&self) -> Result<Option<String>> {
         let Origin::Server(server) = &self.0 else { return Ok(None) };
-        let Server { uri, place, options, .. } = &**server;
+        let InspectedServer { uri, place, options, .. } = &**server;
         let uri = match uri {
             Some(uri) => canonical(uri),
             None if blockhaul_wire::uri::is_http(&place.name) => place.name.clone(),
@@ -179,7 +186,7 @@ impl Inspection {
     }
 }
 
-async fn open(registry: &Registry, spec: &Spec) -> Result<Stack> {
+async fn open(registry: &Registry, spec: &DeviceSpec) -> Result<Stack> {
     let opened = registry.open(spec, Vec::new(), Intent::READ).await;
     opened.map_err(|error| opening(&spec.to_string(), &error))
 }
@@ -196,7 +203,7 @@ struct ExportTexts {
     content: Option<String>,
 }
 
-impl Server {
+impl InspectedServer {
     async fn report(&self, content: bool) -> Result<InspectionReport> {
         let export = &self.place.export;
         let mut session = self.session().await?;
@@ -204,7 +211,7 @@ impl Server {
         let tls = session.tls();
         let replies = session.replies();
         let reported = match protocol {
-            Some(Protocol::Newstyle) => None,
+            Some(GreetingForm::Newstyle) => None,
             _ => match session.info(export).await {
                 Ok(info) => Some((info, contexts(&mut session, export).await)),
                 Err(error) if error.kind() == Kind::Unsupported => None,
@@ -215,7 +222,7 @@ impl Server {
         let (info, contexts, owner) = match reported {
             Some((info, contexts)) => (info, contexts, owner(protocol, tls, replies)),
             None => {
-                let Negotiated { info, contexts, protocol, tls, replies, .. } =
+                let ClientHandshakeResult { info, contexts, protocol, tls, replies, .. } =
                     self.connect(export, vec![BASE_ALLOCATION.to_string()]).await?.negotiated;
                 let contexts = contexts.into_iter().map(|context| context.name).collect();
                 (info, contexts, owner(Some(protocol), tls, replies))
@@ -284,9 +291,9 @@ impl Server {
         session.map_err(|error| self.failed(&error))
     }
 
-    async fn connect(&self, export: &str, contexts: Vec<String>) -> Result<Connected> {
+    async fn connect(&self, export: &str, contexts: Vec<String>) -> Result<DeviceConnection> {
         let tls = self.place.tls.clone();
-        let options = Options { contexts, tls, ..self.options.clone() };
+        let options = ConnectOptions { contexts, tls, ..self.options.clone() };
         let connected =
             blockhaul_client::connect(&self.place.name, &self.place.address, export, &options);
         connected.await.map_err(|error| self.failed(&error))
@@ -317,11 +324,11 @@ async fn contexts(session: &mut OptionSession, export: &str) -> Vec<String> {
     contexts.into_iter().map(|context| context.name).collect()
 }
 
-fn owner(protocol: Option<Protocol>, tls: bool, replies: Replies) -> ExportOwner {
+fn owner(protocol: Option<GreetingForm>, tls: bool, replies: ReplyForm) -> ExportOwner {
     let protocol = match protocol {
-        Some(Protocol::Oldstyle) => "oldstyle",
-        Some(Protocol::Newstyle) => "newstyle",
-        Some(Protocol::FixedNewstyle) | None => "newstyle-fixed",
+        Some(GreetingForm::Oldstyle) => "oldstyle",
+        Some(GreetingForm::Newstyle) => "newstyle",
+        Some(GreetingForm::FixedNewstyle) | None => "newstyle-fixed",
     };
     ExportOwner::Server { protocol, tls, replies }
 }

@@ -15,20 +15,20 @@ const CONTEXTS: usize = 4;
 pub(crate) fn json(value: &(impl Serialize + ?Sized)) -> String {
     let mut text = Vec::new();
     // Writing to memory does not fail, and names of members are strings.
-    let _ = value.serialize(&mut Serializer::with_formatter(&mut text, Layout::default()));
+    let _ = value.serialize(&mut Serializer::with_formatter(&mut text, JsonLayout::default()));
     String::from_utf8(text).unwrap_or_default()
 }
 
 /// One member and one value a line: those of an export after a tab, its contexts after two.
 #[derive(Default)]
-struct Layout {
+struct JsonLayout {
     /// Lists and objects around the place.
     depth: usize,
     /// The list that began last has no value.
     is_empty: bool,
 }
 
-impl Layout {
+impl JsonLayout {
     /// The end of the line before, and the tabs of this one.
     fn line<W: Write + ?Sized>(&self, writer: &mut W, first: bool, tabs: &[u8]) -> Result<()> {
         writer.write_all(if first { b"" } else { b",\n" })?;
@@ -36,7 +36,7 @@ impl Layout {
     }
 }
 
-impl Formatter for Layout {
+impl Formatter for JsonLayout {
     fn begin_array<W: Write + ?Sized>(&mut self, writer: &mut W) -> Result<()> {
         self.depth += 1;
         self.is_empty = true;

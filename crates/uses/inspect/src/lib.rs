@@ -1,15 +1,15 @@
 //! Facts, maps and contents of disks and NBD servers, as data and as text.
 //!
 //! ```
-//! use blockhaul_catalog::{Registry, Spec};
+//! use blockhaul_catalog::{DeviceSpec, Registry};
 //! use blockhaul_client::Options;
 //! use blockhaul_inspect::Inspection;
-//! use blockhaul_io::{Config, Runtime};
+//! use blockhaul_io::{Runtime, RuntimeConfig};
 //!
 //! let registry = Registry { backends: blockhaul_backends::all(), ..Registry::default() };
-//! let spec = Spec::parse("memory:64K".as_ref()).unwrap();
+//! let spec = DeviceSpec::parse("memory:64K".as_ref()).unwrap();
 //! let inspection = Inspection::new(spec, registry, Options::default()).unwrap();
-//! let runtime = Runtime::start(&Config::default()).unwrap();
+//! let runtime = Runtime::start(&RuntimeConfig::default()).unwrap();
 //! let dump = runtime.block_on(|| async move {
 //!     assert_eq!(inspection.report(false).await.unwrap().size(), 65536);
 //!     let device = inspection.device().await.unwrap();

@@ -6,7 +6,7 @@ use std::io::{self, ErrorKind, Write};
 use std::sync::Arc;
 
 use blockhaul_block::{
-    BASE_ALLOCATION, Contexts, Device, Error, ExtentPart, ExtentReader, HOLE, Kind, ZERO,
+    BASE_ALLOCATION, ContextSet, Device, Error, ExtentPart, ExtentReader, HOLE, Kind, ZERO,
 };
 use blockhaul_io::Ticket;
 
@@ -105,7 +105,7 @@ impl MapPictures {
 #[derive(Debug)]
 pub struct MapContext {
     /// The set of this context alone.
-    pub context: Contexts,
+    pub context: ContextSet,
     /// The name, which gives states their meaning.
     pub name: String,
 }
@@ -136,7 +136,7 @@ pub async fn write_map<W: Write + Send + 'static>(
     let all = all_of(&contexts);
     let order = contexts.iter().map(|context| place_of(context.context, all)).collect();
     let runs = RunWriter::new(contexts, order, *options);
-    let mut page = Box::new(Page { runs, pictures, output, is_closed: false });
+    let mut page = Box::new(MapOutput { runs, pictures, output, is_closed: false });
     let mut extents = ExtentReader::new(device.clone(), all, (start, end));
     let mut next = extents.next().await;
     while !page.is_closed
@@ -154,7 +154,7 @@ pub async fn write_map<W: Write + Send + 'static>(
 const LONG: usize = 4096;
 
 /// The state of a map that is being written.
-struct Page<W> {
+struct MapOutput<W> {
     runs: RunWriter,
     pictures: MapPictures,
     output: W,
@@ -164,14 +164,14 @@ struct Page<W> {
 
 /// A page to which a part is written.
 enum PagePart<W> {
-    Done(Result<Box<Page<W>>>),
+    Done(Result<Box<MapOutput<W>>>),
     /// Once a thread has done it.
-    Soon(Ticket<Result<Box<Page<W>>>>),
+    Soon(Ticket<Result<Box<MapOutput<W>>>>),
 }
 
 impl<W> PagePart<W> {
     /// The page, when the part is there.
-    async fn page(self) -> Result<Box<Page<W>>> {
+    async fn page(self) -> Result<Box<MapOutput<W>>> {
         match self {
             PagePart::Done(page) => page,
             PagePart::Soon(ticket) => ticket.await.unwrap_or_else(|lost| {
@@ -181,7 +181,7 @@ impl<W> PagePart<W> {
     }
 }
 
-impl<W: Write + Send + 'static> Page<W> {
+impl<W: Write + Send + 'static> MapOutput<W> {
     /// Writes a part, on another thread if it is long.
     fn write(self: Box<Self>, part: ExtentPart) -> PagePart<W> {
         if part.lists.iter().any(|list| list.len() >= LONG) {
@@ -192,14 +192,14 @@ impl<W: Write + Send + 'static> Page<W> {
     }
 
     /// The page with a part.
-    fn with(mut self: Box<Self>, part: &ExtentPart) -> Result<Box<Page<W>>> {
+    fn with(mut self: Box<Self>, part: &ExtentPart) -> Result<Box<MapOutput<W>>> {
         let written = self.add(part);
         self.is_closed = is_closed(written)?;
         Ok(self)
     }
 
     fn add(&mut self, part: &ExtentPart) -> Result<()> {
-        let Page { runs, pictures, output, .. } = self;
+        let MapOutput { runs, pictures, output, .. } = self;
         part.for_each_run(|at, len, states| {
             pictures.add(at, len, states, &runs.order);
             runs.add(at, len, states, output)
@@ -212,7 +212,7 @@ impl<W: Write + Send + 'static> Page<W> {
 
     /// Writes the end of the map of `size` bytes, unless the output is closed.
     fn finish(self, size: u64) -> Result<(W, MapPictures)> {
-        let Page { runs, pictures, mut output, is_closed: closed } = self;
+        let MapOutput { runs, pictures, mut output, is_closed: closed } = self;
         if !closed {
             is_closed(runs.finish(size, &mut output).map_err(InspectionError::from))?;
         }
@@ -230,13 +230,13 @@ fn is_closed(written: Result<()>) -> Result<bool> {
 }
 
 /// The contexts together.
-fn all_of(contexts: &[MapContext]) -> Contexts {
+fn all_of(contexts: &[MapContext]) -> ContextSet {
     let indices = contexts.iter().flat_map(|context| context.context.iter());
-    indices.fold(Contexts::empty(), Contexts::with)
+    indices.fold(ContextSet::empty(), ContextSet::with)
 }
 
 /// The place of one context's list among those of `all`, which are in ascending order.
-fn place_of(one: Contexts, all: Contexts) -> usize {
+fn place_of(one: ContextSet, all: ContextSet) -> usize {
     all.iter().position(|index| one.contains(index)).unwrap_or(0)
 }
 

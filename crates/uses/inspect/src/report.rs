@@ -6,7 +6,7 @@ use std::sync::Arc;
 use blockhaul_block::{Can, Facts};
 use blockhaul_catalog::format_size;
 use blockhaul_transfer::one_line;
-use blockhaul_wire::{ExportFlags, Replies};
+use blockhaul_wire::{ExportFlags, ReplyForm};
 use serde::ser::SerializeMap as _;
 use serde::{Serialize, Serializer};
 
@@ -32,7 +32,7 @@ pub enum ExportOwner {
         /// Whether the connection is encrypted.
         tls: bool,
         /// The form of replies.
-        replies: Replies,
+        replies: ReplyForm,
     },
     /// A device of this program, by its name.
     Device(String),
@@ -106,7 +106,8 @@ impl InspectionReport {
     /// The exports, as `qemu-nbd --list` prints them.
     pub fn qemu_list(&self) -> String {
         let mut text = format!("exports available: {}\n", self.exports.len());
-        let is_long = matches!(self.owner, ExportOwner::Server { replies: Replies::Extended, .. });
+        let is_long =
+            matches!(self.owner, ExportOwner::Server { replies: ReplyForm::Extended, .. });
         for export in &self.exports {
             export.add_qemu_entry(is_long, &mut text);
         }
@@ -200,9 +201,9 @@ impl InspectionReport {
             ExportOwner::Server { protocol, tls, replies } => {
                 let with = if *tls { "with" } else { "without" };
                 let packets = match replies {
-                    Replies::Simple => "simple",
-                    Replies::Structured => "structured",
-                    Replies::Extended => "extended",
+                    ReplyForm::Simple => "simple",
+                    ReplyForm::Structured => "structured",
+                    ReplyForm::Extended => "extended",
                 };
                 writeln!(out, "protocol: {protocol} {with} TLS, using {packets} packets")?;
             }
@@ -255,8 +256,8 @@ impl Serialize for InspectionReport {
             ExportOwner::Server { protocol, tls, replies } => {
                 members.serialize_entry("protocol", protocol)?;
                 members.serialize_entry("TLS", tls)?;
-                members.serialize_entry("structured", &(*replies != Replies::Simple))?;
-                members.serialize_entry("extended", &(*replies == Replies::Extended))?;
+                members.serialize_entry("structured", &(*replies != ReplyForm::Simple))?;
+                members.serialize_entry("extended", &(*replies == ReplyForm::Extended))?;
             }
             ExportOwner::Device(name) => members.serialize_entry("device", name)?,
         }
@@ -326,7 +327,7 @@ mod tests {
         let owner = ExportOwner::Server {
             protocol: "newstyle-fixed",
             tls: false,
-            replies: Replies::Structured,
+            replies: ReplyForm::Structured,
         };
         let name = "a\n\"\u{8}/".to_string();
         let contexts = vec!["x".to_string(), "y".to_string()];
@@ -355,7 +356,7 @@ mod tests {
             ..ExportFacts::default()
         };
         let server =
-            ExportOwner::Server { protocol: "newstyle", tls: false, replies: Replies::Simple };
+            ExportOwner::Server { protocol: "newstyle", tls: false, replies: ReplyForm::Simple };
         let mut report = InspectionReport { owner: server, exports: vec![export] };
         let text = report.text(false);
         report.owner = ExportOwner::Device(name.into());

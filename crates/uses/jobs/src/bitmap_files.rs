@@ -11,9 +11,9 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use blockhaul_catalog::Spec;
+use blockhaul_catalog::DeviceSpec;
 use blockhaul_io::plain;
-use blockhaul_snapshot::Bitmap;
+use blockhaul_snapshot::DirtyBitmap;
 use blockhaul_transfer::path_of;
 use serde_json::{Value, json};
 
@@ -33,7 +33,7 @@ pub struct BitmapFiles(PathBuf);
 /// The bitmaps of a file.
 #[derive(Default)]
 pub struct StoredBitmaps {
-    pub bitmaps: Vec<Arc<Bitmap>>,
+    pub bitmaps: Vec<Arc<DirtyBitmap>>,
     /// Names of bitmaps that may lack writes, and why.
     pub inconsistent: Vec<(String, String)>,
 }
@@ -158,7 +158,7 @@ impl BitmapFiles {
 /// The name of a device in a file of bitmaps: a file of the disk by its full path, so that the file may be
 /// named otherwise the next time.
 pub(crate) fn identity(device: &str) -> String {
-    let path = Spec::parse(device.as_ref()).ok().and_then(|spec| path_of(&spec));
+    let path = DeviceSpec::parse(device.as_ref()).ok().and_then(|spec| path_of(&spec));
     match path.and_then(|path| fs::canonicalize(path).ok()) {
         Some(path) => path.display().to_string(),
         None => device.to_string(),
@@ -177,9 +177,9 @@ fn doubt(value: &Value, device: &str, size: u64) -> Option<String> {
     (before != device && before != identity(device)).then(|| format!("the device was {before}"))
 }
 
-fn restored(name: &str, size: u64, value: &Value) -> Result<Arc<Bitmap>, String> {
+fn restored(name: &str, size: u64, value: &Value) -> Result<Arc<DirtyBitmap>, String> {
     let granularity = value["granularity"].as_u64().ok_or("a bitmap has no granularity")?;
-    let bitmap = Bitmap::new(name, size, granularity).map_err(|error| error.to_string())?;
+    let bitmap = DirtyBitmap::new(name, size, granularity).map_err(|error| error.to_string())?;
     let dirty = value["dirty"].as_array().ok_or("a bitmap has no list of dirty ranges")?;
     for range in dirty {
         let at = range[0].as_u64();
@@ -193,7 +193,7 @@ fn restored(name: &str, size: u64, value: &Value) -> Result<Arc<Bitmap>, String>
     Ok(Arc::new(bitmap))
 }
 
-fn described(bitmap: &Bitmap, clean: bool) -> Value {
+fn described(bitmap: &DirtyBitmap, clean: bool) -> Value {
     let mut value = json!({
         "name": bitmap.name(),
         "granularity": bitmap.granularity(),

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use blockhaul_block::{Can, Device, Result};
 use blockhaul_catalog::{
-    Client, Export, Exports, Intent, Layer, Listed, Opening, Registry, Spec, Visit,
+    DeviceSpec, Export, ExportClient, Exports, Intent, Layer, ListedExport, OpenFuture, Registry,
+    Visit,
 };
 
 /// A device of which each client gets a new handle.
@@ -13,7 +14,7 @@ pub struct ClientDevices {
     /// The registry for opening it.
     pub registry: Registry,
     /// The device.
-    pub spec: Spec,
+    pub spec: DeviceSpec,
     /// The layers over it, which all clients share.
     pub layers: Vec<Arc<dyn Layer>>,
     /// The purpose of opening it.
@@ -21,13 +22,13 @@ pub struct ClientDevices {
     /// Clients may write.
     pub write: bool,
     /// Its name and description.
-    pub listed: Listed,
+    pub listed: ListedExport,
     /// Whether the export is available under any name.
     pub any_name: bool,
 }
 
 impl Exports for ClientDevices {
-    fn admit(&self, _client: Client) -> Opening<Arc<dyn Visit>> {
+    fn admit(&self, _client: ExportClient) -> OpenFuture<Arc<dyn Visit>> {
         let visit: Arc<dyn Visit> = Arc::new(FreshVisit(self.clone()));
         Box::pin(std::future::ready(Ok(visit)))
     }
@@ -48,12 +49,12 @@ impl ClientDevices {
 struct FreshVisit(ClientDevices);
 
 impl Visit for FreshVisit {
-    fn list(&self, _tls: bool) -> Opening<Vec<Listed>> {
+    fn list(&self, _tls: bool) -> OpenFuture<Vec<ListedExport>> {
         Box::pin(std::future::ready(Ok(vec![self.0.listed.clone()])))
     }
 
-    fn open(&self, name: &str, _tls: bool) -> Opening<Option<Export>> {
-        let Listed { name: own, description } = &self.0.listed;
+    fn open(&self, name: &str, _tls: bool) -> OpenFuture<Option<Export>> {
+        let ListedExport { name: own, description } = &self.0.listed;
         let known = self.0.any_name || name.is_empty() || name == own;
         if !known {
             return Box::pin(std::future::ready(Ok(None)));

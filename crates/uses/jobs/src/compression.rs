@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use blockhaul_block::{Compression, Device, Facts, Flags, Hints, OpKind, Pending, Request, Result};
+use blockhaul_block::{
+    Compression, Device, Facts, Hints, OpKind, PendingRequest, Request, RequestFlags, Result,
+};
 use blockhaul_catalog::Layer;
 
 /// The hints that layers of jobs pass on. No parked payloads: a device compresses written data, and a write
@@ -38,8 +40,8 @@ impl Device for CompressingDevice {
         self.facts.clone()
     }
 
-    fn submit(&self, request: Request) -> Pending {
+    fn submit(&self, request: Request) -> PendingRequest {
         let is_write = request.kind() == OpKind::Write;
-        self.inner.submit(if is_write { request.with(Flags::COMPRESS) } else { request })
+        self.inner.submit(if is_write { request.with(RequestFlags::COMPRESS) } else { request })
     }
 }

@@ -5,9 +5,9 @@ use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use blockhaul_block::{Can, Device, Error, Facts, Kind};
 use blockhaul_catalog::{
-    Adjustable, BitmapStore, ClaimOwner, Claims, Exports, Shared, Stack, TargetClaims,
+    AdjustableLayer, BitmapStore, ClaimOwner, Claims, Exports, SharedDevice, Stack, TargetClaims,
 };
-use blockhaul_snapshot::{BITMAPS_MAX, Bitmap, Changes, Remaining, Snapshot};
+use blockhaul_snapshot::{BITMAPS_MAX, ChangeTracker, DirtyBitmap, PersistentDirtyMap, Snapshot};
 use blockhaul_transfer::TransferErrorKind;
 
 use crate::error::JobError;
@@ -30,23 +30,23 @@ pub struct OpenExport {
     /// Its own exports, which may report their state.
     pub(crate) own: Option<Weak<dyn Exports>>,
     /// The device, if all clients share it.
-    pub shared: Option<Arc<Shared>>,
+    pub shared: Option<Arc<SharedDevice>>,
     /// The stack of the device: to be closed when no worker needs it any more.
     pub stack: Mutex<Option<Stack>>,
     /// Its layers and gates, innermost first.
-    pub(crate) layers: Mutex<Vec<Arc<Adjustable>>>,
+    pub(crate) layers: Mutex<Vec<Arc<AdjustableLayer>>>,
     /// Its points in time, over the layers.
     pub(crate) snapshots: Mutex<Vec<Snapshot>>,
     /// Its dirty bitmaps, below the points in time.
-    pub(crate) bitmaps: Mutex<Vec<Arc<Bitmap>>>,
+    pub(crate) bitmaps: Mutex<Vec<Arc<DirtyBitmap>>>,
     /// The image of the disk stores those of its bitmaps that are kept.
     pub(crate) bitmap_store: Mutex<Option<Arc<dyn BitmapStore>>>,
     /// Names of bitmaps from earlier that may lack writes, and why.
     pub(crate) inconsistent: Mutex<Vec<(String, String)>>,
     /// The changes that a mirror of the disk notes; between the bitmaps and the points in time.
-    pub(crate) mirrored: Mutex<Option<Changes>>,
+    pub(crate) mirrored: Mutex<Option<ChangeTracker>>,
     /// Where its disk differs from the targets of jobs that outlive the server.
-    pub(crate) maps: Mutex<Vec<Remaining>>,
+    pub(crate) maps: Mutex<Vec<PersistentDirtyMap>>,
     /// The storages that are open.
     pub claims: Arc<Claims>,
     /// The owner of the claims of the disk.
@@ -77,7 +77,7 @@ impl OpenExport {
     }
 
     /// The current layers and gates, innermost first.
-    pub fn layers(&self) -> Vec<Arc<Adjustable>> {
+    pub fn layers(&self) -> Vec<Arc<AdjustableLayer>> {
         self.layers.lock().expect("no panic under this lock").clone()
     }
 
@@ -92,7 +92,7 @@ impl OpenExport {
     }
 
     /// The dirty bitmaps of the export.
-    pub fn bitmaps(&self) -> MutexGuard<'_, Vec<Arc<Bitmap>>> {
+    pub fn bitmaps(&self) -> MutexGuard<'_, Vec<Arc<DirtyBitmap>>> {
         self.bitmaps.lock().expect("no panic under this lock")
     }
 
@@ -100,7 +100,7 @@ impl OpenExport {
     ///
     /// # Errors
     /// If the export has no such bitmap, or it is inconsistent.
-    pub fn bitmap(&self, name: &str) -> Result<Arc<Bitmap>, JobError> {
+    pub fn bitmap(&self, name: &str) -> Result<Arc<DirtyBitmap>, JobError> {
         self.check_consistent(name)?;
         let all = self.bitmaps();
         let found = all.iter().find(|bitmap| bitmap.name() == name).cloned();
@@ -187,7 +187,7 @@ impl OpenExport {
     ///
     /// # Errors
     /// If the export has a bitmap of this name, or as many as it can have.
-    pub(crate) fn start_bitmap(&self, bitmap: Bitmap) -> Result<(), JobError> {
+    pub(crate) fn start_bitmap(&self, bitmap: DirtyBitmap) -> Result<(), JobError> {
         self.check_consistent(bitmap.name())?;
         let mut all = self.bitmaps();
         if all.iter().any(|other| other.name() == bitmap.name()) {
@@ -238,12 +238,12 @@ impl OpenExport {
     }
 
     /// The changes that a mirror of the export notes.
-    pub(crate) fn mirrored(&self) -> MutexGuard<'_, Option<Changes>> {
+    pub(crate) fn mirrored(&self) -> MutexGuard<'_, Option<ChangeTracker>> {
         self.mirrored.lock().expect("no panic under this lock")
     }
 
     /// Where the disk differs from the targets of jobs.
-    pub fn maps(&self) -> MutexGuard<'_, Vec<Remaining>> {
+    pub fn maps(&self) -> MutexGuard<'_, Vec<PersistentDirtyMap>> {
         self.maps.lock().expect("no panic under this lock")
     }
 

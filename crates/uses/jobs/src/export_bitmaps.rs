@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blockhaul_catalog::Barrier;
-use blockhaul_snapshot::{Bitmap, Remaining};
+use blockhaul_snapshot::{DirtyBitmap, PersistentDirtyMap};
 
 use crate::error::JobError;
 use crate::export::OpenExport;
@@ -30,20 +30,20 @@ pub struct NewBitmap<'a> {
 /// The contents of a bitmap at a point in time.
 #[derive(Clone)]
 pub struct FrozenBitmap {
-    live: Arc<Bitmap>,
-    dirty: Arc<Bitmap>,
+    live: Arc<DirtyBitmap>,
+    dirty: Arc<DirtyBitmap>,
 }
 
 impl FrozenBitmap {
     /// The dirty blocks of now; the bitmap is clean from then on.
-    pub fn take(live: Arc<Bitmap>) -> FrozenBitmap {
+    pub fn take(live: Arc<DirtyBitmap>) -> FrozenBitmap {
         let frozen = FrozenBitmap::later(live);
         frozen.fill(true);
         frozen
     }
 
     /// The dirty blocks of a later moment, when [`FrozenBitmap::fill`] is called.
-    pub fn later(live: Arc<Bitmap>) -> FrozenBitmap {
+    pub fn later(live: Arc<DirtyBitmap>) -> FrozenBitmap {
         let dirty = live.frozen();
         dirty.clear();
         FrozenBitmap { dirty: Arc::new(dirty), live }
@@ -64,7 +64,7 @@ impl FrozenBitmap {
     }
 
     /// The blocks as a bitmap that does not change.
-    pub fn dirty(&self) -> &Arc<Bitmap> {
+    pub fn dirty(&self) -> &Arc<DirtyBitmap> {
         &self.dirty
     }
 
@@ -96,7 +96,7 @@ impl ExportTable {
         let _change = self.change().await;
         let (shared, stack) = self.changeable(export)?;
         let size = shared.switch().device().facts().size;
-        let bitmap = Bitmap::new(name, size, granularity)?;
+        let bitmap = DirtyBitmap::new(name, size, granularity)?;
         bitmap.keep(kept);
         export.start_bitmap(bitmap)?;
         let exchanged = async {
@@ -166,7 +166,7 @@ impl ExportTable {
     }
 
     /// A job does not outlive the server any more: its map is no longer needed.
-    pub(crate) async fn forget_map(&self, export: &OpenExport, map: &Remaining) {
+    pub(crate) async fn forget_map(&self, export: &OpenExport, map: &PersistentDirtyMap) {
         let _change = self.change().await;
         export.maps().retain(|other| !other.is_same(map));
         let Ok((shared, stack)) = self.changeable(export) else { return };

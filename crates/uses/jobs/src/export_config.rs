@@ -4,8 +4,8 @@ use std::sync::{Arc, Mutex, Weak};
 
 use blockhaul_block::{Device, Kind};
 use blockhaul_catalog::{
-    Adjustable, BitmapSlot, ClaimOwner, Exports, Gate, Intent, Layer, Listed, Named, Registry,
-    Shared, Spec, Stack, Warnings, guarded,
+    AdjustableLayer, BitmapSlot, ClaimOwner, DeviceSpec, Exports, Gate, Intent, Layer,
+    ListedExport, NamedStorage, Registry, SharedDevice, Stack, Warnings, guarded,
 };
 use blockhaul_transfer::{TransferOptions, adjustable_layers, make_layers, writes_below};
 
@@ -39,7 +39,7 @@ pub struct ExportTableConfig {
 }
 
 /// Is called with the options, the source and the target of a copy.
-pub type CopyHook = fn(&TransferOptions, [&Spec; 2]);
+pub type CopyHook = fn(&TransferOptions, [&DeviceSpec; 2]);
 
 /// The word for an export in messages.
 pub(crate) const EXPORT: &str = "export";
@@ -53,7 +53,7 @@ pub struct ExportConfig {
     /// The text for users; may be empty.
     pub description: String,
     /// The device.
-    pub spec: Spec,
+    pub spec: DeviceSpec,
     /// The access that clients get.
     pub intent: Intent,
     /// Layers over the device, below those of all exports.
@@ -142,7 +142,7 @@ impl ExportTableConfig {
         kind: &str,
         one: &ExportConfig,
         warnings: Weak<Warnings>,
-    ) -> Result<(Named, OpenExport), JobError> {
+    ) -> Result<(NamedStorage, OpenExport), JobError> {
         // Its clients share raw bytes, whatever handles they have.
         let owner = match (kind, one.name.as_str()) {
             (EXPORT, "") => ClaimOwner::export("the default export"),
@@ -199,7 +199,7 @@ impl ExportTableConfig {
                 exports
             }
         };
-        let storage = Named {
+        let storage = NamedStorage {
             name: export.name.clone(),
             description: export.description.clone(),
             exports: guarded(exports, &gates)?,
@@ -213,7 +213,8 @@ impl ExportTableConfig {
     fn can_keep_bitmaps(&self, one: &ExportConfig) -> bool {
         let mut layers = one.layers.iter().chain(&self.layers);
         let moves = layers.any(|text| {
-            Adjustable::new(&self.registry, text).is_ok_and(|layer| !layer.kind().transparent())
+            AdjustableLayer::new(&self.registry, text)
+                .is_ok_and(|layer| !layer.kind().transparent())
         });
         one.intent.write && !self.per_client && !self.trace && self.bitmap_files.is_none() && !moves
     }
@@ -221,10 +222,10 @@ impl ExportTableConfig {
     /// The layers and gates of an export, first innermost: its own below the common ones. They are
     /// made anew for each export, because their state belongs to one. The common gates are omitted
     /// if there are several exports: they admit clients once, before every export.
-    fn layers_of(&self, one: &ExportConfig) -> Result<Vec<Arc<Adjustable>>, JobError> {
+    fn layers_of(&self, one: &ExportConfig) -> Result<Vec<Arc<AdjustableLayer>>, JobError> {
         let mut configured = adjustable_layers(&self.registry, &one.layers)?;
         let outer = adjustable_layers(&self.registry, &self.layers)?;
-        let own = |layer: &Arc<Adjustable>| !self.has_several() || layer.gate().is_none();
+        let own = |layer: &Arc<AdjustableLayer>| !self.has_several() || layer.gate().is_none();
         configured.extend(outer.into_iter().filter(own));
         Ok(configured)
     }
@@ -285,14 +286,14 @@ impl ExportTableConfig {
         one: &ExportConfig,
         layers: Vec<Arc<dyn Layer>>,
         device: Arc<dyn Device>,
-    ) -> (Arc<dyn Exports>, Option<Arc<Shared>>) {
+    ) -> (Arc<dyn Exports>, Option<Arc<SharedDevice>>) {
         let name = one.name.clone();
         let description = one.description.clone();
         if !self.per_client {
             let shared = if self.any_name {
-                Shared::under_any_name(&name, &description, device)
+                SharedDevice::under_any_name(&name, &description, device)
             } else {
-                Shared::new(&name, &description, device)
+                SharedDevice::new(&name, &description, device)
             };
             return (shared.clone(), Some(shared));
         }
@@ -304,14 +305,14 @@ impl ExportTableConfig {
             layers,
             intent: self.intent_below(one),
             write: one.intent.write,
-            listed: Listed { name, description },
+            listed: ListedExport { name, description },
             any_name: self.any_name,
         };
         (Arc::new(fresh), None)
     }
 }
 
-pub(crate) fn gates(layers: &[Arc<Adjustable>]) -> Vec<Arc<dyn Gate>> {
+pub(crate) fn gates(layers: &[Arc<AdjustableLayer>]) -> Vec<Arc<dyn Gate>> {
     layers.iter().filter_map(|layer| layer.gate().cloned()).collect()
 }
 
@@ -325,24 +326,26 @@ fn no_image_for_each_client(one: &ExportConfig) -> JobError {
 }
 
 /// The name of a device in trace lines; none: it logs requests itself.
-fn device_name(spec: &Spec) -> Option<&str> {
+fn device_name(spec: &DeviceSpec) -> Option<&str> {
     match spec {
         // Its filters do.
-        Spec::Scheme { scheme, rest } if scheme == "nbdkit" && rest.contains("@filter=") => None,
-        Spec::Scheme { scheme, rest } if scheme == "nbdkit" => {
+        DeviceSpec::Scheme { scheme, rest } if scheme == "nbdkit" && rest.contains("@filter=") => {
+            None
+        }
+        DeviceSpec::Scheme { scheme, rest } if scheme == "nbdkit" => {
             let plugin = rest.split('?').next()?.rsplit('/').next()?;
             let plugin = plugin.strip_prefix("nbdkit-").unwrap_or(plugin);
             Some(plugin.trim_end_matches(".so").trim_end_matches("-plugin"))
         }
-        Spec::Scheme { scheme, .. } => Some(scheme),
-        Spec::Path(_) => Some("file"),
-        Spec::Command(_) | Spec::Pipe => Some("nbd"),
+        DeviceSpec::Scheme { scheme, .. } => Some(scheme),
+        DeviceSpec::Path(_) => Some("file"),
+        DeviceSpec::Command(_) | DeviceSpec::Pipe => Some("nbd"),
     }
 }
 
 impl ExportConfig {
     /// A device that clients may write, under this name, without layers.
-    pub fn new(name: impl Into<String>, spec: Spec) -> ExportConfig {
+    pub fn new(name: impl Into<String>, spec: DeviceSpec) -> ExportConfig {
         ExportConfig {
             name: name.into(),
             description: String::new(),
@@ -356,7 +359,7 @@ impl ExportConfig {
     pub fn described(
         name: &str,
         description: &str,
-        spec: Spec,
+        spec: DeviceSpec,
         readonly: bool,
         layers: Vec<String>,
     ) -> ExportConfig {

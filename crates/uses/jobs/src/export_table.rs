@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use blockhaul_block::{Can, Device, DeviceExt as _};
 use blockhaul_catalog::{
-    Adjustable, Barrier, Exports, Figure, Gate, Named, Several, Shared, Stack, Warnings, guarded,
+    AdjustableLayer, Barrier, Exports, Gate, NamedStorage, NamedStorages, SharedDevice, Stack,
+    StorageFigure, Warnings, guarded,
 };
 use blockhaul_io::FifoLock;
 use blockhaul_transfer::adjustable_layers;
@@ -21,7 +22,7 @@ const LAST_CHANGE: Duration = Duration::from_secs(1);
 pub struct ExportTable {
     config: ExportTableConfig,
     /// The exports that clients reach by name.
-    served: Arc<Several>,
+    served: Arc<NamedStorages>,
     entries: Mutex<TableState>,
     /// The common gates, if they precede the first export: they also apply to exports that are
     /// added.
@@ -81,11 +82,12 @@ impl ExportTable {
     }
 
     /// The figures of the storages of the exports, each once; figures of one name are consecutive.
-    pub fn figures(&self) -> Vec<Figure> {
-        let mut figures: Vec<Figure> = Vec::new();
+    pub fn figures(&self) -> Vec<StorageFigure> {
+        let mut figures: Vec<StorageFigure> = Vec::new();
         for own in self.exports().iter().filter_map(|one| one.own.as_ref()?.upgrade()) {
             for figure in own.figures() {
-                let same = |one: &Figure| (one.name, &one.labels) == (figure.name, &figure.labels);
+                let same =
+                    |one: &StorageFigure| (one.name, &one.labels) == (figure.name, &figure.labels);
                 if !figures.iter().any(same) {
                     figures.push(figure);
                 }
@@ -160,7 +162,7 @@ impl ExportTable {
     /// Lists an open export; `storage` is for clients. It is closed if that fails.
     async fn insert(
         &self,
-        storage: Option<Named>,
+        storage: Option<NamedStorage>,
         export: OpenExport,
     ) -> Result<Arc<OpenExport>, JobError> {
         let change = self.changes.lock().await;
@@ -190,7 +192,11 @@ impl ExportTable {
         }
     }
 
-    fn list(&self, storage: Option<Named>, export: &Arc<OpenExport>) -> Result<(), JobError> {
+    fn list(
+        &self,
+        storage: Option<NamedStorage>,
+        export: &Arc<OpenExport>,
+    ) -> Result<(), JobError> {
         let mut entries = self.lock();
         if entries.is_closed {
             return Err(JobError::other("the server stops"));
@@ -218,7 +224,7 @@ impl ExportTable {
         let exports = guarded(exports, &self.common_gates())?;
         let name = name.to_string();
         let description = String::new();
-        Ok(self.served.add(Named { name, description, exports, single: true })?)
+        Ok(self.served.add(NamedStorage { name, description, exports, single: true })?)
     }
 
     /// Ends that for new clients. False: there is none of this name.
@@ -238,8 +244,8 @@ impl ExportTable {
     ///
     /// # Errors
     /// If the registry has no layer `offset`.
-    pub(crate) fn first_bytes(&self, size: u64) -> blockhaul_block::Result<Adjustable> {
-        Adjustable::new(&self.config.registry, &format!("offset?range={size}"))
+    pub(crate) fn first_bytes(&self, size: u64) -> blockhaul_block::Result<AdjustableLayer> {
+        AdjustableLayer::new(&self.config.registry, &format!("offset?range={size}"))
     }
 
     /// Refuses a name that is in use; others are refused it until the result is dropped.
@@ -270,7 +276,7 @@ impl ExportTable {
     ///
     /// # Errors
     /// If the name is in use, or the server stops.
-    pub fn serve(&self, storage: Named, export: OpenExport) -> Result<(), JobError> {
+    pub fn serve(&self, storage: NamedStorage, export: OpenExport) -> Result<(), JobError> {
         self.list(Some(storage), &Arc::new(export))
     }
 
@@ -331,7 +337,7 @@ impl ExportTable {
         let _change = self.changes.lock().await;
         export.check_not_mirrored()?;
         let (shared, stack) = self.changeable(export)?;
-        let adjustable = Arc::new(Adjustable::new(&self.config.registry, text)?);
+        let adjustable = Arc::new(AdjustableLayer::new(&self.config.registry, text)?);
         let Some(layer) = adjustable.layer().filter(|_| adjustable.kind().transparent()) else {
             return Err(not_transparent(adjustable.name()));
         };
@@ -378,7 +384,10 @@ impl ExportTable {
     ///
     /// # Errors
     /// If requests are logged, or each client has a device of its own.
-    pub fn changeable<'a>(&self, export: &'a OpenExport) -> Result<(&'a Shared, Stack), JobError> {
+    pub fn changeable<'a>(
+        &self,
+        export: &'a OpenExport,
+    ) -> Result<(&'a SharedDevice, Stack), JobError> {
         let stack = export.stack.lock().expect("no panic under this lock").clone();
         match (&export.shared, stack) {
             _ if self.config.trace => {
@@ -396,7 +405,7 @@ impl ExportTable {
     /// ended and the writes held by a layer are written.
     async fn exchange(
         &self,
-        shared: &Shared,
+        shared: &SharedDevice,
         export: &OpenExport,
         new: &Stack,
         time: Duration,

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use blockhaul_catalog::{BitmapStore, ImageBitmap, ImageBitmaps};
-use blockhaul_snapshot::{BITMAPS_MAX, Bitmap};
+use blockhaul_snapshot::{BITMAPS_MAX, DirtyBitmap};
 
 use crate::bitmap_files::StoredBitmaps;
 use crate::error::JobError;
@@ -35,7 +35,7 @@ pub(crate) async fn take(
 }
 
 /// The bitmaps of an image, for a disk of `size` bytes. An error says why it cannot have them.
-fn opened(found: &ImageBitmaps, size: u64) -> Result<Vec<Arc<Bitmap>>, String> {
+fn opened(found: &ImageBitmaps, size: u64) -> Result<Vec<Arc<DirtyBitmap>>, String> {
     let count = found.consistent.len();
     if count > BITMAPS_MAX {
         return Err(format!(
@@ -43,7 +43,7 @@ fn opened(found: &ImageBitmaps, size: u64) -> Result<Vec<Arc<Bitmap>>, String> {
         ));
     }
     let bitmaps = found.consistent.iter().map(|one| {
-        let bitmap = Bitmap::new(&one.name, size, one.granularity)
+        let bitmap = DirtyBitmap::new(&one.name, size, one.granularity)
             .map_err(|error| format!("{:?}: {error}", one.name))?;
         one.dirty.iter().for_each(|&(at, len)| bitmap.set(at, len));
         bitmap.enable(one.enabled);

@@ -5,9 +5,9 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
 use blockhaul_block::Error;
-use blockhaul_engine::Progress;
+use blockhaul_engine::CopyProgress;
 use blockhaul_io::Notify;
-use blockhaul_snapshot::{Snapshot, Stats};
+use blockhaul_snapshot::{Snapshot, SnapshotStats};
 use blockhaul_transfer::{CopyControl, CopyReport, TransferErrorKind};
 
 use crate::error::JobError;
@@ -54,7 +54,7 @@ pub struct Job {
     pub(crate) work: JobWork,
     /// The claim on the target, if that is a disk of the server.
     writing: Mutex<Option<TargetGuard>>,
-    pub(crate) progress: Arc<Progress>,
+    pub(crate) progress: Arc<CopyProgress>,
     control: CopyControl,
     settings: JobSettings,
     errors: Arc<ErrorPolicies>,
@@ -92,7 +92,7 @@ pub(crate) enum JobWork {
 #[derive(Default)]
 pub(crate) struct BackupSnapshot {
     snapshot: Mutex<Option<Snapshot>>,
-    last: OnceLock<Stats>,
+    last: OnceLock<SnapshotStats>,
 }
 
 impl BackupSnapshot {
@@ -105,7 +105,7 @@ impl BackupSnapshot {
     }
 
     /// The figures of now, or of its end.
-    pub(crate) fn stats(&self) -> Stats {
+    pub(crate) fn stats(&self) -> SnapshotStats {
         let now = self.snapshot().as_ref().map(Snapshot::stats);
         now.or_else(|| self.last.get().cloned()).unwrap_or_default()
     }

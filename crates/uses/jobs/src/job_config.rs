@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blockhaul_block::Device;
-use blockhaul_catalog::{Spec, Stack};
+use blockhaul_catalog::{DeviceSpec, Stack};
 use blockhaul_control::{CopyMode, ErrorPolicy};
 use blockhaul_transfer::{NamedOption, TransferErrorKind};
 
@@ -102,21 +102,21 @@ pub struct MirrorConfig {
 #[derive(Clone)]
 pub enum JobTarget {
     /// A target in the notation of `copy`.
-    Spec(Spec),
+    Spec(DeviceSpec),
     /// The description of an open device, which is neither created nor emptied, and its disk, if it is
     /// one of the server.
-    Open(Spec, Stack, Option<Arc<OpenExport>>),
+    Open(DeviceSpec, Stack, Option<Arc<OpenExport>>),
 }
 
-impl From<Spec> for JobTarget {
-    fn from(spec: Spec) -> JobTarget {
+impl From<DeviceSpec> for JobTarget {
+    fn from(spec: DeviceSpec) -> JobTarget {
         JobTarget::Spec(spec)
     }
 }
 
 impl JobTarget {
     /// The description of the target.
-    pub fn spec(&self) -> &Spec {
+    pub fn spec(&self) -> &DeviceSpec {
         match self {
             JobTarget::Spec(spec) | JobTarget::Open(spec, ..) => spec,
         }
@@ -125,7 +125,7 @@ impl JobTarget {
     /// Claims a target that is a disk of the server.
     pub(crate) async fn begin(&self) -> Result<Option<TargetGuard>, JobError> {
         let JobTarget::Open(spec, _, Some(running)) = self else { return Ok(None) };
-        if let Spec::Scheme { scheme, rest } = spec
+        if let DeviceSpec::Scheme { scheme, rest } = spec
             && blockhaul_client::is_own_export(&format!("{scheme}:{rest}")).await.unwrap_or(false)
         {
             let text = format!("{spec} is an export of this server: choose another target");

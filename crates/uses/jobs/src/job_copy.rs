@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use blockhaul_catalog::{Spec, Stack};
+use blockhaul_catalog::{DeviceSpec, Stack};
 use blockhaul_snapshot::BITMAP_CONTEXT;
 use blockhaul_transfer::{CopyRequest, CopySetup, Endpoint, NamedOption, TransferOptions};
 
@@ -51,7 +51,7 @@ pub(crate) fn copy(
         TransferOptions::from_named(options).map_err(|error| wrong(error.to_string()))?;
     options.flush = true;
     options.bitmap = bitmap.map(|name| format!("{BITMAP_CONTEXT}{name}"));
-    let named = Spec::Path(export.storage().into());
+    let named = DeviceSpec::Path(export.storage().into());
     let target = match target {
         JobTarget::Spec(spec) => Endpoint::Device(spec.clone()),
         JobTarget::Open(spec, stack, _) => Endpoint::Open(spec.clone(), stack.clone()),

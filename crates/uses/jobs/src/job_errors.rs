@@ -4,11 +4,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use std::time::Duration;
 
-use blockhaul_block::{Device, Error, Facts, Flags, Kind, OpKind, Pending, Request, Result};
+use blockhaul_block::{
+    Device, Error, Facts, Kind, OpKind, PendingRequest, Request, RequestFlags, Result,
+};
 use blockhaul_catalog::Layer;
 use blockhaul_control::ErrorPolicy;
 use blockhaul_io::Notify;
-use blockhaul_layers::support::Repeat;
+use blockhaul_layers::support::RepeatableRequest;
 
 use crate::compression::KEPT_HINTS;
 use crate::job::Job;
@@ -188,10 +190,10 @@ struct PolicyDevice {
 impl PolicyDevice {
     /// The action that follows from an error. A failed flush is not repeated: the repetition may succeed
     /// although data is lost. Extents are only hints.
-    fn action(&self, kind: OpKind, flags: Flags, error: &Error) -> ErrorAction {
+    fn action(&self, kind: OpKind, flags: RequestFlags, error: &Error) -> ErrorAction {
         let is_repeatable = match kind {
             OpKind::Read => self.is_source,
-            OpKind::Write | OpKind::Zero => !self.is_source && !flags.contains(Flags::FUA),
+            OpKind::Write | OpKind::Zero => !self.is_source && !flags.contains(RequestFlags::FUA),
             OpKind::Trim | OpKind::Flush | OpKind::Cache | OpKind::Extents => false,
         };
         let refused = matches!(error.kind(), Kind::Unsupported | Kind::TooLarge);
@@ -209,17 +211,17 @@ impl Device for PolicyDevice {
         self.facts.clone()
     }
 
-    fn submit(&self, mut request: Request) -> Pending {
+    fn submit(&self, mut request: Request) -> PendingRequest {
         let kind = request.kind();
         let flags = request.flags;
-        let repeat = Repeat::of(&mut request);
+        let repeat = RepeatableRequest::of(&mut request);
         let first = match self.inner.submit(request).now() {
-            Ok(Ok(reply)) => return Pending::ready(Ok(reply)),
-            Ok(Err(error)) => Pending::ready(Err(error)),
+            Ok(Ok(reply)) => return PendingRequest::ready(Ok(reply)),
+            Ok(Err(error)) => PendingRequest::ready(Err(error)),
             Err(pending) => pending,
         };
         let this = self.clone();
-        Pending::start(async move {
+        PendingRequest::start(async move {
             let mut outcome = first.await;
             let mut attempt = 0;
             while let Err(error) = &outcome {

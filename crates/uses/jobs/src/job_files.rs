@@ -1,7 +1,7 @@
 //! Jobs that outlive a server: two files for each, in the directory of `--job-state`.
 //!
 //! `job-N.json` says what the job does: a line of JSON, and a line with its digest. `job-N.map` shows
-//! where the target may differ from the disk ([`Remaining`]). The description is written last, before
+//! where the target may differ from the disk ([`PersistentDirtyMap`]). The description is written last, before
 //! the target is touched, and removed first: a job exists while its description does.
 //!
 //! A server that finds a description marks what clients write in the map from its first request on. The
@@ -16,9 +16,9 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use blockhaul_control::{InterruptedFigures, ResumeMode};
-use blockhaul_engine::Durable;
+use blockhaul_engine::DurableCallback;
 use blockhaul_io::plain;
-use blockhaul_snapshot::Remaining;
+use blockhaul_snapshot::PersistentDirtyMap;
 use blockhaul_transfer::{Recorder, TransferError, TransferErrorKind, TransferStep};
 use rustix::fs::{FlockOperation, flock};
 use serde_json::{Map, Value, json};
@@ -52,7 +52,7 @@ pub struct JobRecord {
 #[derive(Default)]
 struct MapState {
     /// The name of the export, and where its disk differs from the target.
-    by: Option<(String, Remaining)>,
+    by: Option<(String, PersistentDirtyMap)>,
     /// Why the job cannot be resumed.
     unusable: Option<String>,
 }
@@ -135,7 +135,7 @@ impl JobFiles {
         });
         let Value::Object(facts) = facts else { return Err(JobError::other("no object")) };
         let id_of_map = bytes_of(map).unwrap_or_default();
-        let remaining = Remaining::create(file, id_of_map, size);
+        let remaining = PersistentDirtyMap::create(file, id_of_map, size);
         let by = Some((export.name.clone(), remaining.clone()));
         let record = Arc::new(JobRecord {
             directory: self.directory.clone(),
@@ -149,7 +149,7 @@ impl JobFiles {
     }
 
     /// Opens the maps of jobs on the disk of this export. Blocks.
-    pub fn attach(&self, export: &str, device: &str, size: u64) -> Vec<Remaining> {
+    pub fn attach(&self, export: &str, device: &str, size: u64) -> Vec<PersistentDirtyMap> {
         let here = identity(device);
         let mut opened = Vec::new();
         for record in &self.found {
@@ -194,7 +194,7 @@ impl JobRecord {
     }
 
     /// Opens its map, if the job is of this device.
-    fn attach(&self, export: &str, device: &str, size: u64) -> Option<Remaining> {
+    fn attach(&self, export: &str, device: &str, size: u64) -> Option<PersistentDirtyMap> {
         if self.is_removed() || self.tracking().unusable.is_some() || self.tracking().by.is_some() {
             return None;
         }
@@ -246,7 +246,7 @@ impl JobRecord {
     }
 
     /// Where the disk differs from the target, if an export marks that.
-    pub fn map(&self) -> Option<Remaining> {
+    pub fn map(&self) -> Option<PersistentDirtyMap> {
         self.tracking().by.as_ref().map(|(_, map)| map.clone())
     }
 
@@ -446,9 +446,9 @@ impl Recorder for JobRecord {
         self.commit().map_err(failed)
     }
 
-    fn durable(&self) -> Durable {
+    fn durable(&self) -> DurableCallback {
         let map = self.map();
-        Durable(Arc::new(move |ranges| {
+        DurableCallback(Arc::new(move |ranges| {
             if let Some(map) = &map {
                 map.copied(ranges);
             }
@@ -457,7 +457,7 @@ impl Recorder for JobRecord {
 }
 
 /// If the map cannot be written, the job does not outlive the server.
-fn watch(map: &Remaining, record: &Arc<JobRecord>) {
+fn watch(map: &PersistentDirtyMap, record: &Arc<JobRecord>) {
     let weak = Arc::downgrade(record);
     map.on_failure(Box::new(move |why| {
         if let Some(record) = weak.upgrade() {
@@ -485,11 +485,11 @@ fn described(path: &Path) -> Result<Map<String, Value>, String> {
     }
 }
 
-fn open(path: &Path, id: &str, size: u64) -> Result<(Remaining, usize), String> {
+fn open(path: &Path, id: &str, size: u64) -> Result<(PersistentDirtyMap, usize), String> {
     let id = bytes_of(id).ok_or("its description has a wrong number for it")?;
     let file: File = OpenOptions::new().read(true).write(true).open(path).map_err(|e| plain(&e))?;
     match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Remaining::open(file, id, size),
+        Ok(()) => PersistentDirtyMap::open(file, id, size),
         Err(rustix::io::Errno::WOULDBLOCK) => Err("another server uses it".to_string()),
         Err(error) => Err(plain(&io::Error::from(error))),
     }

@@ -1,7 +1,7 @@
 //! Reports about jobs for the control socket.
 
 use blockhaul_control::{BackupFigures, JobFigures, JobReport};
-use blockhaul_snapshot::Stats;
+use blockhaul_snapshot::SnapshotStats;
 
 use crate::job::{Job, JobEnd, JobWork};
 use crate::job_state::JobStatus;
@@ -56,7 +56,7 @@ impl Job {
             JobWork::Interrupted(record) => JobFigures::Interrupted(record.figures()),
             JobWork::Mirror(mirror) => JobFigures::Mirror(mirror.figures()),
             JobWork::Backup(snapshot) => {
-                let Stats { saved, kept, waits, longest_wait, .. } = snapshot.stats();
+                let SnapshotStats { saved, kept, waits, longest_wait, .. } = snapshot.stats();
                 JobFigures::Backup(BackupFigures {
                     released: self.progress.discarded().0,
                     saved,

@@ -9,9 +9,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use blockhaul_catalog::Spec;
+use blockhaul_catalog::DeviceSpec;
 use blockhaul_control::{CopyMode, ErrorPolicy};
-use blockhaul_snapshot::{OnFailure, Options};
+use blockhaul_snapshot::{OnFailure, PointOptions};
 use blockhaul_transfer::{NamedOption, OptionValue, TransferErrorKind};
 use serde_json::{Value, json};
 
@@ -219,7 +219,7 @@ async fn commit_all(all: &[Arc<JobRecord>]) -> Result<(), JobError> {
 /// The facts that a job needs to be resumed, besides its disk.
 fn common_facts(target: &JobTarget, options: &[NamedOption], settings: &JobSettings) -> Value {
     let target = match target.spec() {
-        Spec::Command(words) => words.iter().map(|word| word.to_string_lossy()).collect(),
+        DeviceSpec::Command(words) => words.iter().map(|word| word.to_string_lossy()).collect(),
         spec => json!(spec.to_string()),
     };
     json!({
@@ -237,7 +237,7 @@ fn common_facts(target: &JobTarget, options: &[NamedOption], settings: &JobSetti
 
 fn backup_facts(item: &BackupDisk, begin: &SnapshotConfig) -> Value {
     let mut facts = common_facts(&item.target, &item.options, &item.settings);
-    let Options { block, directory, max, guest_timeout, on_failure } = &begin.options;
+    let PointOptions { block, directory, max, guest_timeout, on_failure } = &begin.options;
     let clears = begin.bitmap.as_ref().filter(|_| begin.clears).or(begin.start.as_ref());
     facts["type"] = json!("backup");
     facts["selects"] = json!(item.selects);
@@ -295,9 +295,9 @@ fn target_of(table: &ExportTable, record: &JobRecord) -> Result<JobTarget, JobEr
     let spec = match record.fact("target") {
         Value::Array(words) => {
             let words = words.iter().map(|word| word.as_str().unwrap_or_default());
-            Spec::Command(words.map(OsString::from).collect())
+            DeviceSpec::Command(words.map(OsString::from).collect())
         }
-        target => Spec::parse(OsStr::new(target.as_str().unwrap_or_default()))?,
+        target => DeviceSpec::parse(OsStr::new(target.as_str().unwrap_or_default()))?,
     };
     let device = identity(&spec.to_string());
     let is_it = |one: &Arc<OpenExport>| !one.served && identity(&one.storage()) == device;
@@ -384,8 +384,8 @@ async fn resumed_backup(
     let export = export_of(table, record)?;
     let snapshot = record.fact("snapshot");
     let number = |name: &str| snapshot[name].as_u64();
-    let standard = Options::default();
-    let options = Options {
+    let standard = PointOptions::default();
+    let options = PointOptions {
         block: number("block").unwrap_or(standard.block),
         directory: snapshot["directory"].as_str().map(PathBuf::from),
         max: number("max").unwrap_or(standard.max),

@@ -5,8 +5,10 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use blockhaul_block::{Device, Error, fence};
-use blockhaul_catalog::{Barrier, Named, Shared, Stack};
-use blockhaul_snapshot::{Bitmap, Changes, Options, Remaining, Snapshot, Trim, tracking};
+use blockhaul_catalog::{Barrier, NamedStorage, SharedDevice, Stack};
+use blockhaul_snapshot::{
+    ChangeTracker, DirtyBitmap, PersistentDirtyMap, PointOptions, Snapshot, ViewTrim, tracking,
+};
 
 use crate::error::JobError;
 use crate::export::{OpenExport, SnapshotOrigin};
@@ -19,7 +21,7 @@ pub(crate) const DRAIN_LIMIT: Duration = Duration::from_secs(30);
 /// How a point in time of a disk begins, and which bitmaps begin or end with it.
 pub struct SnapshotConfig {
     /// How old contents are saved.
-    pub options: Options,
+    pub options: PointOptions,
     /// The bitmap that the point in time shows, as it was then.
     pub bitmap: Option<String>,
     /// Whether that bitmap is clean from then on.
@@ -27,7 +29,7 @@ pub struct SnapshotConfig {
     /// The name of a bitmap that begins with the point in time.
     pub start: Option<String>,
     /// Whether readers can release parts of the point in time.
-    pub trim: Trim,
+    pub trim: ViewTrim,
     /// Maximum time for requests in flight to end.
     pub within: Duration,
 }
@@ -50,11 +52,11 @@ impl Default for SnapshotConfig {
     /// have 30 s to end.
     fn default() -> SnapshotConfig {
         SnapshotConfig {
-            options: Options::default(),
+            options: PointOptions::default(),
             bitmap: None,
             clears: true,
             start: None,
-            trim: Trim::Releases,
+            trim: ViewTrim::Releases,
             within: DRAIN_LIMIT,
         }
     }
@@ -64,7 +66,7 @@ impl Default for SnapshotConfig {
 #[derive(Clone)]
 pub struct JobMap {
     /// The blocks.
-    pub map: Remaining,
+    pub map: PersistentDirtyMap,
     /// The job is resumed: what differs now is to be copied, and the view shows it as this bitmap.
     pub resumed: Option<String>,
 }
@@ -85,17 +87,17 @@ pub struct OpenSnapshot {
 /// A point in time that is about to begin.
 struct PreparedSnapshot<'a> {
     export: &'a OpenExport,
-    shared: &'a Shared,
+    shared: &'a SharedDevice,
     /// The device that clients use from then on.
     device: Option<Arc<dyn Device>>,
     snapshot: Snapshot,
     /// The bitmap that it shows.
-    bitmap: Option<Arc<Bitmap>>,
+    bitmap: Option<Arc<DirtyBitmap>>,
     clears: bool,
     frozen: OnceLock<FrozenBitmap>,
     tracked: Option<JobMap>,
     /// The blocks that a resumed job copies.
-    rest: OnceLock<Arc<Bitmap>>,
+    rest: OnceLock<Arc<DirtyBitmap>>,
 }
 
 impl PreparedSnapshot<'_> {
@@ -118,7 +120,7 @@ impl PreparedSnapshot<'_> {
         }
     }
 
-    fn open(&self, trim: Trim) -> Result<OpenSnapshot, JobError> {
+    fn open(&self, trim: ViewTrim) -> Result<OpenSnapshot, JobError> {
         let frozen = self.frozen.get().cloned();
         let shown =
             frozen.iter().map(|frozen| frozen.dirty()).chain(self.rest.get()).cloned().collect();
@@ -223,13 +225,14 @@ impl ExportTable {
         let bitmap = begin.bitmap.as_deref().map(|name| export.bitmap(name)).transpose()?;
         let snapshot = Snapshot::new(facts.size, &begin.options)?;
         if let Some(name) = &begin.start {
-            export.start_bitmap(Bitmap::new(name, facts.size, DEFAULT_GRANULARITY)?)?;
+            export.start_bitmap(DirtyBitmap::new(name, facts.size, DEFAULT_GRANULARITY)?)?;
         }
         let rest = OnceLock::new();
         match &tracked {
             None => {}
             Some(JobMap { resumed: Some(name), .. }) => {
-                let _ = rest.set(Arc::new(Bitmap::new(name, facts.size, DEFAULT_GRANULARITY)?));
+                let _ =
+                    rest.set(Arc::new(DirtyBitmap::new(name, facts.size, DEFAULT_GRANULARITY)?));
             }
             Some(JobMap { map, .. }) => export.maps().push(map.clone()),
         }
@@ -273,7 +276,7 @@ impl ExportTable {
     pub(crate) async fn refresh_device(
         &self,
         export: &OpenExport,
-        shared: &Shared,
+        shared: &SharedDevice,
         stack: &Stack,
         barrier: Barrier,
     ) -> Result<(), JobError> {
@@ -306,9 +309,9 @@ impl ExportTable {
         let mut device = self.config().served(stack, export.write)?;
         let bitmaps = export.bitmaps().clone();
         let tracking = (!bitmaps.is_empty()).then(|| tracking(bitmaps));
-        let marking = export.mirrored().as_ref().map(Changes::layer);
+        let marking = export.mirrored().as_ref().map(ChangeTracker::layer);
         let maps = export.maps().clone();
-        let maps = maps.iter().map(Remaining::layer);
+        let maps = maps.iter().map(PersistentDirtyMap::layer);
         let snapshots = export.snapshots().clone();
         let snapshots = snapshots.iter().map(Snapshot::layer);
         for layer in tracking.into_iter().chain(marking).chain(maps).chain(snapshots) {
@@ -346,7 +349,7 @@ impl ExportTable {
     ) -> Result<(), JobError> {
         let _change = self.change().await;
         let description = format!("snapshot of {}", live.storage());
-        let shared = Shared::new(name, &description, view);
+        let shared = SharedDevice::new(name, &description, view);
         let running = OpenExport {
             name: name.to_string(),
             description: description.clone(),
@@ -369,7 +372,8 @@ impl ExportTable {
             written: std::sync::Arc::default(),
             snapshot_of: Some(SnapshotOrigin { live, snapshot }),
         };
-        let storage = Named { name: name.to_string(), description, exports: shared, single: true };
+        let storage =
+            NamedStorage { name: name.to_string(), description, exports: shared, single: true };
         self.serve(storage, running)
     }
 }

@@ -2,12 +2,14 @@
 
 use std::sync::Arc;
 
-use blockhaul_block::{Access, Device, Facts, FileRange, Flags, Op, Pending, Request, Result};
-use blockhaul_catalog::{Adjustable, Layer};
+use blockhaul_block::{
+    Device, Facts, FileRange, LeaseAccess, Op, PendingRequest, Request, RequestFlags, Result,
+};
+use blockhaul_catalog::{AdjustableLayer, Layer};
 
 /// Layers with a logging layer over the device and over each of them, the last one outermost.
 /// `device`: its name in the lines, if it has any. Gates have lines, too, like nbdkit's filters.
-pub fn with_trace(layers: &[Arc<Adjustable>], device: Option<&str>) -> Vec<Arc<dyn Layer>> {
+pub fn with_trace(layers: &[Arc<AdjustableLayer>], device: Option<&str>) -> Vec<Arc<dyn Layer>> {
     let trace = |name: &str| Arc::new(TraceLayer(name.into())) as Arc<dyn Layer>;
     let mut with_trace: Vec<_> = device.map(trace).into_iter().collect();
     for layer in layers {
@@ -37,7 +39,7 @@ impl Device for TraceDevice {
         self.inner.facts()
     }
 
-    fn submit(&self, request: Request) -> Pending {
+    fn submit(&self, request: Request) -> PendingRequest {
         let what = match request.op {
             Op::Read(_) => "pread",
             Op::Write(_) => "pwrite",
@@ -55,7 +57,7 @@ impl Device for TraceDevice {
         self.inner.submit(request)
     }
 
-    fn file_at(&self, at: u64, len: u64, access: Access) -> Option<FileRange> {
+    fn file_at(&self, at: u64, len: u64, access: LeaseAccess) -> Option<FileRange> {
         self.inner.file_at(at, len, access)
     }
 }
@@ -67,7 +69,7 @@ impl Drop for TraceDevice {
 }
 
 /// Flags by their names.
-struct FlagNames(Flags);
+struct FlagNames(RequestFlags);
 
 impl std::fmt::Display for FlagNames {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

@@ -4,14 +4,14 @@ use std::sync::{Arc, Mutex};
 use std::time::{Instant, SystemTime};
 
 use blockhaul_block::LATENCY_BOUNDS;
-use blockhaul_engine::{Meters, Rate, Routes, Snapshot};
+use blockhaul_engine::{MeterSnapshot, ProgressSnapshot, RateLimit, RouteBytes};
 
 use crate::copy_state::CopyObserver;
-use crate::text::{Figures, TextSource};
+use crate::text::{MetricsWriter, TextSource};
 
 /// Returns the source of the metrics of these copies.
 pub fn copy_text(observer: Arc<CopyObserver>) -> TextSource {
-    let pace = Mutex::new(Pace { since: blockhaul_io::now(), done: 0, rate: 0.0 });
+    let pace = Mutex::new(SampledRate { since: blockhaul_io::now(), done: 0, rate: 0.0 });
     let began = seconds_since_1970();
     Arc::new(move |figures| write(figures, &observer, began, &pace))
 }
@@ -21,13 +21,13 @@ fn seconds_since_1970() -> f64 {
 }
 
 /// Bytes per second between the last two samples that were far enough apart.
-struct Pace {
+struct SampledRate {
     since: Instant,
     done: u64,
     rate: f64,
 }
 
-impl Pace {
+impl SampledRate {
     /// Minimum interval of samples.
     const APART: f64 = 0.5;
 
@@ -47,9 +47,9 @@ const SIDES: [&str; 2] = ["source", "target"];
 /// The counters of a disk at one moment.
 struct DiskCounters<'a> {
     name: Option<&'a str>,
-    now: Snapshot,
-    meters: Meters,
-    routes: Routes,
+    now: ProgressSnapshot,
+    meters: MeterSnapshot,
+    routes: RouteBytes,
 }
 
 impl DiskCounters<'_> {
@@ -61,7 +61,7 @@ impl DiskCounters<'_> {
 
 /// A writer of the metrics of copies: metrics of one name are consecutive, disk by disk.
 struct CopyFigures<'a> {
-    figures: Figures,
+    figures: MetricsWriter,
     disks: Vec<DiskCounters<'a>>,
 }
 
@@ -125,10 +125,10 @@ impl CopyFigures<'_> {
         self.each("verified_bytes_total", help, |disk| disk.now.verified);
     }
 
-    fn speed(&mut self, rate: f64, limit: Option<&Rate>) {
+    fn speed(&mut self, rate: f64, limit: Option<&RateLimit>) {
         let help = "Bytes per second of all disks since the last scrape.";
         self.one("bytes_per_second", help, rate);
-        let (bytes, requests) = limit.map_or((0, 0), Rate::limits);
+        let (bytes, requests) = limit.map_or((0, 0), RateLimit::limits);
         let help = "Limit of bytes per second; 0 for none.";
         self.one("limit_bytes_per_second", help, bytes as f64);
         let help = "Limit of requests per second; 0 for none.";
@@ -165,7 +165,12 @@ impl CopyFigures<'_> {
     }
 }
 
-fn write(figures: Figures, observer: &CopyObserver, began: f64, pace: &Mutex<Pace>) -> String {
+fn write(
+    figures: MetricsWriter,
+    observer: &CopyObserver,
+    began: f64,
+    pace: &Mutex<SampledRate>,
+) -> String {
     let disks: Vec<_> = observer
         .disks()
         .iter()
@@ -196,14 +201,14 @@ mod tests {
     fn every_line_is_a_figure_and_names_come_in_one_piece() {
         let disk =
             |name: &str| ObservedCopy { name: Some(name.to_string()), ..ObservedCopy::default() };
-        let limit = Some(Arc::new(Rate::new(5, 6)));
+        let limit = Some(Arc::new(RateLimit::new(5, 6)));
         let observer = Arc::new(CopyObserver::new(vec![disk("a"), disk("b\"")], limit));
         let text = copy_text(observer.clone());
-        let running = text(Figures::default());
+        let running = text(MetricsWriter::default());
         assert!(running.contains("blockhaul_copy_finished 0\n"), "{running}");
         assert!(!running.contains("blockhaul_copy_exit_status"), "{running}");
         observer.finish(CommandEnd { status: 5, error: None });
-        let page = text(Figures::default());
+        let page = text(MetricsWriter::default());
         assert!(page.contains("blockhaul_copy_exit_status 5\n"), "{page}");
         assert!(page.starts_with("# HELP blockhaul_copy_start_time_seconds "), "{page}");
         let mut seen: Vec<&str> = Vec::new();

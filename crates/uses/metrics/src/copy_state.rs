@@ -3,8 +3,8 @@
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
-use blockhaul_block::{LATENCY_BOUNDS, Latency};
-use blockhaul_engine::{MapCell, MapSnapshot, Progress, Rate, Snapshot};
+use blockhaul_block::{LATENCY_BOUNDS, LatencySnapshot};
+use blockhaul_engine::{CopyProgress, MapCell, MapSnapshot, ProgressSnapshot, RateLimit};
 use serde_json::{Value, json};
 
 /// Time constant of the displayed rate: a change shows after a few seconds.
@@ -28,7 +28,7 @@ pub struct ObservedCopy {
     /// Source and target, without parameters.
     pub ends: [String; 2],
     /// Its counters.
-    pub progress: Arc<Progress>,
+    pub progress: Arc<CopyProgress>,
     /// How it ended, if there are several: `None` for success, else the error.
     pub result: Arc<OnceLock<Option<String>>>,
 }
@@ -45,17 +45,17 @@ pub struct CommandEnd {
 /// An observer of running copies, which share a rate limit: it computes their rate.
 pub struct CopyObserver {
     disks: Vec<ObservedCopy>,
-    limit: Option<Arc<Rate>>,
+    limit: Option<Arc<RateLimit>>,
     started: Instant,
-    pace: Mutex<Pace>,
+    pace: Mutex<SmoothedRates>,
     end: OnceLock<Arc<CopySnapshot>>,
 }
 
 impl CopyObserver {
     /// Observes these copies from now on.
-    pub fn new(disks: Vec<ObservedCopy>, limit: Option<Arc<Rate>>) -> CopyObserver {
+    pub fn new(disks: Vec<ObservedCopy>, limit: Option<Arc<RateLimit>>) -> CopyObserver {
         let started = blockhaul_io::now();
-        let pace = Mutex::new(Pace::new());
+        let pace = Mutex::new(SmoothedRates::new());
         CopyObserver { disks, limit, started, pace, end: OnceLock::new() }
     }
 
@@ -65,7 +65,7 @@ impl CopyObserver {
     }
 
     /// Their rate limit.
-    pub fn limit(&self) -> Option<&Rate> {
+    pub fn limit(&self) -> Option<&RateLimit> {
         self.limit.as_deref()
     }
 
@@ -110,7 +110,7 @@ impl CopyObserver {
 #[derive(Debug, Default)]
 pub struct CopySnapshot {
     /// All disks together.
-    pub all: Snapshot,
+    pub all: ProgressSnapshot,
     /// The disks.
     pub disks: Vec<DiskSnapshot>,
     /// Requests in flight.
@@ -120,7 +120,7 @@ pub struct CopySnapshot {
     /// Replaced connections: to sources, to targets.
     pub reconnected: [u64; 2],
     /// Request times: of sources, of targets.
-    pub latency: [Latency; 2],
+    pub latency: [LatencySnapshot; 2],
     /// Bytes by route.
     pub routes: Vec<(&'static str, u64)>,
     /// Bytes per second, smoothed.
@@ -139,7 +139,7 @@ pub struct DiskSnapshot {
     /// Its name, if there are several.
     pub name: Option<String>,
     ends: [String; 2],
-    now: Snapshot,
+    now: ProgressSnapshot,
     map: Option<MapSnapshot>,
     result: Option<Option<String>>,
 }
@@ -192,7 +192,7 @@ impl CopySnapshot {
 
     /// Number of completed disks, of several.
     pub fn complete(&self) -> usize {
-        let done = |now: &Snapshot| now.total > 0 && now.done() >= now.total;
+        let done = |now: &ProgressSnapshot| now.total > 0 && now.done() >= now.total;
         self.disks.iter().filter(|disk| disk.name.is_some() && done(&disk.now)).count()
     }
 
@@ -270,7 +270,7 @@ impl DiskSnapshot {
 }
 
 /// Histograms as JSON, with the upper bounds of their classes in seconds.
-pub fn latencies<'a>(each: impl IntoIterator<Item = (&'a str, Latency)>) -> Value {
+pub fn latencies<'a>(each: impl IntoIterator<Item = (&'a str, LatencySnapshot)>) -> Value {
     let mut all = json!({ "bounds": LATENCY_BOUNDS });
     for (name, latency) in each {
         all[name] = json!({ "seconds": latency.seconds, "classes": latency.classes });
@@ -310,8 +310,8 @@ fn digit(bytes: u64, len: u64) -> char {
 }
 
 /// The sum of two copies' counters.
-fn together(one: &Snapshot, other: &Snapshot) -> Snapshot {
-    Snapshot {
+fn together(one: &ProgressSnapshot, other: &ProgressSnapshot) -> ProgressSnapshot {
+    ProgressSnapshot {
         total: one.total.saturating_add(other.total),
         data: one.data + other.data,
         zeroed: one.zeroed + other.zeroed,
@@ -325,7 +325,7 @@ fn together(one: &Snapshot, other: &Snapshot) -> Snapshot {
 }
 
 /// Rates, and the time that requests wait for each side, smoothed.
-struct Pace {
+struct SmoothedRates {
     last: Instant,
     done: u64,
     data: u64,
@@ -337,9 +337,9 @@ struct Pace {
     waits: [f64; 2],
 }
 
-impl Pace {
-    fn new() -> Pace {
-        Pace {
+impl SmoothedRates {
+    fn new() -> SmoothedRates {
+        SmoothedRates {
             last: blockhaul_io::now(),
             done: 0,
             data: 0,
@@ -351,7 +351,7 @@ impl Pace {
     }
 
     /// Notes the counters, and the sums of request times of both sides in seconds.
-    fn note(&mut self, now: &Snapshot, seconds: [f64; 2]) {
+    fn note(&mut self, now: &ProgressSnapshot, seconds: [f64; 2]) {
         let done = now.done() + now.verified;
         let passed = blockhaul_io::elapsed(self.last);
         if passed < APART {
@@ -396,18 +396,18 @@ fn bottleneck(waits: [f64; 2], moved: f64, limit: u64) -> Option<&'static str> {
 }
 
 /// Whether the copy is complete and being verified.
-pub fn is_verifying(now: &Snapshot) -> bool {
+pub fn is_verifying(now: &ProgressSnapshot) -> bool {
     now.verified > 0 && now.done() >= now.total
 }
 
 /// The position of the copy, or of its verification.
-pub fn position(now: &Snapshot) -> u64 {
+pub fn position(now: &ProgressSnapshot) -> u64 {
     let done = if is_verifying(now) { now.verified } else { now.done() };
     if now.total > 0 { done.min(now.total) } else { done }
 }
 
 /// The counters of a copy, of one disk or of all.
-fn counts(now: &Snapshot) -> Value {
+fn counts(now: &ProgressSnapshot) -> Value {
     json!({
         "phase": if is_verifying(now) { "verify" } else { "copy" },
         "done": now.done(),
@@ -476,10 +476,10 @@ mod tests {
 
     #[test]
     fn old_waits_are_forgotten() {
-        let mut pace = Pace::new();
+        let mut pace = SmoothedRates::new();
         let mut note = |data, seconds| {
             pace.last = Instant::now().checked_sub(10 * MEMORY).unwrap();
-            pace.note(&Snapshot { data, ..Snapshot::default() }, seconds);
+            pace.note(&ProgressSnapshot { data, ..ProgressSnapshot::default() }, seconds);
             bottleneck(pace.waits, pace.moved.unwrap(), 0)
         };
         assert_eq!(note(100, [5.0, 0.1]), Some("source"));

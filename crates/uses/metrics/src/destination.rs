@@ -12,14 +12,14 @@ use crate::error::{DestinationError, MetricsError};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Destination {
     /// The address that serves them.
-    Address(HttpAddress),
+    Address(ScrapeAddress),
     /// The file that they are written to, for node_exporter.
     File(PathBuf),
 }
 
 /// An address that serves HTTP.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum HttpAddress {
+pub enum ScrapeAddress {
     /// A loopback address and port; port 0 takes a free one.
     Tcp {
         /// The address.
@@ -31,10 +31,10 @@ pub enum HttpAddress {
     Unix(PathBuf),
 }
 
-impl HttpAddress {
+impl ScrapeAddress {
     /// Whether the listener chooses the port.
     pub fn has_free_port(&self) -> bool {
-        matches!(self, HttpAddress::Tcp { address, .. } if address.port() == 0)
+        matches!(self, ScrapeAddress::Tcp { address, .. } if address.port() == 0)
     }
 }
 
@@ -55,14 +55,14 @@ impl FromStr for Destination {
     }
 }
 
-impl FromStr for HttpAddress {
+impl FromStr for ScrapeAddress {
     type Err = DestinationError;
 
-    fn from_str(text: &str) -> Result<HttpAddress, DestinationError> {
+    fn from_str(text: &str) -> Result<ScrapeAddress, DestinationError> {
         if let Some(path) = text.strip_prefix("unix:") {
             return match path {
                 "" => Err(DestinationError::NoPath),
-                path => Ok(HttpAddress::Unix(path.into())),
+                path => Ok(ScrapeAddress::Unix(path.into())),
             };
         }
         let found = text.to_socket_addrs().map_err(|error| match error.kind() {
@@ -75,15 +75,15 @@ impl FromStr for HttpAddress {
             return Err(DestinationError::NotLoopback { text: text.to_string() });
         };
         let name = text.rsplit_once(':').map_or(text, |(host, _)| host).to_string();
-        Ok(HttpAddress::Tcp { address, name })
+        Ok(ScrapeAddress::Tcp { address, name })
     }
 }
 
-impl fmt::Display for HttpAddress {
+impl fmt::Display for ScrapeAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            HttpAddress::Tcp { address, .. } => write!(f, "{address}"),
-            HttpAddress::Unix(path) => write!(f, "unix:{}", path.display()),
+            ScrapeAddress::Tcp { address, .. } => write!(f, "{address}"),
+            ScrapeAddress::Unix(path) => write!(f, "unix:{}", path.display()),
         }
     }
 }
@@ -92,7 +92,7 @@ impl fmt::Display for HttpAddress {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Destinations {
     /// The address that serves them.
-    pub address: Option<HttpAddress>,
+    pub address: Option<ScrapeAddress>,
     /// The file that they are written to.
     pub file: Option<PathBuf>,
     /// The page is served, too.
@@ -119,8 +119,8 @@ impl Destinations {
                     return Err(MetricsError::SeveralAddresses);
                 }
                 Destination::File(path) => all.file = Some(absolute(path)?),
-                Destination::Address(HttpAddress::Unix(path)) => {
-                    all.address = Some(HttpAddress::Unix(absolute(path)?));
+                Destination::Address(ScrapeAddress::Unix(path)) => {
+                    all.address = Some(ScrapeAddress::Unix(absolute(path)?));
                 }
                 Destination::Address(tcp) => all.address = Some(tcp.clone()),
             }
@@ -138,15 +138,15 @@ mod tests {
 
     #[test]
     fn addresses_are_of_this_machine() {
-        let tcp = |address: &str, name: &str| HttpAddress::Tcp {
+        let tcp = |address: &str, name: &str| ScrapeAddress::Tcp {
             address: address.parse().unwrap(),
             name: name.to_string(),
         };
         assert_eq!("127.0.0.1:9".parse(), Ok(tcp("127.0.0.1:9", "127.0.0.1")));
         assert_eq!("[::1]:9".parse(), Ok(tcp("[::1]:9", "[::1]")));
-        assert_eq!("unix:/a:b".parse(), Ok(HttpAddress::Unix("/a:b".into())));
+        assert_eq!("unix:/a:b".parse(), Ok(ScrapeAddress::Unix("/a:b".into())));
         for wrong in ["", "9100", "127.0.0.1", "unix:", "0.0.0.0:9", "192.0.2.1:80", "[::]:1"] {
-            assert!(wrong.parse::<HttpAddress>().is_err(), "{wrong}");
+            assert!(wrong.parse::<ScrapeAddress>().is_err(), "{wrong}");
         }
     }
 

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use blockhaul_io::plain;
 
-use crate::destination::HttpAddress;
+use crate::destination::ScrapeAddress;
 
 /// Why a text is no [`Destination`](crate::Destination).
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -78,7 +78,7 @@ pub enum MetricsError {
     /// The listener failed to start.
     Listen {
         /// The address to listen on.
-        address: HttpAddress,
+        address: ScrapeAddress,
         /// Why it failed.
         error: io::Error,
     },

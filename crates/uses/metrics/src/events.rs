@@ -71,15 +71,15 @@ impl Events {
     }
 
     /// The place of one more viewer; `None`: there are too many.
-    pub fn place(self: &Arc<Self>) -> Option<Place> {
-        let place = Place(self.clone());
+    pub fn place(self: &Arc<Self>) -> Option<ViewerSlot> {
+        let place = ViewerSlot(self.clone());
         // A place that is too many gives itself back.
         (self.viewers.fetch_add(1, Ordering::Relaxed) < VIEWERS_MAX).then_some(place)
     }
 
     /// Sends a viewer an event each second, and a last one when the command ends. A viewer that is
     /// slow to take one gets no more.
-    pub async fn stream(self: &Arc<Self>, peer: &Stream, _place: Place) {
+    pub async fn stream(self: &Arc<Self>, peer: &Stream, _place: ViewerSlot) {
         let head = http::events_head() + RETRY;
         if !sent(peer, &head).await {
             return;
@@ -121,9 +121,9 @@ async fn sent(peer: &Stream, text: &str) -> bool {
 }
 
 /// The place of a viewer.
-pub struct Place(Arc<Events>);
+pub struct ViewerSlot(Arc<Events>);
 
-impl Drop for Place {
+impl Drop for ViewerSlot {
     fn drop(&mut self) {
         self.0.viewers.fetch_sub(1, Ordering::Relaxed);
         self.0.left.notify();

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use blockhaul_io::Stream;
 
-use crate::destination::HttpAddress;
+use crate::destination::ScrapeAddress;
 use crate::peer_listener;
 
 /// Longer requests are refused: those of Prometheus and browsers are much shorter.
@@ -45,7 +45,7 @@ pub async fn read(peer: &Stream) -> std::io::Result<Option<Option<Vec<u8>>>> {
 
 /// A request that can be answered.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Request<'a> {
+pub struct HttpRequest<'a> {
     /// Only the head of the reply is requested.
     pub head: bool,
     /// The path, without the query.
@@ -55,7 +55,7 @@ pub struct Request<'a> {
 }
 
 /// Parses the head of a request; else returns the status of the reply.
-pub fn parse(request: &[u8]) -> Result<Request<'_>, &'static str> {
+pub fn parse(request: &[u8]) -> Result<HttpRequest<'_>, &'static str> {
     const BAD: &str = "400 Bad Request";
     let text = std::str::from_utf8(request).map_err(|_| BAD)?;
     let mut lines = text.split("\r\n");
@@ -87,13 +87,13 @@ pub fn parse(request: &[u8]) -> Result<Request<'_>, &'static str> {
         }
     };
     let path = path.split('?').next().unwrap_or_default();
-    Ok(Request { head: method == "HEAD", path: if path.is_empty() { "/" } else { path }, host })
+    Ok(HttpRequest { head: method == "HEAD", path: if path.is_empty() { "/" } else { path }, host })
 }
 
 /// Whether a client may name a server on this address so. A page of another site whose name leads
 /// to this machine (DNS rebinding) names that site. A proxy before a Unix socket may pass any name.
-pub fn is_ours(host: Option<&str>, address: &HttpAddress) -> bool {
-    let (Some(host), HttpAddress::Tcp { name, .. }) = (host, address) else { return true };
+pub fn is_ours(host: Option<&str>, address: &ScrapeAddress) -> bool {
+    let (Some(host), ScrapeAddress::Tcp { name, .. }) = (host, address) else { return true };
     let (host, port) = match host.rfind(':') {
         Some(colon) if !host.ends_with(']') => host.split_at(colon),
         _ => (host, ""),
@@ -109,29 +109,29 @@ pub fn is_ours(host: Option<&str>, address: &HttpAddress) -> bool {
 
 /// A reply with its body.
 #[derive(Debug)]
-pub struct Reply {
+pub struct HttpReply {
     status: &'static str,
     kind: &'static str,
     body: Vec<u8>,
 }
 
-impl Reply {
+impl HttpReply {
     /// A body of this media type.
-    pub fn ok(kind: &'static str, body: impl Into<Vec<u8>>) -> Reply {
-        Reply { status: "200 OK", kind, body: body.into() }
+    pub fn ok(kind: &'static str, body: impl Into<Vec<u8>>) -> HttpReply {
+        HttpReply { status: "200 OK", kind, body: body.into() }
     }
 
     /// A status that is not a success, with a text for users.
-    pub fn refused(status: &'static str, text: &str) -> Reply {
+    pub fn refused(status: &'static str, text: &str) -> HttpReply {
         let body =
             if text.is_empty() { format!("{status}\n") } else { format!("{status}: {text}\n") };
-        Reply { status, kind: "text/plain; charset=utf-8", body: body.into_bytes() }
+        HttpReply { status, kind: "text/plain; charset=utf-8", body: body.into_bytes() }
     }
 
     /// The bytes to send; `head`: without the body.
     pub fn bytes(self, head: bool) -> Vec<u8> {
         let allow = if self.status.starts_with("405") { "Allow: GET, HEAD\r\n" } else { "" };
-        let Reply { status, kind, body } = self;
+        let HttpReply { status, kind, body } = self;
         let len = body.len();
         let mut bytes = format!(
             "HTTP/1.1 {status}\r\n{STRICT}{allow}Content-Type: {kind}\r\nContent-Length: {len}\r\n\r\n"
@@ -155,7 +155,7 @@ mod tests {
 
     #[test]
     fn requests_are_parsed_strictly() {
-        let request = |path, host| Ok(Request { head: false, path, host });
+        let request = |path, host| Ok(HttpRequest { head: false, path, host });
         assert_eq!(parse(b"GET /a?b HTTP/1.1\r\nhOsT:  x:1 \r\nA: b"), request("/a", Some("x:1")));
         assert_eq!(parse(b"GET / HTTP/1.0"), request("/", None));
         assert_eq!(parse(b"GET http://h HTTP/1.1\r\nHost: x"), request("/", Some("h")));
@@ -178,7 +178,7 @@ mod tests {
 
     #[test]
     fn only_names_of_this_machine_are_ours() {
-        let address: HttpAddress = "localhost:9".parse().unwrap();
+        let address: ScrapeAddress = "localhost:9".parse().unwrap();
         for ours in ["localhost", "LOCALHOST:8080", "127.0.0.1:9", "127.9.9.9", "[::1]", "[::1]:9"]
         {
             assert!(is_ours(Some(ours), &address), "{ours}");
@@ -197,11 +197,11 @@ mod tests {
             "localhost:1:2",
         ] {
             assert!(!is_ours(Some(other), &address), "{other}");
-            assert!(is_ours(Some(other), &HttpAddress::Unix("/s".into())), "{other}");
+            assert!(is_ours(Some(other), &ScrapeAddress::Unix("/s".into())), "{other}");
         }
         assert!(is_ours(None, &address), "HTTP/1.0");
-        let HttpAddress::Tcp { address, .. } = address else { panic!() };
-        let named = HttpAddress::Tcp { address, name: "build-7".to_string() };
+        let ScrapeAddress::Tcp { address, .. } = address else { panic!() };
+        let named = ScrapeAddress::Tcp { address, name: "build-7".to_string() };
         assert!(is_ours(Some("Build-7:9"), &named), "as it was given");
     }
 }

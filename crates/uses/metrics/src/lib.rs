@@ -3,7 +3,7 @@
 //! - [`Publisher`] serves both over HTTP, and writes the metrics to a file; [`Destinations`] says where.
 //!   `http`: requests and replies. `page`: the files of the page, which are part of the program. `events`: the
 //!   states that the page shows. `textfile`: the file.
-//! - [`Figures`]: Prometheus' text format.
+//! - [`MetricsWriter`]: Prometheus' text format.
 //! - [`CopyObserver`]: the state of running copies as JSON; [`copy_text`]: their metrics.
 //! - [`peer_listener`]: a listener for a few peers, for all that is beside the main work.
 //!
@@ -31,8 +31,8 @@ pub use copy_state::{
     CommandEnd, CopyObserver, CopySnapshot, DiskSnapshot, ObservedCopy, is_verifying, latencies,
     position,
 };
-pub use destination::{Destination, Destinations, HttpAddress};
+pub use destination::{Destination, Destinations, ScrapeAddress};
 pub use error::{DestinationError, MetricsError};
 pub use events::StateSource;
 pub use publisher::Publisher;
-pub use text::{Figures, TextSource};
+pub use text::{MetricsWriter, TextSource};

@@ -1,6 +1,6 @@
 //! The files of the page, which are part of the program.
 
-use crate::http::Reply;
+use crate::http::HttpReply;
 
 const JS: &str = "text/javascript; charset=utf-8";
 const CSS: &str = "text/css; charset=utf-8";
@@ -17,9 +17,9 @@ const FILES: [(&str, &str, &str); 7] = [
 ];
 
 /// The file at this path.
-pub fn file(path: &str) -> Option<Reply> {
+pub fn file(path: &str) -> Option<HttpReply> {
     let (_, kind, text) = FILES.iter().find(|(known, ..)| *known == path)?;
-    Some(Reply::ok(kind, *text))
+    Some(HttpReply::ok(kind, *text))
 }
 
 #[cfg(test)]

@@ -9,14 +9,19 @@ use std::rc::Rc;
 use std::task::Poll;
 use std::time::Duration;
 
-use blockhaul_io::{Completer, Listener, Remote, Stream, Ticket};
+use blockhaul_io::{Completer, Listener, Stream, Ticket, WorkerHandle};
 
 /// Interval of attempts to accept a peer after an error, such as too many open files.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(50);
 
 /// Serves at most `most` peers of a listener at a time, each in a task of the worker; more are
 /// closed at once. Ends when the returned value is dropped, without waiting for connected peers.
-pub fn serve<F, A>(listener: Listener, worker: &Remote, most: usize, attend: F) -> PeerListener
+pub fn serve<F, A>(
+    listener: Listener,
+    worker: &WorkerHandle,
+    most: usize,
+    attend: F,
+) -> PeerListener
 where
     F: Fn(Rc<Stream>) -> A + Send + 'static,
     A: Future<Output = ()> + 'static,
@@ -33,7 +38,7 @@ where
                 && let Ok(stream) = Stream::new(fd)
             {
                 let attending = attend(Rc::new(stream));
-                let place = Place::take(&busy);
+                let place = PeerSlot::take(&busy);
                 drop(blockhaul_io::spawn(async move {
                     attending.await;
                     drop(place);
@@ -47,16 +52,16 @@ where
 }
 
 /// The place of one connected peer.
-struct Place(Rc<Cell<usize>>);
+struct PeerSlot(Rc<Cell<usize>>);
 
-impl Place {
-    fn take(busy: &Rc<Cell<usize>>) -> Place {
+impl PeerSlot {
+    fn take(busy: &Rc<Cell<usize>>) -> PeerSlot {
         busy.update(|count| count + 1);
-        Place(busy.clone())
+        PeerSlot(busy.clone())
     }
 }
 
-impl Drop for Place {
+impl Drop for PeerSlot {
     fn drop(&mut self) {
         self.0.update(|count| count - 1);
     }

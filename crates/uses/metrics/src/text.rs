@@ -4,21 +4,21 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 
 /// A function that appends the metrics of a command, and returns the text for Prometheus.
-pub type TextSource = Arc<dyn Fn(Figures) -> String + Send + Sync>;
+pub type TextSource = Arc<dyn Fn(MetricsWriter) -> String + Send + Sync>;
 
 /// A writer of metrics in Prometheus' text format.
 #[derive(Debug, Default)]
-pub struct Figures {
+pub struct MetricsWriter {
     text: String,
     last: String,
     /// The value of the label `run`, which all metrics have then.
     run: Option<String>,
 }
 
-impl Figures {
+impl MetricsWriter {
     /// Metrics with the label `run`, which tells those of several files apart.
-    pub fn for_run(run: String) -> Figures {
-        Figures { run: Some(run), ..Figures::default() }
+    pub fn for_run(run: String) -> MetricsWriter {
+        MetricsWriter { run: Some(run), ..MetricsWriter::default() }
     }
 
     /// Adds a metric. `kind` is counter or gauge; metrics of one name must be consecutive.
@@ -85,7 +85,7 @@ mod tests {
 
     #[test]
     fn figures_are_in_the_text_format() {
-        let mut figures = Figures::default();
+        let mut figures = MetricsWriter::default();
         figures.add("a_total", "counter", "What.", &[("disk", "x\"y\\z\n")], 5.0);
         figures.add("a_total", "counter", "What.", &[], 1.5);
         figures.histogram("t_seconds", "Time.", &[], (&[0.1, 1.0], &[1, 2, 3], 9.5));
@@ -99,7 +99,7 @@ mod tests {
 
     #[test]
     fn metrics_of_a_file_have_its_label() {
-        let mut figures = Figures::for_run("vm1".to_string());
+        let mut figures = MetricsWriter::for_run("vm1".to_string());
         figures.add("a", "gauge", "What.", &[], 5.0);
         figures.add("a", "gauge", "What.", &[("side", "source")], 6.0);
         let text = figures.finish();

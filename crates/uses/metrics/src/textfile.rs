@@ -7,26 +7,30 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use blockhaul_io::{Completer, Remote, plain};
+use blockhaul_io::{Completer, WorkerHandle, plain};
 
 use crate::error::MetricsError;
-use crate::text::{Figures, TextSource};
+use crate::text::{MetricsWriter, TextSource};
 
 /// Interval between two versions of the file.
 const INTERVAL: Duration = Duration::from_secs(15);
 
 /// A file of metrics, which is written again and again until it is ended.
 pub struct TextFile {
-    file: Arc<File>,
+    file: Arc<MetricsFile>,
     /// Dropped, it ends the task.
     _stop: Completer<()>,
 }
 
 impl TextFile {
     /// Writes the first version; others follow from a worker.
-    pub fn start(path: &Path, text: TextSource, worker: &Remote) -> Result<TextFile, MetricsError> {
+    pub fn start(
+        path: &Path,
+        text: TextSource,
+        worker: &WorkerHandle,
+    ) -> Result<TextFile, MetricsError> {
         let path = path.to_path_buf();
-        let file = Arc::new(File { path: path.clone(), text, ended: Mutex::new(false) });
+        let file = Arc::new(MetricsFile { path: path.clone(), text, ended: Mutex::new(false) });
         file.write(false).map_err(|error| MetricsError::Write { path, error })?;
         let (stop, mut stopped) = blockhaul_io::ticket();
         let written = file.clone();
@@ -44,14 +48,14 @@ impl TextFile {
     }
 }
 
-struct File {
+struct MetricsFile {
     path: PathBuf,
     text: TextSource,
     /// The last version is written, or being written.
     ended: Mutex<bool>,
 }
 
-impl File {
+impl MetricsFile {
     /// Writes a version on a thread that may block; an error is logged.
     async fn write_aside(self: Arc<Self>, last: bool) {
         let written = blockhaul_io::offload(move || {
@@ -71,7 +75,7 @@ impl File {
             return Ok(());
         }
         *ended = last;
-        let text = (self.text)(Figures::for_run(run));
+        let text = (self.text)(MetricsWriter::for_run(run));
         // The collector does not read names with this ending.
         let mut fresh = self.path.clone().into_os_string();
         fresh.push(format!(".{}.new", std::process::id()));
@@ -92,7 +96,7 @@ impl File {
 mod tests {
     use std::sync::atomic::{AtomicU64, Ordering};
 
-    use blockhaul_io::{Config, Runtime};
+    use blockhaul_io::{Runtime, RuntimeConfig};
 
     use super::*;
 
@@ -100,7 +104,8 @@ mod tests {
     fn the_last_version_stays_and_nothing_else() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("night.prom");
-        let runtime = Runtime::start(&Config { workers: 1, ..Config::default() }).unwrap();
+        let runtime =
+            Runtime::start(&RuntimeConfig { workers: 1, ..RuntimeConfig::default() }).unwrap();
         let count = AtomicU64::new(0);
         let text: TextSource = Arc::new(move |mut figures| {
             figures.add(

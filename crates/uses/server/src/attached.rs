@@ -6,17 +6,17 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use blockhaul_block::{Device, Flushes, OpKind};
-use blockhaul_catalog::{Export, Sharing};
+use blockhaul_catalog::{DeviceSharing, Export};
 use blockhaul_io::{Pool, Stream};
 
-use crate::disconnect::Disconnect;
+use crate::disconnect::DisconnectReason;
 use crate::export_lookup::{ExportLookup, Visitor};
 use crate::log_fields::record;
-use crate::{Entered, Server};
+use crate::{ConnectionEntry, Server};
 
 /// A client that has opened an export. It leaves when this is dropped.
-pub struct Attached {
-    entered: Entered,
+pub struct AttachedClient {
+    entered: ConnectionEntry,
     export: Export,
     flushes: Arc<Flushes>,
     visitor: Visitor,
@@ -32,7 +32,7 @@ impl Server {
         self: &Arc<Self>,
         socket: OwnedFd,
         export: &str,
-    ) -> Result<Attached, String> {
+    ) -> Result<AttachedClient, String> {
         let entered = self.enter(socket).ok_or("not admitted")?;
         let connection = entered.connection.clone();
         if self.is_stopping() || self.is_draining() {
@@ -44,7 +44,7 @@ impl Server {
             self.log_limit().ended(&connection, why, true);
         })?;
         if !self.clients.settle(connection.id) {
-            return Err(Disconnect::Crowded.to_string());
+            return Err(DisconnectReason::Crowded.to_string());
         }
         connection.chose(&export.name);
         let id = connection.id;
@@ -52,10 +52,14 @@ impl Server {
         let name = &export.name;
         record!(Info, connection; "connection {id} from {peer} uses export \"{name}\"");
         let flushes = self.flushes(&export);
-        Ok(Attached { entered, export, flushes, visitor })
+        Ok(AttachedClient { entered, export, flushes, visitor })
     }
 
-    async fn open_for(&self, entered: &Entered, export: &str) -> Result<(Export, Visitor), String> {
+    async fn open_for(
+        &self,
+        entered: &ConnectionEntry,
+        export: &str,
+    ) -> Result<(Export, Visitor), String> {
         let connection = entered.connection.clone();
         let stream = entered.stream.clone();
         let entering = ExportLookup::enter(&self.config, &self.unopened, connection, stream);
@@ -66,7 +70,7 @@ impl Server {
     }
 }
 
-impl Attached {
+impl AttachedClient {
     /// The client's socket.
     pub fn stream(&self) -> &Arc<Stream> {
         &self.entered.stream
@@ -100,7 +104,7 @@ impl Attached {
     /// The device of the export as it is now, for clients whose disk may change its size; none if
     /// each client has a device of its own, or it cannot be opened.
     pub async fn reopen(&self) -> Option<Arc<dyn Device>> {
-        if !matches!(self.export.sharing, Sharing::All(_)) {
+        if !matches!(self.export.sharing, DeviceSharing::All(_)) {
             return None;
         }
         let opened = self.visitor.visit.open(&self.export.name, false).await;
@@ -141,7 +145,7 @@ impl Attached {
     }
 }
 
-impl Drop for Attached {
+impl Drop for AttachedClient {
     fn drop(&mut self) {
         // Storage with a device for each client closes it with the socket.
         self.entered.stream.shutdown();

@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 
 use blockhaul_io::{Completer, Notify, Stream, Ticket};
 
-use crate::connection::{Connection, Ended, Exported};
-use crate::disconnect::{Disconnect, Disconnected};
+use crate::connection::{Connection, EndedRequests, ExportCounts};
+use crate::disconnect::{DisconnectReason, DisconnectResult};
 
 /// Connections above the limit that may exist for the moment until others have closed.
 const LINGERING: usize = 64;
@@ -25,39 +25,39 @@ const GRACE: Duration = Duration::from_secs(1);
 /// The table of open connections.
 #[derive(Default)]
 pub(crate) struct Clients {
-    table: Mutex<Table>,
+    table: Mutex<ConnectionTable>,
     /// Signals that a connection was closed, or has finished its handshake.
     changed: Notify,
 }
 
 #[derive(Default)]
-struct Table {
+struct ConnectionTable {
     /// In order of their numbers, so that a server in a simulation ends them in the same order each time.
-    open: BTreeMap<u64, Place>,
+    open: BTreeMap<u64, ConnectionSlot>,
     /// Connections in their handshake, the oldest first.
     new: BTreeMap<u64, Instant>,
     /// Connections that were asked to close and are still open.
     going: usize,
-    ended: Ended,
+    ended: EndedRequests,
 }
 
-struct Place {
+struct ConnectionSlot {
     connection: Arc<Connection>,
     stream: Arc<Stream>,
     /// Tells the connection why it must end, once.
-    disconnect: Option<Completer<Disconnect>>,
+    disconnect: Option<Completer<DisconnectReason>>,
     going: bool,
 }
 
-impl Place {
-    fn disconnect(&mut self, why: Disconnect) {
+impl ConnectionSlot {
+    fn disconnect(&mut self, why: DisconnectReason) {
         if let Some(disconnect) = self.disconnect.take() {
             disconnect.complete(why);
         }
     }
 }
 
-impl Table {
+impl ConnectionTable {
     /// Disconnects the connection that has been in its handshake for longest; returns whether there
     /// is one.
     fn make_room(&mut self) -> bool {
@@ -65,13 +65,13 @@ impl Table {
         let Some(place) = self.open.get_mut(&id) else { return false };
         place.going = true;
         self.going += 1;
-        place.disconnect(Disconnect::Crowded);
+        place.disconnect(DisconnectReason::Crowded);
         true
     }
 }
 
 impl Clients {
-    fn table(&self) -> MutexGuard<'_, Table> {
+    fn table(&self) -> MutexGuard<'_, ConnectionTable> {
         self.table.lock().expect("no panic under this lock")
     }
 
@@ -85,7 +85,7 @@ impl Clients {
         stream: Arc<Stream>,
         connections: usize,
         handshakes: usize,
-    ) -> Option<Ticket<Disconnect>> {
+    ) -> Option<Ticket<DisconnectReason>> {
         let id = connection.id;
         let mut table = self.table();
         let full = table.open.len() - table.going >= connections;
@@ -96,7 +96,8 @@ impl Clients {
             table.make_room();
         }
         let (completer, ticket) = blockhaul_io::ticket();
-        let place = Place { connection, stream, disconnect: Some(completer), going: false };
+        let place =
+            ConnectionSlot { connection, stream, disconnect: Some(completer), going: false };
         table.open.insert(id, place);
         table.new.insert(id, blockhaul_io::now());
         Some(ticket)
@@ -168,29 +169,29 @@ impl Clients {
 
     /// The number of open connections, the number of those in their handshake, and the counters by
     /// export.
-    pub(crate) fn sums(&self) -> (usize, usize, BTreeMap<String, Exported>) {
+    pub(crate) fn sums(&self) -> (usize, usize, BTreeMap<String, ExportCounts>) {
         let table = self.table();
         let open = table.open.values().map(|place| &*place.connection);
         (table.open.len(), table.new.len(), table.ended.with(open))
     }
 
     /// Asks a connection to end, and stops reading from it; cuts it the second time.
-    pub(crate) fn disconnect(&self, id: u64) -> Option<Disconnected> {
+    pub(crate) fn disconnect(&self, id: u64) -> Option<DisconnectResult> {
         let mut table = self.table();
         let place = table.open.get_mut(&id)?;
         if place.connection.leave_requested.swap(true, Ordering::Relaxed) {
             place.stream.shutdown();
-            return Some(Disconnected::Cut);
+            return Some(DisconnectResult::Cut);
         }
-        place.disconnect(Disconnect::Operator);
+        place.disconnect(DisconnectReason::Operator);
         place.stream.shutdown_receive();
-        Some(Disconnected::Requested)
+        Some(DisconnectResult::Requested)
     }
 
     /// Asks all connections to end, and stops reading from them.
     pub(crate) fn stop(&self) {
         for place in self.table().open.values_mut() {
-            place.disconnect(Disconnect::Stopping);
+            place.disconnect(DisconnectReason::Stopping);
             // Fails only for connections that the client has already closed.
             let _ = rustix::net::shutdown(place.stream.as_fd(), rustix::net::Shutdown::Read);
         }
@@ -205,10 +206,10 @@ impl Clients {
 /// Runs `work`, unless the connection must end first. While the work waits, the ticket is polled
 /// only if `look` reports a possible reason: polling costs more than a short request.
 pub(crate) async fn unless_disconnected<T>(
-    disconnect: &mut Ticket<Disconnect>,
+    disconnect: &mut Ticket<DisconnectReason>,
     look: impl Fn() -> bool,
     work: impl Future<Output = T>,
-) -> Result<T, Disconnect> {
+) -> Result<T, DisconnectReason> {
     let mut work = pin!(work);
     let mut waits = false;
     poll_fn(|cx| {
@@ -217,7 +218,7 @@ pub(crate) async fn unless_disconnected<T>(
             waits = true;
             // The other end is dropped unused only when the server ends.
             if let Poll::Ready(why) = Pin::new(&mut *disconnect).poll(cx) {
-                return Poll::Ready(Err(why.unwrap_or(Disconnect::Stopping)));
+                return Poll::Ready(Err(why.unwrap_or(DisconnectReason::Stopping)));
             }
         }
         work.as_mut().poll(cx).map(Ok)

@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-use crate::counters::{Counters, Counts};
+use crate::counters::{ConnectionCounters, ConnectionCounts};
 
 /// An open connection.
 #[derive(Debug)]
@@ -14,12 +14,12 @@ pub(crate) struct Connection {
     /// The peer's address.
     pub(crate) peer: String,
     since: Instant,
-    identity: OnceLock<Identity>,
+    identity: OnceLock<ClientTlsIdentity>,
     /// The chosen export, once the handshake is over.
     export: OnceLock<String>,
     /// The connection is asked to end; checked where it waits for requests.
     pub(crate) leave_requested: AtomicBool,
-    pub(crate) counters: Counters,
+    pub(crate) counters: ConnectionCounters,
 }
 
 impl Connection {
@@ -31,15 +31,15 @@ impl Connection {
             identity: OnceLock::new(),
             export: OnceLock::new(),
             leave_requested: AtomicBool::new(false),
-            counters: Counters::default(),
+            counters: ConnectionCounters::default(),
         }
     }
 
     /// TLS is established; called once.
-    pub(crate) fn secured(&self, about: &blockhaul_tls::About) {
+    pub(crate) fn secured(&self, about: &blockhaul_tls::TlsSessionInfo) {
         let version = about.version.clone();
         let name = about.peer.clone();
-        self.identity.get_or_init(|| Identity { version, name });
+        self.identity.get_or_init(|| ClientTlsIdentity { version, name });
     }
 
     /// The client has chosen an export; called once.
@@ -48,7 +48,7 @@ impl Connection {
     }
 
     /// The client's TLS identity; none without TLS, or before it is established.
-    pub(crate) fn identity(&self) -> Option<&Identity> {
+    pub(crate) fn identity(&self) -> Option<&ClientTlsIdentity> {
         self.identity.get()
     }
 
@@ -70,7 +70,7 @@ impl Connection {
 
 /// The TLS identity of a client.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Identity {
+pub struct ClientTlsIdentity {
     /// The version of TLS, as `TLSv1.3`.
     pub version: String,
     /// The authenticated identity: a user, or the name in the client's certificate.
@@ -85,18 +85,18 @@ const OTHERS: &str = "(others)";
 
 /// Counters of the clients of one export.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Exported {
+pub struct ExportCounts {
     /// Connected clients.
     pub clients: u64,
     /// Requests of connected and disconnected clients.
-    pub counts: Counts,
+    pub counts: ConnectionCounts,
 }
 
 /// Requests of connections that have ended, by export.
 #[derive(Default)]
-pub(crate) struct Ended(BTreeMap<String, Counts>);
+pub(crate) struct EndedRequests(BTreeMap<String, ConnectionCounts>);
 
-impl Ended {
+impl EndedRequests {
     pub(crate) fn add(&mut self, connection: &Connection) {
         let Some(export) = connection.export() else { return };
         let mut counts = connection.counters.counts();
@@ -110,12 +110,12 @@ impl Ended {
     pub(crate) fn with<'a>(
         &self,
         open: impl Iterator<Item = &'a Connection>,
-    ) -> BTreeMap<String, Exported> {
+    ) -> BTreeMap<String, ExportCounts> {
         let ended = self.0.iter().map(|(name, &counts)| {
-            let exported = Exported { clients: 0, counts };
+            let exported = ExportCounts { clients: 0, counts };
             (name.clone(), exported)
         });
-        let mut all: BTreeMap<String, Exported> = ended.collect();
+        let mut all: BTreeMap<String, ExportCounts> = ended.collect();
         for connection in open {
             let Some(export) = connection.export() else { continue };
             let known = all.len() < NAMES || all.contains_key(export);
@@ -143,7 +143,7 @@ mod tests {
 
     #[test]
     fn those_that_have_ended_are_counted_with_those_that_are_open() {
-        let mut ended = Ended::default();
+        let mut ended = EndedRequests::default();
         ended.add(&connection(1, "a"));
         ended.add(&Connection::new(2, String::new()));
         let open = [connection(3, "a"), connection(4, "b")];
@@ -155,7 +155,7 @@ mod tests {
 
     #[test]
     fn names_that_clients_make_up_take_no_memory_for_ever() {
-        let mut ended = Ended::default();
+        let mut ended = EndedRequests::default();
         for id in 0..2 * NAMES as u64 {
             ended.add(&connection(id, &format!("e{id}")));
         }

@@ -6,17 +6,17 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use blockhaul_block::{Latency, OpKind};
+use blockhaul_block::{LatencySnapshot, OpKind};
 
-use crate::connection::{Exported, Identity};
-use crate::counters::{Counts, Times};
-use crate::disconnect::Disconnected;
+use crate::connection::{ClientTlsIdentity, ExportCounts};
+use crate::counters::{ConnectionCounts, RequestTimes};
+use crate::disconnect::DisconnectResult;
 use crate::in_flight::WORKERS;
-use crate::{Server, Tls};
+use crate::{Server, TlsPolicy};
 
 /// A connected client.
 #[derive(Debug, Clone)]
-pub struct Client {
+pub struct ConnectedClient {
     /// The number of its connection: from 1, never reused.
     pub number: u64,
     /// The peer's address.
@@ -24,19 +24,19 @@ pub struct Client {
     /// The chosen export; none during the handshake.
     pub export: Option<String>,
     /// Its TLS identity; none without TLS.
-    pub identity: Option<Identity>,
+    pub identity: Option<ClientTlsIdentity>,
     /// Time since it connected.
     pub age: Duration,
     /// It was asked to end.
     pub leaving: bool,
     /// Its requests.
-    pub counts: Counts,
+    pub counts: ConnectionCounts,
 }
 
 /// Counters of a server since it started.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
-pub struct Sums {
+pub struct ServerTotals {
     /// Open connections, including handshakes.
     pub open: usize,
     /// Connections in their handshake.
@@ -53,15 +53,15 @@ pub struct Sums {
     /// Maximum bytes that they may hold.
     pub memory_limit: u64,
     /// Requests by export, of connected and disconnected clients.
-    pub exports: BTreeMap<String, Exported>,
+    pub exports: BTreeMap<String, ExportCounts>,
     /// Request times in devices, in the order of [`OpKind::ALL`]. Every request in flight at a
     /// device is timed; of those completed at once one in 16, which is counted for all of them.
-    pub latency: [Latency; OpKind::ALL.len()],
+    pub latency: [LatencySnapshot; OpKind::ALL.len()],
 }
 
 /// Counters that do not belong to a connection.
 #[derive(Default)]
-pub(crate) struct Control {
+pub(crate) struct ServerCounters {
     pub(crate) accepted: AtomicU64,
     pub(crate) refused: AtomicU64,
     pub(crate) failed: AtomicU64,
@@ -69,15 +69,15 @@ pub(crate) struct Control {
     times: PerWorker,
 }
 
-impl Control {
+impl ServerCounters {
     /// Request times of the current worker.
-    pub(crate) fn times(&self) -> &Times {
+    pub(crate) fn times(&self) -> &RequestTimes {
         self.times.0[blockhaul_io::worker() % WORKERS].get_or_init(Box::default)
     }
 }
 
 /// Times of each worker, allocated on first use.
-struct PerWorker([OnceLock<Box<Times>>; WORKERS]);
+struct PerWorker([OnceLock<Box<RequestTimes>>; WORKERS]);
 
 impl Default for PerWorker {
     fn default() -> PerWorker {
@@ -87,8 +87,8 @@ impl Default for PerWorker {
 
 impl Server {
     /// The connected clients, by number.
-    pub fn clients(&self) -> Vec<Client> {
-        let mut clients = self.clients.list(|connection| Client {
+    pub fn clients(&self) -> Vec<ConnectedClient> {
+        let mut clients = self.clients.list(|connection| ConnectedClient {
             number: connection.id,
             address: connection.peer.clone(),
             export: connection.export().map(str::to_string),
@@ -102,11 +102,11 @@ impl Server {
     }
 
     /// The counters since the start.
-    pub fn sums(&self) -> Sums {
+    pub fn sums(&self) -> ServerTotals {
         let (open, handshakes, exports) = self.clients.sums();
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let times = self.control.times.0.iter().filter_map(OnceLock::get);
-        Sums {
+        ServerTotals {
             open,
             handshakes,
             accepted: count(&self.control.accepted),
@@ -115,13 +115,13 @@ impl Server {
             memory: self.config.pool.reserved(),
             memory_limit: self.config.pool.limit(),
             exports,
-            latency: Times::sum(times.map(|times| &**times)),
+            latency: RequestTimes::sum(times.map(|times| &**times)),
         }
     }
 
     /// Ends a connection: its requests in progress are finished and answered, as far as the client
     /// reads the replies. The second time it is cut. `None`: there is no such connection.
-    pub fn disconnect(&self, number: u64) -> Option<Disconnected> {
+    pub fn disconnect(&self, number: u64) -> Option<DisconnectResult> {
         self.clients.disconnect(number)
     }
 
@@ -138,11 +138,11 @@ impl Server {
     }
 
     /// Uses this for later handshakes; existing sessions do not change.
-    pub fn set_tls(&self, tls: Tls) {
+    pub fn set_tls(&self, tls: TlsPolicy) {
         *self.tls.lock().expect("no panic under this lock") = tls;
     }
 
-    pub(crate) fn tls(&self) -> Tls {
+    pub(crate) fn tls(&self) -> TlsPolicy {
         self.tls.lock().expect("no panic under this lock").clone()
     }
 }

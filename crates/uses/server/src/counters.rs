@@ -6,8 +6,8 @@ use std::ops::AddAssign;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use blockhaul_block::{Latency, LatencyCounters, OpKind};
-use blockhaul_wire::request::Command;
+use blockhaul_block::{LatencyCounters, LatencySnapshot, OpKind};
+use blockhaul_wire::request::CommandCode;
 
 /// Kinds of requests.
 const KINDS: usize = OpKind::ALL.len();
@@ -15,7 +15,7 @@ const KINDS: usize = OpKind::ALL.len();
 /// Requests of a connection, or of several together.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Counts {
+pub struct ConnectionCounts {
     /// Answered requests, in the order of [`OpKind::ALL`].
     pub requests: [u64; KINDS],
     /// Bytes of successful requests: read, written, zeroed, trimmed, cached; none for the others.
@@ -26,8 +26,8 @@ pub struct Counts {
     pub in_flight: u64,
 }
 
-impl AddAssign for Counts {
-    fn add_assign(&mut self, other: Counts) {
+impl AddAssign for ConnectionCounts {
+    fn add_assign(&mut self, other: ConnectionCounts) {
         for kind in 0..KINDS {
             self.requests[kind] += other.requests[kind];
             self.bytes[kind] += other.bytes[kind];
@@ -37,9 +37,9 @@ impl AddAssign for Counts {
     }
 }
 
-/// The counters behind [`Counts`].
+/// The counters behind [`ConnectionCounts`].
 #[derive(Debug, Default)]
-pub(crate) struct Counters {
+pub(crate) struct ConnectionCounters {
     requests: [Counter; KINDS],
     bytes: [Counter; KINDS],
     errors: Counter,
@@ -71,7 +71,7 @@ impl Counter {
     }
 }
 
-impl Counters {
+impl ConnectionCounters {
     /// A request was answered; `bytes` is none for one that failed.
     pub(crate) fn answered(&self, kind: OpKind, bytes: Option<u64>) {
         self.requests[kind as usize].add(1);
@@ -81,7 +81,7 @@ impl Counters {
         }
     }
 
-    /// As [`Counters::answered`], for a connection that several workers serve.
+    /// As [`ConnectionCounters::answered`], for a connection that several workers serve.
     pub(crate) fn answered_by_many(&self, kind: OpKind, bytes: Option<u64>) {
         self.requests[kind as usize].add_among_many(1);
         match bytes {
@@ -110,12 +110,12 @@ impl Counters {
         self.in_flight.set(count as u64);
     }
 
-    pub(crate) fn counts(&self) -> Counts {
+    pub(crate) fn counts(&self) -> ConnectionCounts {
         let mut bytes = self.bytes.each_ref().map(Counter::get);
         // The lengths of these are not transferred bytes.
         bytes[OpKind::Flush as usize] = 0;
         bytes[OpKind::Extents as usize] = 0;
-        Counts {
+        ConnectionCounts {
             requests: self.requests.each_ref().map(Counter::get),
             bytes,
             errors: self.errors.get(),
@@ -125,33 +125,33 @@ impl Counters {
 }
 
 /// The kind of a request; none for commands that do not reach a device.
-pub(crate) fn kind(command: Command) -> Option<OpKind> {
+pub(crate) fn kind(command: CommandCode) -> Option<OpKind> {
     Some(match command {
-        Command::Read => OpKind::Read,
-        Command::Write => OpKind::Write,
-        Command::WriteZeroes => OpKind::Zero,
-        Command::Trim => OpKind::Trim,
-        Command::Flush => OpKind::Flush,
-        Command::Cache => OpKind::Cache,
-        Command::BlockStatus => OpKind::Extents,
-        Command::Disconnect | Command::Other(_) => return None,
+        CommandCode::Read => OpKind::Read,
+        CommandCode::Write => OpKind::Write,
+        CommandCode::WriteZeroes => OpKind::Zero,
+        CommandCode::Trim => OpKind::Trim,
+        CommandCode::Flush => OpKind::Flush,
+        CommandCode::Cache => OpKind::Cache,
+        CommandCode::BlockStatus => OpKind::Extents,
+        CommandCode::Disconnect | CommandCode::Other(_) => return None,
     })
 }
 
 /// Times by kind of request. Each worker has one.
 #[repr(align(64))]
 #[derive(Debug, Default)]
-pub(crate) struct Times([LatencyCounters; KINDS]);
+pub(crate) struct RequestTimes([LatencyCounters; KINDS]);
 
-impl Times {
+impl RequestTimes {
     /// Records a request that took `time`, for `count` requests.
     pub(crate) fn took(&self, kind: OpKind, time: Duration, count: u64) {
         self.0[kind as usize].record(time, count);
     }
 
     /// The sum over all workers, by kind.
-    pub(crate) fn sum<'a>(all: impl Iterator<Item = &'a Times>) -> [Latency; KINDS] {
-        let mut sum = [Latency::default(); KINDS];
+    pub(crate) fn sum<'a>(all: impl Iterator<Item = &'a RequestTimes>) -> [LatencySnapshot; KINDS] {
+        let mut sum = [LatencySnapshot::default(); KINDS];
         for times in all {
             for (sum, times) in sum.iter_mut().zip(&times.0) {
                 *sum += times.read();
@@ -167,8 +167,8 @@ mod tests {
 
     #[test]
     fn counts_add_up() {
-        let one = Counters::default();
-        let two = Counters::default();
+        let one = ConnectionCounters::default();
+        let two = ConnectionCounters::default();
         one.answered(OpKind::Read, Some(4096));
         one.answered(OpKind::Read, None);
         one.in_progress(3);
@@ -184,12 +184,12 @@ mod tests {
 
     #[test]
     fn times_of_all_workers_are_summed_by_kind() {
-        let one = Times::default();
-        let two = Times::default();
+        let one = RequestTimes::default();
+        let two = RequestTimes::default();
         one.took(OpKind::Flush, Duration::from_micros(10), 16);
         one.took(OpKind::Flush, Duration::from_micros(11), 1);
         two.took(OpKind::Flush, Duration::from_secs(11), 1);
-        let sum = Times::sum([&one, &two].into_iter());
+        let sum = RequestTimes::sum([&one, &two].into_iter());
         let flush = sum[OpKind::Flush as usize];
         assert_eq!((flush.classes[0], flush.classes[1], flush.classes[19]), (16, 1, 1));
         assert!((flush.seconds - 11.000_171).abs() < 1e-9, "{}", flush.seconds);

@@ -4,7 +4,7 @@ use std::fmt;
 
 /// Why a connection ends, other than by the client's request.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Disconnect {
+pub(crate) enum DisconnectReason {
     /// Caused by the client or its network.
     Client(String),
     /// The client failed to authenticate.
@@ -19,30 +19,30 @@ pub(crate) enum Disconnect {
     Operator,
 }
 
-impl From<String> for Disconnect {
-    fn from(why: String) -> Disconnect {
-        Disconnect::Client(why)
+impl From<String> for DisconnectReason {
+    fn from(why: String) -> DisconnectReason {
+        DisconnectReason::Client(why)
     }
 }
 
 /// As logged for a connection that is disconnected during its handshake.
-impl fmt::Display for Disconnect {
+impl fmt::Display for DisconnectReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Disconnect::Client(why) | Disconnect::Refused(why) | Disconnect::Left(why) => why,
-            Disconnect::Crowded => {
+            DisconnectReason::Client(why) | DisconnectReason::Refused(why) | DisconnectReason::Left(why) => why,
+            DisconnectReason::Crowded => {
                 "disconnected: too many connections, and this one was in its handshake for the longest \
                  time"
             }
-            Disconnect::Stopping => "disconnected in its handshake: the server stops",
-            Disconnect::Operator => "disconnected in its handshake by request through the control socket",
+            DisconnectReason::Stopping => "disconnected in its handshake: the server stops",
+            DisconnectReason::Operator => "disconnected in its handshake by request through the control socket",
         })
     }
 }
 
 /// What [`Server::disconnect`](crate::Server::disconnect) did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Disconnected {
+pub enum DisconnectResult {
     /// No further request is read; those in progress are finished and answered.
     Requested,
     /// It had been requested before: the connection is cut.

@@ -4,13 +4,13 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use blockhaul_block::Kind;
-use blockhaul_catalog::{Certificate, Client, Dismissal, Export, Listed, Visit};
+use blockhaul_catalog::{ClientCertificate, Dismissal, Export, ExportClient, ListedExport, Visit};
 use blockhaul_io::Stream;
 use blockhaul_wire::ListEntry;
 use blockhaul_wire::OptionError;
-use blockhaul_wire::handshake::server::Refusal;
+use blockhaul_wire::handshake::server::OptionRefusal;
 
-use crate::Config;
+use crate::ServerConfig;
 use crate::connection::Connection;
 use crate::log_fields::record;
 use crate::log_limit::LogLimit;
@@ -21,7 +21,7 @@ const AT_ONCE: Duration = Duration::from_secs(5);
 
 /// The exports as one client sees them.
 pub(crate) struct ExportLookup<'a> {
-    config: &'a Config,
+    config: &'a ServerConfig,
     /// Limits log lines about exports that cannot be opened.
     log_limit: &'a Mutex<LogLimit>,
     connection: Arc<Connection>,
@@ -30,11 +30,11 @@ pub(crate) struct ExportLookup<'a> {
     /// it.
     open: Option<(String, Export)>,
     /// The export that could not be opened for the previous option: name, why, and when.
-    refused: Option<(String, Refusal, Instant)>,
+    refused: Option<(String, OptionRefusal, Instant)>,
     /// The connection is encrypted.
     tls: bool,
     /// The client's certificate, for storage.
-    certificate: Arc<OnceLock<Certificate>>,
+    certificate: Arc<OnceLock<ClientCertificate>>,
     /// Whether storage wants the client to leave.
     dismissal: Arc<Dismissal>,
 }
@@ -42,14 +42,14 @@ pub(crate) struct ExportLookup<'a> {
 impl<'a> ExportLookup<'a> {
     /// Admits a client.
     pub(crate) async fn enter(
-        config: &'a Config,
+        config: &'a ServerConfig,
         log_limit: &'a Mutex<LogLimit>,
         connection: Arc<Connection>,
         stream: Arc<Stream>,
     ) -> Result<ExportLookup<'a>, String> {
-        let certificate = Arc::<OnceLock<Certificate>>::default();
+        let certificate = Arc::<OnceLock<ClientCertificate>>::default();
         let dismissal = Arc::<Dismissal>::default();
-        let client = Client {
+        let client = ExportClient {
             stream: Some(stream),
             certificate: certificate.clone(),
             dismissal: dismissal.clone(),
@@ -73,12 +73,12 @@ impl<'a> ExportLookup<'a> {
     }
 
     /// The connection is encrypted from here on: discards what was opened before.
-    pub(crate) fn secured(&mut self, about: &blockhaul_tls::About) {
+    pub(crate) fn secured(&mut self, about: &blockhaul_tls::TlsSessionInfo) {
         if let Some(names) = &about.names {
             let subject = names.subject.clone();
             let issuer = names.issuer.clone();
             // TLS is established once.
-            self.certificate.get_or_init(|| Certificate { subject, issuer });
+            self.certificate.get_or_init(|| ClientCertificate { subject, issuer });
         }
         self.tls = true;
         self.open = None;
@@ -86,7 +86,7 @@ impl<'a> ExportLookup<'a> {
 
     /// The export of this name, for a client that selects its contexts. Most clients choose it
     /// next, with or without contexts: if it cannot be opened, do not try and log again.
-    pub(crate) async fn find_for_contexts(&mut self, name: &str) -> Result<Export, Refusal> {
+    pub(crate) async fn find_for_contexts(&mut self, name: &str) -> Result<Export, OptionRefusal> {
         let found = self.find(name).await;
         if let Err(refusal) = &found {
             self.refused = Some((name.into(), refusal.clone(), blockhaul_io::now()));
@@ -95,7 +95,7 @@ impl<'a> ExportLookup<'a> {
     }
 
     /// The export of this name, which the client chooses.
-    pub(crate) async fn choose(&mut self, name: &str) -> Result<Export, Refusal> {
+    pub(crate) async fn choose(&mut self, name: &str) -> Result<Export, OptionRefusal> {
         match self.refused.take() {
             Some((refused, why, when))
                 if refused == name && blockhaul_io::elapsed(when) < AT_ONCE =>
@@ -107,7 +107,7 @@ impl<'a> ExportLookup<'a> {
     }
 
     /// The export of this name; the empty name selects the default one.
-    pub(crate) async fn find(&mut self, name: &str) -> Result<Export, Refusal> {
+    pub(crate) async fn find(&mut self, name: &str) -> Result<Export, OptionRefusal> {
         self.refused = None;
         if let Some((open, export)) = &self.open
             && open == name
@@ -130,7 +130,7 @@ impl<'a> ExportLookup<'a> {
                     Kind::ReadOnly | Kind::Refused | Kind::InUse => OptionError::Policy,
                     _ => OptionError::Unknown,
                 };
-                Err(Refusal::new(kind, error.text()))
+                Err(OptionRefusal::new(kind, error.text()))
             }
         }
     }
@@ -141,7 +141,7 @@ impl<'a> ExportLookup<'a> {
     }
 
     /// All exports, up to the maximum of a list.
-    pub(crate) async fn list(&mut self) -> Result<Vec<ListEntry>, Refusal> {
+    pub(crate) async fn list(&mut self) -> Result<Vec<ListEntry>, OptionRefusal> {
         self.refused = None;
         let most = self.config.limits.exports;
         match self.visit.list(self.tls).await {
@@ -152,7 +152,7 @@ impl<'a> ExportLookup<'a> {
                     listed.truncate(most);
                 }
                 let entry =
-                    |one: Listed| ListEntry { name: one.name, description: one.description };
+                    |one: ListedExport| ListEntry { name: one.name, description: one.description };
                 Ok(listed.into_iter().map(entry).collect())
             }
             Err(error) => {
@@ -162,7 +162,7 @@ impl<'a> ExportLookup<'a> {
                     Warn, connection, error = why;
                     "cannot list exports for {}: {error}", connection.peer
                 );
-                Err(Refusal::new(OptionError::Policy, error.text()))
+                Err(OptionRefusal::new(OptionError::Policy, error.text()))
             }
         }
     }
@@ -176,7 +176,7 @@ pub(crate) struct Visitor {
     pub(crate) dismissal: Arc<Dismissal>,
 }
 
-fn unknown(name: &str) -> Refusal {
+fn unknown(name: &str) -> OptionRefusal {
     let shown = blockhaul_wire::printable(name.as_bytes(), 256);
-    Refusal::new(OptionError::Unknown, format!("there is no export \"{shown}\""))
+    OptionRefusal::new(OptionError::Unknown, format!("there is no export \"{shown}\""))
 }

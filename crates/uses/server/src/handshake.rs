@@ -7,34 +7,36 @@ use blockhaul_block::{BlockSizes, Can, Facts};
 use blockhaul_catalog::Export;
 use blockhaul_io::{RecvWindow, SendQueue, Stream};
 use blockhaul_tls::TlsErrorKind;
-use blockhaul_wire::handshake::server::{Event, ExportInfo, Handshake, Negotiated, Refusal};
+use blockhaul_wire::handshake::server::{
+    ExportReply, OptionRefusal, ServerHandshake, ServerHandshakeEvent, ServerHandshakeResult,
+};
 use blockhaul_wire::option::check_query;
-use blockhaul_wire::{BlockSizeInfo, Context, ExportFlags, Headers, Replies, http};
+use blockhaul_wire::{BlockSizeInfo, ExportFlags, MetaContext, ReplyForm, RequestForm, http};
 
 use crate::connection::Connection;
-use crate::disconnect::Disconnect;
+use crate::disconnect::DisconnectReason;
 use crate::export_lookup::ExportLookup;
 use crate::log_fields::record;
-use crate::{Config, Server, Tls};
+use crate::{Server, ServerConfig, TlsPolicy};
 
 /// Maximum bytes of replies collected before they are sent.
 const OUT_MAX: usize = 64 << 10;
 
 /// The client's choice, and what it sent after the handshake.
-pub(crate) struct Chosen {
-    pub(crate) negotiated: Negotiated,
+pub(crate) struct ChosenExport {
+    pub(crate) negotiated: ServerHandshakeResult,
     pub(crate) export: Export,
     pub(crate) inbox: RecvWindow,
     pub(crate) outbox: SendQueue,
 }
 
 /// The sending side of a handshake: through TLS once established.
-struct Mouth<'a> {
+struct HandshakeSender<'a> {
     stream: &'a Stream,
     queue: SendQueue,
 }
 
-impl Mouth<'_> {
+impl HandshakeSender<'_> {
     async fn say(&mut self, out: &mut Vec<u8>) -> Result<(), String> {
         self.speak(out).await.map_err(|error| error.to_string())
     }
@@ -52,7 +54,11 @@ impl Mouth<'_> {
     }
 
     /// Sends the last reply to a rejected client; failing to send it does not matter.
-    async fn ends(&mut self, out: &mut Vec<u8>, error: &blockhaul_wire::Error) -> Disconnect {
+    async fn ends(
+        &mut self,
+        out: &mut Vec<u8>,
+        error: &blockhaul_wire::ProtocolError,
+    ) -> DisconnectReason {
         let _ = self.say(out).await;
         self.queue.close(self.stream);
         error.to_string().into()
@@ -66,36 +72,36 @@ impl Mouth<'_> {
 }
 
 /// A connection in its handshake.
-pub(crate) struct Greeting<'a, 'server> {
+pub(crate) struct ConnectionHandshake<'a, 'server> {
     pub(crate) server: &'a Server,
     // nbd: tls.mode-stays
     /// The TLS settings at the start of the handshake.
-    pub(crate) tls: Tls,
+    pub(crate) tls: TlsPolicy,
     pub(crate) connection: &'a Connection,
     pub(crate) lookup: &'a mut ExportLookup<'server>,
     pub(crate) stream: &'a Stream,
 }
 
 /// How a handshake continues after an event.
-enum Next {
+enum HandshakeStep {
     /// More events may be ready.
     Step,
     /// The client has ended the handshake.
     Left,
     /// The client has chosen an export.
-    Served(Box<Negotiated>, Export),
+    Served(Box<ServerHandshakeResult>, Export),
 }
 
-impl Greeting<'_, '_> {
+impl ConnectionHandshake<'_, '_> {
     /// Runs the handshake; `None` if the client ended it.
-    pub(crate) async fn run(mut self) -> Result<Option<Chosen>, Disconnect> {
+    pub(crate) async fn run(mut self) -> Result<Option<ChosenExport>, DisconnectReason> {
         if self.server.config.offers.oldstyle {
             return self.oldstyle().await.map(Some);
         }
         let mut out = Vec::new();
         // Small until a client needs more: many silent clients must be cheap.
         let mut inbox = RecvWindow::new();
-        let mut mouth = Mouth { stream: self.stream, queue: SendQueue::default() };
+        let mut mouth = HandshakeSender { stream: self.stream, queue: SendQueue::default() };
         let mut https = false;
         if self.server.config.offers.http {
             https = self.https(&mut inbox, &mut mouth).await?;
@@ -104,20 +110,25 @@ impl Greeting<'_, '_> {
             }
             out.extend_from_slice(http::SWITCHING);
             // It is around everything that follows.
-            self.tls = Tls::Off;
+            self.tls = TlsPolicy::Off;
         }
-        let handshake = Handshake::new(offered(&self.server.config, &self.tls), &mut out);
-        let mut talk = Talk { handshake, inbox, mouth, out };
+        let handshake = ServerHandshake::new(offered(&self.server.config, &self.tls), &mut out);
+        let mut talk = HandshakeMessages { handshake, inbox, mouth, out };
         loop {
             let event = self.receive(&mut talk).await?;
             match self.answer(&mut talk, event).await? {
-                Next::Step => {}
-                Next::Left => return left(&talk.handshake),
-                Next::Served(negotiated, export) => {
-                    let Talk { inbox, mouth, .. } = talk;
+                HandshakeStep::Step => {}
+                HandshakeStep::Left => return left(&talk.handshake),
+                HandshakeStep::Served(negotiated, export) => {
+                    let HandshakeMessages { inbox, mouth, .. } = talk;
                     let mut negotiated = *negotiated;
                     negotiated.tls |= https;
-                    return Ok(Some(Chosen { negotiated, export, inbox, outbox: mouth.queue }));
+                    return Ok(Some(ChosenExport {
+                        negotiated,
+                        export,
+                        inbox,
+                        outbox: mouth.queue,
+                    }));
                 }
             }
         }
@@ -127,9 +138,9 @@ impl Greeting<'_, '_> {
     async fn https(
         &mut self,
         inbox: &mut RecvWindow,
-        mouth: &mut Mouth<'_>,
-    ) -> Result<bool, Disconnect> {
-        let Tls::Require(acceptor) = &self.tls else { return Ok(false) };
+        mouth: &mut HandshakeSender<'_>,
+    ) -> Result<bool, DisconnectReason> {
+        let TlsPolicy::Require(acceptor) = &self.tls else { return Ok(false) };
         let session = secure(acceptor, self.connection, self.lookup, self.stream).await?;
         inbox.secure(session.opener, &session.received);
         mouth.queue.secure(session.sealer);
@@ -137,7 +148,10 @@ impl Greeting<'_, '_> {
     }
 
     /// Processes the received bytes.
-    async fn receive(&self, talk: &mut Talk<'_>) -> Result<Event, Disconnect> {
+    async fn receive(
+        &self,
+        talk: &mut HandshakeMessages<'_>,
+    ) -> Result<ServerHandshakeEvent, DisconnectReason> {
         let (used, event) = match talk.handshake.receive(talk.inbox.bytes(), &mut talk.out) {
             Ok(step) => step,
             // nbd: abort.no-hard-disconnect
@@ -155,10 +169,14 @@ impl Greeting<'_, '_> {
         Ok(event)
     }
 
-    async fn answer(&mut self, talk: &mut Talk<'_>, event: Event) -> Result<Next, Disconnect> {
+    async fn answer(
+        &mut self,
+        talk: &mut HandshakeMessages<'_>,
+        event: ServerHandshakeEvent,
+    ) -> Result<HandshakeStep, DisconnectReason> {
         match event {
-            Event::NeedMore { bytes } => return talk.need_more(bytes).await,
-            Event::Export { name, go, .. } => {
+            ServerHandshakeEvent::NeedMore { bytes } => return talk.need_more(bytes).await,
+            ServerHandshakeEvent::Export { name, go, .. } => {
                 let found = if go {
                     self.lookup.choose(&name).await
                 } else {
@@ -171,13 +189,13 @@ impl Greeting<'_, '_> {
                     return Err(talk.mouth.ends(&mut talk.out, &error).await);
                 }
             }
-            Event::List => {
+            ServerHandshakeEvent::List => {
                 let exports = self.lookup.list().await;
                 let exports = exports.as_deref().map_err(Clone::clone);
                 let answered = talk.handshake.answer_list(exports, &mut talk.out);
                 answered.map_err(|error| error.to_string())?;
             }
-            Event::MetaContext { export, queries, set } => {
+            ServerHandshakeEvent::MetaContext { export, queries, set } => {
                 let found = if set {
                     self.lookup.find_for_contexts(&export).await
                 } else {
@@ -187,31 +205,34 @@ impl Greeting<'_, '_> {
                 let answered = talk.handshake.answer_contexts(answer, &mut talk.out);
                 answered.map_err(|error| error.to_string())?;
             }
-            Event::StartTls => self.start_tls(talk).await?,
-            Event::Abort => {
+            ServerHandshakeEvent::StartTls => self.start_tls(talk).await?,
+            ServerHandshakeEvent::Abort => {
                 // The client may have closed already.
                 let _ = talk.mouth.say(&mut talk.out).await;
                 talk.mouth.queue.close(self.stream);
-                return Ok(Next::Left);
+                return Ok(HandshakeStep::Left);
             }
-            Event::Transmission(negotiated) => {
+            ServerHandshakeEvent::Transmission(negotiated) => {
                 let Ok(export) = self.lookup.find(&negotiated.export).await else {
                     return Err("the export was removed".to_string().into());
                 };
                 self.settle(&export)?;
                 if !talk.mouth.is_heard(&mut talk.out).await? {
-                    return Ok(Next::Left);
+                    return Ok(HandshakeStep::Left);
                 }
-                return Ok(Next::Served(negotiated, export));
+                return Ok(HandshakeStep::Served(negotiated, export));
             }
         }
-        Ok(Next::Step)
+        Ok(HandshakeStep::Step)
     }
 
     /// Establishes TLS; the handshake continues through it.
-    async fn start_tls(&mut self, talk: &mut Talk<'_>) -> Result<(), Disconnect> {
+    async fn start_tls(
+        &mut self,
+        talk: &mut HandshakeMessages<'_>,
+    ) -> Result<(), DisconnectReason> {
         talk.mouth.say(&mut talk.out).await?;
-        let (Tls::On(acceptor) | Tls::Require(acceptor)) = &self.tls else {
+        let (TlsPolicy::On(acceptor) | TlsPolicy::Require(acceptor)) = &self.tls else {
             return Err("TLS was started although it was not offered".to_string().into());
         };
         // The handshake rejects bytes sent after the option but before TLS. Later bytes belong to
@@ -224,34 +245,34 @@ impl Greeting<'_, '_> {
     }
 
     /// Reserves the connection's place before the client gets the reply that it is served.
-    fn settle(&self, export: &Export) -> Result<(), Disconnect> {
+    fn settle(&self, export: &Export) -> Result<(), DisconnectReason> {
         if !self.server.clients.settle(self.connection.id) {
-            return Err(Disconnect::Crowded);
+            return Err(DisconnectReason::Crowded);
         }
         self.connection.chose(&export.name);
         Ok(())
     }
 
     /// The old handshake: the server describes the default export, and requests follow.
-    async fn oldstyle(&mut self) -> Result<Chosen, Disconnect> {
+    async fn oldstyle(&mut self) -> Result<ChosenExport, DisconnectReason> {
         let config = &self.server.config;
-        if matches!(config.tls, Tls::Require(_)) {
+        if matches!(config.tls, TlsPolicy::Require(_)) {
             let why = "TLS is required, which oldstyle clients do not support";
-            return Err(Disconnect::Refused(why.into()));
+            return Err(DisconnectReason::Refused(why.into()));
         }
         let refused =
-            |refusal: Refusal| format!("no export for an oldstyle client: {}", refusal.text);
+            |refusal: OptionRefusal| format!("no export for an oldstyle client: {}", refusal.text);
         let export = self.lookup.find("").await.map_err(refused)?;
         let info = describe(config, &export, "");
         self.settle(&export)?;
         let mut out = Vec::new();
         blockhaul_wire::handshake::server::oldstyle(info.size, info.flags, &mut out);
-        let mut mouth = Mouth { stream: self.stream, queue: SendQueue::default() };
+        let mut mouth = HandshakeSender { stream: self.stream, queue: SendQueue::default() };
         mouth.say(&mut out).await?;
-        let negotiated = Negotiated {
+        let negotiated = ServerHandshakeResult {
             export: export.name.clone(),
-            headers: Headers::Compact,
-            replies: Replies::Simple,
+            headers: RequestForm::Compact,
+            replies: ReplyForm::Simple,
             contexts: Vec::new(),
             flags: info.flags,
             obeys_block_sizes: false,
@@ -259,12 +280,15 @@ impl Greeting<'_, '_> {
         };
         let inbox = RecvWindow::new();
         let outbox = mouth.queue;
-        Ok(Chosen { negotiated, export, inbox, outbox })
+        Ok(ChosenExport { negotiated, export, inbox, outbox })
     }
 }
 
 /// Reads the request to go on with NBD; false: the client has disconnected before the end of it.
-async fn http_request(inbox: &mut RecvWindow, mouth: &mut Mouth<'_>) -> Result<bool, Disconnect> {
+async fn http_request(
+    inbox: &mut RecvWindow,
+    mouth: &mut HandshakeSender<'_>,
+) -> Result<bool, DisconnectReason> {
     loop {
         let refused = match http::request(inbox.bytes()) {
             Ok(Some((true, used))) => {
@@ -290,33 +314,33 @@ async fn http_request(inbox: &mut RecvWindow, mouth: &mut Mouth<'_>) -> Result<b
         let (answer, why) = refused;
         let _ = mouth.say(&mut answer.to_vec()).await;
         mouth.queue.close(mouth.stream);
-        return Err(Disconnect::Refused(format!("HTTP request: {why}")));
+        return Err(DisconnectReason::Refused(format!("HTTP request: {why}")));
     }
 }
 
 /// The messages between the two sides.
-struct Talk<'a> {
-    handshake: Handshake,
+struct HandshakeMessages<'a> {
+    handshake: ServerHandshake,
     inbox: RecvWindow,
-    mouth: Mouth<'a>,
+    mouth: HandshakeSender<'a>,
     /// Replies to send.
     out: Vec<u8>,
 }
 
-impl Talk<'_> {
+impl HandshakeMessages<'_> {
     /// Sends the replies and waits for more bytes; the client is about to send at least `bytes`.
-    async fn need_more(&mut self, bytes: usize) -> Result<Next, Disconnect> {
+    async fn need_more(&mut self, bytes: usize) -> Result<HandshakeStep, DisconnectReason> {
         if !self.mouth.is_heard(&mut self.out).await? {
-            return Ok(Next::Left);
+            return Ok(HandshakeStep::Left);
         }
         if bytes > self.inbox.capacity() {
             self.inbox.grow(bytes);
         }
         match self.inbox.fill(self.mouth.stream).await {
-            Ok(true) => Ok(Next::Step),
-            Ok(false) => Ok(Next::Left),
+            Ok(true) => Ok(HandshakeStep::Step),
+            Ok(false) => Ok(HandshakeStep::Left),
             // It has disconnected without reading all replies.
-            Err(error) if error.kind() == ErrorKind::ConnectionReset => Ok(Next::Left),
+            Err(error) if error.kind() == ErrorKind::ConnectionReset => Ok(HandshakeStep::Left),
             Err(error) => Err(error.to_string().into()),
         }
     }
@@ -324,19 +348,22 @@ impl Talk<'_> {
 
 // nbd: tls.mode
 /// What the handshake offers.
-fn offered(config: &Config, tls: &Tls) -> blockhaul_wire::handshake::server::Config {
+fn offered(
+    config: &ServerConfig,
+    tls: &TlsPolicy,
+) -> blockhaul_wire::handshake::server::HandshakeConfig {
     let offers = &config.offers;
     let limits = &config.limits;
-    blockhaul_wire::handshake::server::Config {
+    blockhaul_wire::handshake::server::HandshakeConfig {
         fixed_newstyle: offers.fixed_newstyle,
         no_zeroes: offers.no_zeroes,
         structured: offers.structured,
         extended: offers.extended,
         meta_contexts: offers.contexts,
         tls: match tls {
-            Tls::Off => blockhaul_wire::handshake::server::Tls::Off,
-            Tls::On(_) => blockhaul_wire::handshake::server::Tls::Offered,
-            Tls::Require(_) => blockhaul_wire::handshake::server::Tls::Required,
+            TlsPolicy::Off => blockhaul_wire::handshake::server::TlsRequirement::Off,
+            TlsPolicy::On(_) => blockhaul_wire::handshake::server::TlsRequirement::Offered,
+            TlsPolicy::Require(_) => blockhaul_wire::handshake::server::TlsRequirement::Required,
         },
         options: limits.options,
         queries: limits.queries,
@@ -346,18 +373,18 @@ fn offered(config: &Config, tls: &Tls) -> blockhaul_wire::handshake::server::Con
 
 /// Establishes TLS, and records and logs the client's identity.
 async fn secure(
-    acceptor: &blockhaul_tls::Acceptor,
+    acceptor: &blockhaul_tls::TlsAcceptor,
     connection: &Connection,
     lookup: &mut ExportLookup<'_>,
     stream: &Stream,
-) -> Result<blockhaul_tls::Session, Disconnect> {
+) -> Result<blockhaul_tls::TlsSession, DisconnectReason> {
     let accepted = acceptor.accept(stream).await;
     // nbd: tls.failed-server
     let session = accepted.map_err(|error| match error.kind() {
         // Clients leave so that need no further connection. Those that do not accept the certificate
         // send an alert, or reset the connection.
-        TlsErrorKind::Closed => Disconnect::Left(error.to_string()),
-        _ => Disconnect::Refused(error.to_string()),
+        TlsErrorKind::Closed => DisconnectReason::Left(error.to_string()),
+        _ => DisconnectReason::Refused(error.to_string()),
     })?;
     let about = &session.about;
     let who = about.peer.as_deref().unwrap_or("an unnamed client");
@@ -372,15 +399,15 @@ async fn secure(
 
 /// The client has ended the handshake without an export. That is allowed, but an attempt without
 /// TLS is reported to the operator.
-fn left(handshake: &Handshake) -> Result<Option<Chosen>, Disconnect> {
+fn left(handshake: &ServerHandshake) -> Result<Option<ChosenExport>, DisconnectReason> {
     if handshake.lacks_tls() {
         let why = "TLS is required, but the client did not start it";
-        return Err(Disconnect::Refused(why.into()));
+        return Err(DisconnectReason::Refused(why.into()));
     }
     Ok(None)
 }
 
-fn describe(config: &Config, export: &Export, asked: &str) -> ExportInfo {
+fn describe(config: &ServerConfig, export: &Export, asked: &str) -> ExportReply {
     let facts = export.device.facts();
     let description = export.description.as_ref().unwrap_or(&facts.description);
     let of_device = sizes_of_device(config, &facts);
@@ -391,7 +418,7 @@ fn describe(config: &Config, export: &Export, asked: &str) -> ExportInfo {
     let silent = !config.offers.block_sizes && of_device.is_none() && usual;
     let least = sizes.minimum.max(512);
     let maximum = largest_payload(config, &facts);
-    ExportInfo {
+    ExportReply {
         size: facts.size,
         flags: flags(&facts),
         block_sizes: (!silent).then(|| BlockSizeInfo {
@@ -406,7 +433,7 @@ fn describe(config: &Config, export: &Export, asked: &str) -> ExportInfo {
 }
 
 /// The sizes to advertise, before the limits of the server.
-fn sizes_of_device(config: &Config, facts: &Facts) -> Option<BlockSizes> {
+fn sizes_of_device(config: &ServerConfig, facts: &Facts) -> Option<BlockSizes> {
     let free = |preferred| BlockSizes { minimum: 1, preferred, maximum: u32::MAX };
     // The device accepts any request.
     let told = facts.advertised.map(|sizes| sizes.dividing(facts.size));
@@ -420,7 +447,7 @@ fn sizes_of_device(config: &Config, facts: &Facts) -> Option<BlockSizes> {
 
 /// The advertised maximum payload in bytes. The advertised sizes must be valid for any limits: a
 /// power of two in the middle, and in order.
-pub(crate) fn largest_payload(config: &Config, facts: &Facts) -> u32 {
+pub(crate) fn largest_payload(config: &ServerConfig, facts: &Facts) -> u32 {
     let of_device = sizes_of_device(config, facts);
     let sizes = of_device.unwrap_or(facts.block);
     let most = match of_device {
@@ -451,7 +478,7 @@ fn flags(facts: &Facts) -> ExportFlags {
 
 /// Contexts that the queries select. When listing, no query means all, and a query that ends in a
 /// colon means everything after it ("Metadata querying"). A context's ID is its index.
-fn contexts(facts: &Facts, queries: &[String], set: bool) -> Vec<Context> {
+fn contexts(facts: &Facts, queries: &[String], set: bool) -> Vec<MetaContext> {
     let all = facts.contexts.iter().take(blockhaul_wire::limits::CONTEXTS).zip(0_u32..);
     // nbd: base.set-ignores-wildcard, base.list-wildcard, base.unknown-leaf
     // nbd: meta.unknown-namespace, meta.list-matching
@@ -468,6 +495,6 @@ fn contexts(facts: &Facts, queries: &[String], set: bool) -> Vec<Context> {
     };
     // A device may be a foreign server, with names against the rules.
     all.filter(|(name, _)| check_query(name).is_ok() && wanted(name))
-        .map(|(name, id)| Context { id: if set { id } else { 0 }, name: name.clone() })
+        .map(|(name, id)| MetaContext { id: if set { id } else { 0 }, name: name.clone() })
         .collect()
 }

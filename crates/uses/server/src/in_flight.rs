@@ -8,24 +8,24 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use blockhaul_io::{Completer, Ticket};
-use blockhaul_wire::request::Header;
+use blockhaul_wire::request::RequestHeader;
 use slab::Slab;
 
 /// The requests of one connection in flight at its device.
 #[derive(Default)]
-pub(crate) struct InFlight(RefCell<Slab<Request>>);
+pub(crate) struct InFlight(RefCell<Slab<SubmittedRequest>>);
 
 /// A request and when it was submitted to the device.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Request {
-    pub(crate) header: Header,
+pub(crate) struct SubmittedRequest {
+    pub(crate) header: RequestHeader,
     since: Instant,
 }
 
 impl InFlight {
     /// Adds a request; returns its ticket.
-    pub(crate) fn add(&self, header: Header) -> usize {
-        self.0.borrow_mut().insert(Request { header, since: blockhaul_io::now() })
+    pub(crate) fn add(&self, header: RequestHeader) -> usize {
+        self.0.borrow_mut().insert(SubmittedRequest { header, since: blockhaul_io::now() })
     }
 
     /// The request has completed: its time. `None`: it was given up and has its reply.
@@ -41,14 +41,14 @@ impl InFlight {
     }
 
     /// Removes all of them.
-    pub(crate) fn give_up(&self) -> Vec<Request> {
+    pub(crate) fn give_up(&self) -> Vec<SubmittedRequest> {
         self.0.take().into_iter().map(|(_, request)| request).collect()
     }
 }
 
-impl fmt::Display for Request {
+impl fmt::Display for SubmittedRequest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Header { command, offset, length, .. } = self.header;
+        let RequestHeader { command, offset, length, .. } = self.header;
         let age = blockhaul_io::elapsed(self.since).as_secs_f32();
         write!(
             f,
@@ -59,24 +59,24 @@ impl fmt::Display for Request {
 
 /// Number of requests in progress on all connections: each worker counts its own, and has the
 /// connections that wait for other requests to end.
-pub(crate) struct AllInFlight(Box<[Worker]>);
+pub(crate) struct AllInFlight(Box<[WorkerCounter]>);
 
 /// A counter in its own cache lines. Only its worker writes to it.
 #[repr(align(64))]
 #[derive(Default)]
-struct Worker {
+struct WorkerCounter {
     count: AtomicUsize,
     /// The number of entries in `waiting`. A waiter writes this and then reads `count`; the end of
     /// a request writes `count` and then reads this: one of them sees the other.
     waiters: AtomicUsize,
     /// Places granted to waiters that have no request yet.
     given: AtomicUsize,
-    waiting: Mutex<VecDeque<Completer<Place>>>,
+    waiting: Mutex<VecDeque<Completer<RequestSlot>>>,
 }
 
 impl Default for AllInFlight {
     fn default() -> AllInFlight {
-        AllInFlight((0..WORKERS).map(|_| Worker::default()).collect())
+        AllInFlight((0..WORKERS).map(|_| WorkerCounter::default()).collect())
     }
 }
 
@@ -90,21 +90,21 @@ fn part(limit: usize) -> usize {
 
 /// The permission to start one more request after a wait. On drop, it passes to the next waiter,
 /// unless a request has taken the place.
-pub(crate) struct Place {
+pub(crate) struct RequestSlot {
     all: Arc<AllInFlight>,
     slot: usize,
     part: usize,
 }
 
-impl Drop for Place {
+impl Drop for RequestSlot {
     fn drop(&mut self) {
         self.all.0[self.slot].given.fetch_sub(1, Ordering::SeqCst);
         self.all.admit(self.slot, self.part);
     }
 }
 
-impl Worker {
-    fn waiting(&self) -> MutexGuard<'_, VecDeque<Completer<Place>>> {
+impl WorkerCounter {
+    fn waiting(&self) -> MutexGuard<'_, VecDeque<Completer<RequestSlot>>> {
         self.waiting.lock().expect("no panic under this lock")
     }
 }
@@ -115,7 +115,7 @@ impl AllInFlight {
         blockhaul_io::worker() % WORKERS
     }
 
-    fn own(&self) -> &Worker {
+    fn own(&self) -> &WorkerCounter {
         &self.0[Self::slot()]
     }
 
@@ -143,7 +143,7 @@ impl AllInFlight {
     }
 
     /// Waits for a place, after earlier waiters. The caller adds a request before dropping it.
-    pub(crate) fn wait(self: &Arc<Self>, limit: usize) -> Ticket<Place> {
+    pub(crate) fn wait(self: &Arc<Self>, limit: usize) -> Ticket<RequestSlot> {
         let (completer, ticket) = blockhaul_io::ticket();
         let own = self.own();
         {
@@ -176,7 +176,7 @@ impl AllInFlight {
             own.waiters.store(waiting.len(), Ordering::SeqCst);
         }
         for completer in admitted {
-            completer.complete(Place { all: self.clone(), slot, part });
+            completer.complete(RequestSlot { all: self.clone(), slot, part });
         }
     }
 }
@@ -187,18 +187,19 @@ mod tests {
     use std::pin::Pin;
     use std::task::{Context, Waker};
 
-    use blockhaul_io::{Config, Engine, Runtime};
+    use blockhaul_io::{IoEngine, Runtime, RuntimeConfig};
 
     use super::*;
 
     #[test]
     fn places_go_to_those_who_wait_in_order_one_for_each_request_that_ends() {
-        let config = Config { workers: 1, engine: Engine::Threads };
+        let config = RuntimeConfig { workers: 1, engine: IoEngine::Threads };
         Runtime::start(&config).unwrap().block_on(|| async {
             const LIMIT: usize = 2;
             let all = Arc::new(AllInFlight::default());
             let mut cx = Context::from_waker(Waker::noop());
-            let mut place = |ticket: &mut Ticket<Place>| match Pin::new(ticket).poll(&mut cx) {
+            let mut place = |ticket: &mut Ticket<RequestSlot>| match Pin::new(ticket).poll(&mut cx)
+            {
                 std::task::Poll::Ready(place) => place.ok(),
                 std::task::Poll::Pending => None,
             };

@@ -44,26 +44,26 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use blockhaul_block::Flushes;
-use blockhaul_catalog::{Export, Exports, Sharing};
-use blockhaul_io::{Listener, Pool, Remote, Stream, Ticket};
+use blockhaul_catalog::{DeviceSharing, Export, Exports};
+use blockhaul_io::{Listener, Pool, Stream, Ticket, WorkerHandle};
 
-pub use attached::Attached;
+pub use attached::AttachedClient;
 use clients::{Clients, unless_disconnected};
 use connection::Connection;
-pub use connection::{Exported, Identity};
-use control::Control;
-pub use control::{Client, Sums};
-pub use counters::Counts;
-use disconnect::Disconnect;
-pub use disconnect::Disconnected;
+pub use connection::{ClientTlsIdentity, ExportCounts};
+use control::ServerCounters;
+pub use control::{ConnectedClient, ServerTotals};
+pub use counters::ConnectionCounts;
+use disconnect::DisconnectReason;
+pub use disconnect::DisconnectResult;
 use export_lookup::ExportLookup;
-use handshake::Greeting;
+use handshake::ConnectionHandshake;
 use in_flight::AllInFlight;
 pub use limits::{Limit, Limits};
 use log_fields::record;
 use log_limit::LogLimit;
 use stop::Stop;
-use storages::Storages;
+use storages::StorageFlushes;
 
 /// What a server offers in its handshakes.
 #[derive(Debug, Clone, Copy)]
@@ -113,20 +113,20 @@ impl Default for Offers {
 
 /// Whether clients may or must use TLS.
 #[derive(Clone, Default)]
-pub enum Tls {
+pub enum TlsPolicy {
     /// TLS is not offered.
     #[default]
     Off,
     /// A client may use TLS; others are served without it.
-    On(Arc<blockhaul_tls::Acceptor>),
+    On(Arc<blockhaul_tls::TlsAcceptor>),
     /// Clients must start TLS; until then only a disconnect is accepted.
-    Require(Arc<blockhaul_tls::Acceptor>),
+    Require(Arc<blockhaul_tls::TlsAcceptor>),
 }
 
 /// How to serve.
-pub struct Config {
-    /// The exports: one device ([`Shared`](blockhaul_catalog::Shared)), several
-    /// ([`Several`](blockhaul_catalog::Several)), storage that opens devices for each client, or
+pub struct ServerConfig {
+    /// The exports: one device ([`SharedDevice`](blockhaul_catalog::SharedDevice)), several
+    /// ([`NamedStorages`](blockhaul_catalog::NamedStorages)), storage that opens devices for each client, or
     /// the program's own table. They may change while clients are connected: clients keep what they
     /// have opened.
     pub exports: Arc<dyn Exports>,
@@ -137,21 +137,21 @@ pub struct Config {
     /// Memory for requests of all connections.
     pub pool: Pool,
     /// The initial TLS settings ([`Server::set_tls`]).
-    pub tls: Tls,
+    pub tls: TlsPolicy,
 }
 
-impl Config {
+impl ServerConfig {
     /// The default limits and offers, memory for them, and no TLS.
-    pub fn new(exports: Arc<dyn Exports>) -> Config {
+    pub fn new(exports: Arc<dyn Exports>) -> ServerConfig {
         let limits = Limits::default();
         let pool = Pool::new(limits.all_bytes);
-        Config { exports, limits, offers: Offers::ALL, pool, tls: Tls::Off }
+        ServerConfig { exports, limits, offers: Offers::ALL, pool, tls: TlsPolicy::Off }
     }
 }
 
 /// A server: exports, limits, and the open connections. Shared by all workers.
 pub struct Server {
-    config: Config,
+    config: ServerConfig,
     next: AtomicUsize,
     ids: AtomicU64,
     stopping: AtomicBool,
@@ -172,10 +172,10 @@ pub struct Server {
     /// Number of requests answered ESHUTDOWN because their devices held them for too long.
     given_up: AtomicUsize,
     /// What the connections of an export share.
-    storages: Storages,
+    storages: StorageFlushes,
     served: AtomicU64,
-    tls: Mutex<Tls>,
-    control: Control,
+    tls: Mutex<TlsPolicy>,
+    control: ServerCounters,
     log_limit: Mutex<LogLimit>,
     /// The same for exports that could not be opened.
     unopened: Mutex<LogLimit>,
@@ -195,7 +195,7 @@ const CLOSING: Duration = Duration::from_secs(10);
 
 impl Server {
     /// A server without listeners yet.
-    pub fn new(mut config: Config) -> Arc<Server> {
+    pub fn new(mut config: ServerConfig) -> Arc<Server> {
         config.limits.payload = config.limits.payload.max(limits::PAYLOAD_LEAST);
         let aside = Pool::new((config.pool.limit() / limits::ASIDE_PART).max(limits::SMALL));
         Arc::new(Server {
@@ -212,9 +212,9 @@ impl Server {
             clients: Clients::default(),
             all_in_flight: Arc::default(),
             given_up: AtomicUsize::new(0),
-            storages: Storages::default(),
+            storages: StorageFlushes::default(),
             served: AtomicU64::new(0),
-            control: Control::default(),
+            control: ServerCounters::default(),
             log_limit: Mutex::default(),
             unopened: Mutex::default(),
             odd: Mutex::default(),
@@ -274,7 +274,7 @@ impl Server {
         let Some(entered) = self.enter(fd) else { return };
         let worker = self.next.fetch_add(1, Ordering::Relaxed);
         let server = self.clone();
-        drop(Remote::to(worker).spawn(move || server.attend(entered)));
+        drop(WorkerHandle::to(worker).spawn(move || server.attend(entered)));
     }
 
     /// Serves one connection on this worker, to its end.
@@ -285,7 +285,7 @@ impl Server {
     }
 
     /// Adds a connection to the table of open ones, if it may be served.
-    fn enter(self: &Arc<Self>, fd: OwnedFd) -> Option<Entered> {
+    fn enter(self: &Arc<Self>, fd: OwnedFd) -> Option<ConnectionEntry> {
         // A client whose machine is gone must not hold its place for ever; without this it does.
         let _ = rustix::net::sockopt::set_socket_keepalive(&fd, true);
         let stream = match Stream::new(fd) {
@@ -306,10 +306,10 @@ impl Server {
             return None;
         };
         self.control.accepted.fetch_add(1, Ordering::Relaxed);
-        Some(Entered { server: self.clone(), connection, stream, disconnect })
+        Some(ConnectionEntry { server: self.clone(), connection, stream, disconnect })
     }
 
-    async fn attend(self: Arc<Self>, mut entered: Entered) {
+    async fn attend(self: Arc<Self>, mut entered: ConnectionEntry) {
         // The stop may have begun before the connection was added.
         if self.is_stopping() {
             return;
@@ -324,20 +324,20 @@ impl Server {
         }
         match &ended {
             Ok(_) => record!(Debug, connection; "connection {id} ended"),
-            Err(why @ (Disconnect::Stopping | Disconnect::Operator)) => {
+            Err(why @ (DisconnectReason::Stopping | DisconnectReason::Operator)) => {
                 let error = why.to_string();
                 record!(Info, connection, error; "connection {id} from {peer}: {error}");
             }
-            Err(Disconnect::Left(why)) => {
+            Err(DisconnectReason::Left(why)) => {
                 record!(Debug, connection, error = why.as_str(); "connection {id} ended: {why}");
             }
             Err(why) => {
-                let refused = matches!(why, Disconnect::Refused(_));
+                let refused = matches!(why, DisconnectReason::Refused(_));
                 self.log_limit().ended(&connection, &why.to_string(), refused);
             }
         }
         match ended {
-            Ok(Some(Sharing::Own)) => shut_when_closed(&entered.stream),
+            Ok(Some(DeviceSharing::Own)) => shut_when_closed(&entered.stream),
             // No device has to be closed, or closing must not be awaited: a device with a hanging
             // callback may use the socket, too.
             _ => entered.stream.shutdown(),
@@ -349,8 +349,8 @@ impl Server {
     /// export.
     async fn converse(
         self: &Arc<Self>,
-        entered: &mut Entered,
-    ) -> Result<Option<Sharing>, Disconnect> {
+        entered: &mut ConnectionEntry,
+    ) -> Result<Option<DeviceSharing>, DisconnectReason> {
         let connection = entered.connection.clone();
         let stream = entered.stream.clone();
         let disconnect = &mut entered.disconnect;
@@ -360,7 +360,7 @@ impl Server {
         let entering = ExportLookup::enter(config, unopened, connection.clone(), stream.clone());
         let mut lookup = unless_disconnected(disconnect, || true, entering).await??;
         let time = self.config.limits.handshake;
-        let greeting = Greeting {
+        let greeting = ConnectionHandshake {
             server: self,
             tls: self.tls(),
             connection: &connection,
@@ -413,10 +413,10 @@ impl Server {
     /// The flushes of the storage behind a client's export.
     fn flushes(&self, export: &Export) -> Arc<Flushes> {
         match &export.sharing {
-            Sharing::All(flushes) => flushes.clone(),
+            DeviceSharing::All(flushes) => flushes.clone(),
             // Clients may have separate storage, and shared storage reports to all of them.
-            Sharing::Own if export.device.facts().flush_failures_stay => Arc::default(),
-            Sharing::Own => self.storages.flushes(&export.name),
+            DeviceSharing::Own if export.device.facts().flush_failures_stay => Arc::default(),
+            DeviceSharing::Own => self.storages.flushes(&export.name),
         }
     }
 
@@ -426,10 +426,10 @@ impl Server {
     }
 
     /// Marks a connection as waiting for memory held by others, until this is dropped.
-    fn starving(&self) -> Starving<'_> {
+    fn starving(&self) -> MemoryWaiter<'_> {
         self.starving.fetch_add(1, Ordering::Relaxed);
         self.hungry.notify();
-        Starving(&self.starving)
+        MemoryWaiter(&self.starving)
     }
 
     fn is_starving(&self) -> bool {
@@ -476,15 +476,15 @@ async fn until<T>(condition: &mut Ticket<()>, work: impl Future<Output = T>) -> 
 }
 
 /// A connection and its place in the table of open ones.
-struct Entered {
+struct ConnectionEntry {
     server: Arc<Server>,
     connection: Arc<Connection>,
     stream: Arc<Stream>,
     /// Tells the connection when and why it must end.
-    disconnect: Ticket<Disconnect>,
+    disconnect: Ticket<DisconnectReason>,
 }
 
-impl Drop for Entered {
+impl Drop for ConnectionEntry {
     fn drop(&mut self) {
         if std::thread::panicking() {
             // Requests in progress hold the socket, too: the client must not wait for them.
@@ -495,9 +495,9 @@ impl Drop for Entered {
 }
 
 /// One connection that waits for memory.
-struct Starving<'a>(&'a AtomicUsize);
+struct MemoryWaiter<'a>(&'a AtomicUsize);
 
-impl Drop for Starving<'_> {
+impl Drop for MemoryWaiter<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }

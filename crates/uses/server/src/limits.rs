@@ -36,7 +36,7 @@ pub struct Limits {
     /// read. At least the largest request, which otherwise could never be served.
     pub client_bytes: u64,
     /// Bytes of requests of all connections in progress: the size for
-    /// [`Config::pool`](crate::Config::pool).
+    /// [`ServerConfig::pool`](crate::ServerConfig::pool).
     pub all_bytes: u64,
     /// Maximum read or write in bytes: advertised as the maximum block size, unless the device's
     /// own is smaller. Less than 64 KiB counts as 64 KiB.
@@ -109,21 +109,21 @@ pub struct Limit {
     /// One line for the help.
     pub what: &'static str,
     /// Its format and location.
-    value: Value,
+    value: LimitValue,
 }
 
 /// The format and location of a limit.
-enum Value {
+enum LimitValue {
     /// A number within two bounds.
-    Count(u64, u64, fn(&mut Limits) -> Place<'_>),
+    Count(u64, u64, fn(&mut Limits) -> LimitField<'_>),
     /// Bytes, within two bounds.
-    Size(u64, u64, fn(&mut Limits) -> Place<'_>),
+    Size(u64, u64, fn(&mut Limits) -> LimitField<'_>),
     /// A time; 0 for none.
     Time(fn(&mut Limits) -> &mut Duration),
 }
 
 /// Location of a number.
-enum Place<'a> {
+enum LimitField<'a> {
     U32(&'a mut u32),
     U64(&'a mut u64),
     Usize(&'a mut usize),
@@ -135,84 +135,94 @@ impl Limits {
         Limit {
             name: "connections",
             what: "connections at a time; above this, clients in their handshake are disconnected first",
-            value: Value::Count(1, 1 << 20, |limits| Place::Usize(&mut limits.connections)),
+            value: LimitValue::Count(1, 1 << 20, |limits| {
+                LimitField::Usize(&mut limits.connections)
+            }),
         },
         Limit {
             name: "handshakes",
             what: "handshakes at a time; above this, the oldest is disconnected after a second",
-            value: Value::Count(1, 1 << 20, |limits| Place::Usize(&mut limits.handshakes)),
+            value: LimitValue::Count(1, 1 << 20, |limits| {
+                LimitField::Usize(&mut limits.handshakes)
+            }),
         },
         Limit {
             name: "handshake-time",
             what: "time for a handshake, including TLS (--timeout); 0 for no limit",
-            value: Value::Time(|limits| &mut limits.handshake),
+            value: LimitValue::Time(|limits| &mut limits.handshake),
         },
         Limit {
             name: "options",
             what: "options in a handshake; 8 more for each export listed",
-            value: Value::Count(1, 1 << 20, |limits| Place::U32(&mut limits.options)),
+            value: LimitValue::Count(1, 1 << 20, |limits| LimitField::U32(&mut limits.options)),
         },
         Limit {
             name: "queries",
             what: "metadata contexts requested in one option",
-            value: Value::Count(0, blockhaul_wire::limits::QUERIES as u64, |limits| {
-                Place::Usize(&mut limits.queries)
+            value: LimitValue::Count(0, blockhaul_wire::limits::QUERIES as u64, |limits| {
+                LimitField::Usize(&mut limits.queries)
             }),
         },
         Limit {
             name: "name",
             what: "bytes of an export name",
-            value: Value::Count(0, blockhaul_wire::limits::STRING as u64, |limits| {
-                Place::Usize(&mut limits.name)
+            value: LimitValue::Count(0, blockhaul_wire::limits::STRING as u64, |limits| {
+                LimitField::Usize(&mut limits.name)
             }),
         },
         Limit {
             name: "exports",
             what: "exports in a list",
-            value: Value::Count(0, 1 << 20, |limits| Place::Usize(&mut limits.exports)),
+            value: LimitValue::Count(0, 1 << 20, |limits| LimitField::Usize(&mut limits.exports)),
         },
         Limit {
             name: "requests",
             what: "requests in progress of one connection (--threads)",
-            value: Value::Count(1, 1 << 16, |limits| Place::Usize(&mut limits.requests)),
+            value: LimitValue::Count(1, 1 << 16, |limits| LimitField::Usize(&mut limits.requests)),
         },
         Limit {
             name: "requests-all",
             what: "requests in progress of all connections; above this, one per connection",
-            value: Value::Count(1, 1 << 24, |limits| Place::Usize(&mut limits.requests_all)),
+            value: LimitValue::Count(1, 1 << 24, |limits| {
+                LimitField::Usize(&mut limits.requests_all)
+            }),
         },
         Limit {
             name: "bytes",
             what: "bytes of the requests in progress of one connection and of its unread replies",
-            value: Value::Size(1 << 20, 1 << 40, |limits| Place::U64(&mut limits.client_bytes)),
+            value: LimitValue::Size(1 << 20, 1 << 40, |limits| {
+                LimitField::U64(&mut limits.client_bytes)
+            }),
         },
         Limit {
             name: "bytes-all",
             what: "the same for all connections (--memory)",
-            value: Value::Size(64 << 20, 1 << 40, |limits| Place::U64(&mut limits.all_bytes)),
+            value: LimitValue::Size(64 << 20, 1 << 40, |limits| {
+                LimitField::U64(&mut limits.all_bytes)
+            }),
         },
         Limit {
             name: "payload",
             what: "largest read or write",
-            value: Value::Size(
+            value: LimitValue::Size(
                 // nbd: read.df-64k
                 PAYLOAD_LEAST as u64,
                 blockhaul_wire::limits::PAYLOAD_HARD as u64,
-                |limits| Place::U32(&mut limits.payload),
+                |limits| LimitField::U32(&mut limits.payload),
             ),
         },
         Limit {
             name: "extents",
             what: "extents in a reply",
-            value: Value::Count(1, blockhaul_wire::limits::EXTENTS as u64, |limits| {
-                Place::Usize(&mut limits.extents)
+            value: LimitValue::Count(1, blockhaul_wire::limits::EXTENTS as u64, |limits| {
+                LimitField::Usize(&mut limits.extents)
             }),
         },
         Limit {
             name: "stalled",
             what: "time after which a client that reads or sends too slowly is disconnected, if others \
                    need its memory; 0 for never",
-            value: Value::Time(|limits| &mut limits.stalled),
+            value: LimitValue::Time(|limits| &mut limits.stalled),
         },
     ];
 
@@ -230,17 +240,17 @@ impl Limits {
         };
         let wrong = |why: &dyn std::fmt::Display| format!("{name}: {why}");
         let (number, least, most, place) = match &limit.value {
-            Value::Time(place) => {
+            LimitValue::Time(place) => {
                 let time = parse_duration(value).map_err(|error| wrong(&error.text()))?;
                 *place(self) = time;
                 return Ok(());
             }
-            Value::Count(least, most, place) => {
+            LimitValue::Count(least, most, place) => {
                 let number =
                     value.parse().map_err(|_| wrong(&format!("{value:?} is not a number")))?;
                 (number, least, most, place)
             }
-            Value::Size(least, most, place) => {
+            LimitValue::Size(least, most, place) => {
                 let size = parse_size(value).map_err(|error| wrong(&error.text()))?;
                 (size, least, most, place)
             }
@@ -249,12 +259,14 @@ impl Limits {
             return Err(wrong(&format!("{value} is not between {least} and {most}")));
         }
         let fits = match place(self) {
-            Place::U64(place) => {
+            LimitField::U64(place) => {
                 *place = number;
                 true
             }
-            Place::U32(place) => u32::try_from(number).map(|number| *place = number).is_ok(),
-            Place::Usize(place) => usize::try_from(number).map(|number| *place = number).is_ok(),
+            LimitField::U32(place) => u32::try_from(number).map(|number| *place = number).is_ok(),
+            LimitField::Usize(place) => {
+                usize::try_from(number).map(|number| *place = number).is_ok()
+            }
         };
         fits.then_some(()).ok_or_else(|| wrong(&format!("{value} is too large")))
     }
@@ -265,14 +277,14 @@ impl Limit {
     pub fn default(&self) -> String {
         let mut limits = Limits::default();
         let number = |place| match place {
-            Place::U32(number) => u64::from(*number),
-            Place::U64(number) => *number,
-            Place::Usize(number) => *number as u64,
+            LimitField::U32(number) => u64::from(*number),
+            LimitField::U64(number) => *number,
+            LimitField::Usize(number) => *number as u64,
         };
         match &self.value {
-            Value::Count(_, _, place) => number(place(&mut limits)).to_string(),
-            Value::Size(_, _, place) => format!("{}M", number(place(&mut limits)) >> 20),
-            Value::Time(place) => format!("{}s", place(&mut limits).as_secs()),
+            LimitValue::Count(_, _, place) => number(place(&mut limits)).to_string(),
+            LimitValue::Size(_, _, place) => format!("{}M", number(place(&mut limits)) >> 20),
+            LimitValue::Time(place) => format!("{}s", place(&mut limits).as_secs()),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Members of log records besides the text: the client and the request, for programs that parse the
 //! log.
 
-use blockhaul_wire::request::{Command, Header};
+use blockhaul_wire::request::{CommandCode, RequestHeader};
 
 use crate::counters;
 
@@ -44,9 +44,9 @@ pub(crate) struct RequestFields {
 }
 
 impl RequestFields {
-    pub(crate) fn of(header: &Header) -> RequestFields {
+    pub(crate) fn of(header: &RequestHeader) -> RequestFields {
         let request = counters::kind(header.command).map_or("unknown", |kind| kind.name());
-        let ranged = header.command != Command::Flush;
+        let ranged = header.command != CommandCode::Flush;
         let offset = ranged.then_some(header.offset);
         let length = ranged.then_some(header.length);
         RequestFields { request, offset, length }

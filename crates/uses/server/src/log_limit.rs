@@ -6,7 +6,7 @@ use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 use blockhaul_block::{Error, Kind};
-use blockhaul_wire::request::Header;
+use blockhaul_wire::request::RequestHeader;
 
 use crate::connection::Connection;
 use crate::log_fields::{RequestFields, record};
@@ -31,7 +31,7 @@ pub(crate) struct LogLimit {
 impl LogLimit {
     /// Logs a failed request of a connection, unless it is merely unsupported: clients send what
     /// devices cannot do.
-    pub(crate) fn failed(&self, connection: &Connection, header: &Header, why: &Error) {
+    pub(crate) fn failed(&self, connection: &Connection, header: &RequestHeader, why: &Error) {
         let id = connection.id;
         let peer = &connection.peer;
         let RequestFields { request, offset, length } = RequestFields::of(header);

@@ -2,14 +2,14 @@
 
 use blockhaul_block::{Error, Extents, Kind, Reply};
 use blockhaul_io::{Data, Reservation, SendQueue};
-use blockhaul_wire::reply::{Answer, Failure, Hole};
-use blockhaul_wire::request::{Command, Header};
-use blockhaul_wire::status::{Extent, StatusChunk, Wanted};
-use blockhaul_wire::{CommandFlags, Errno, Replies, ReplyFlags};
+use blockhaul_wire::reply::{ErrorChunk, HoleChunk, ReplyEncoder};
+use blockhaul_wire::request::{CommandCode, RequestHeader};
+use blockhaul_wire::status::{StatusChunk, StatusExtent, StatusLimits};
+use blockhaul_wire::{CommandFlags, Errno, ReplyFlags, ReplyForm};
 
 /// What a reply is made from: the request's header, and for block status the requested IDs.
-pub(crate) struct Asked {
-    pub(crate) header: Header,
+pub(crate) struct ReplyContext {
+    pub(crate) header: RequestHeader,
     /// Bytes of the effect; differs from the header's length if that is a payload's.
     pub(crate) len: u64,
     pub(crate) ids: Vec<u32>,
@@ -25,13 +25,13 @@ pub(crate) struct Asked {
 /// Queues the reply to a request; returns the error if the reply is one.
 pub(crate) fn reply(
     out: &mut SendQueue,
-    replies: Replies,
-    asked: &mut Asked,
+    replies: ReplyForm,
+    asked: &mut ReplyContext,
     outcome: Result<Reply, Error>,
     max_extents: usize,
 ) -> Result<(), Error> {
     let header = asked.header;
-    let answer = Answer { replies, cookie: header.cookie, offset: header.offset };
+    let answer = ReplyEncoder { replies, cookie: header.cookie, offset: header.offset };
     let result = match outcome {
         Ok(Reply::Done) => {
             out.head(&answer.success());
@@ -47,16 +47,21 @@ pub(crate) fn reply(
 
 // nbd: structured.error-text
 /// Queues an error.
-pub(crate) fn failure(out: &mut SendQueue, answer: &Answer, error: Errno, text: &str) {
+pub(crate) fn failure(out: &mut SendQueue, answer: &ReplyEncoder, error: Errno, text: &str) {
     let mut bytes = Vec::new();
-    answer.error(&Failure { error, text: text.as_bytes(), at: None }, &mut bytes);
+    answer.error(&ErrorChunk { error, text: text.as_bytes(), at: None }, &mut bytes);
     out.head(&bytes);
 }
 
 // nbd: structured.done-only-when-sure, chunk.data-inside, chunk.no-overlap, read.late-error
 // nbd: read.chunks, read.chunk-nonempty, read.chunk-inside, read.complete, read.done-on-content
 // nbd: read.finish-chunk, read.df-one-chunk
-fn read(out: &mut SendQueue, answer: &Answer, asked: &Asked, data: Data) -> Result<(), Error> {
+fn read(
+    out: &mut SendQueue,
+    answer: &ReplyEncoder,
+    asked: &ReplyContext,
+    data: Data,
+) -> Result<(), Error> {
     let len = u32::try_from(data.len()).map_err(misfit)?;
     let head = answer.data(ReplyFlags::DONE, asked.header.offset, len).map_err(misfit)?;
     out.head(&head);
@@ -66,9 +71,9 @@ fn read(out: &mut SendQueue, answer: &Answer, asked: &Asked, data: Data) -> Resu
 
 // nbd: chunk.hole-inside, chunk.hole-no-overlap, read.df-no-hole
 /// A read of zeroes: one small chunk if the client supports it, else zeroes.
-fn hole(out: &mut SendQueue, answer: &Answer, asked: &Asked) -> Result<(), Error> {
+fn hole(out: &mut SendQueue, answer: &ReplyEncoder, asked: &ReplyContext) -> Result<(), Error> {
     let len = u32::try_from(asked.len).map_err(misfit)?;
-    if let Some(hole) = answer.hole(ReplyFlags::DONE, Hole { at: asked.header.offset, len }) {
+    if let Some(hole) = answer.hole(ReplyFlags::DONE, HoleChunk { at: asked.header.offset, len }) {
         out.head(&hole);
         return Ok(());
     }
@@ -89,8 +94,8 @@ const SHORT: usize = 4096;
 // nbd: meta.one-chunk-each, block-status.chunks
 fn extents(
     out: &mut SendQueue,
-    answer: &Answer,
-    asked: &mut Asked,
+    answer: &ReplyEncoder,
+    asked: &mut ReplyContext,
     lists: &[Extents],
     max_extents: usize,
 ) -> Result<(), Error> {
@@ -100,7 +105,7 @@ fn extents(
         return Err(Error::new(Kind::Io, "the device did not reply to each context"));
     }
     let room = asked.room.take();
-    let wanted = Wanted { length: asked.len, one, max_extents };
+    let wanted = StatusLimits { length: asked.len, one, max_extents };
     // The last one may exceed the requested range, within the device.
     let end = asked.header.offset.saturating_add(asked.len);
     let rest = asked.size.saturating_sub(end);
@@ -112,7 +117,7 @@ fn extents(
         let flags = if last { ReplyFlags::DONE } else { ReplyFlags::NONE };
         let beyond = if list.total() == asked.len { list.beyond().min(rest) } else { 0 };
         let count = list.len();
-        let runs = list.runs().iter().enumerate().map(|(index, run)| Extent {
+        let runs = list.runs().iter().enumerate().map(|(index, run)| StatusExtent {
             len: if index + 1 == count {
                 run.len.max((run.len + beyond).min(asked.longest))
             } else {
@@ -143,9 +148,9 @@ fn misfit(error: impl std::error::Error + Send + Sync + 'static) -> Error {
 // nbd: error.nonzero, write.error, cache.error, zeroes.error, errors.eoverflow, errors.enotsup
 /// The number for a failed request. The document allows ENOTSUP only for FAST_ZERO and EOVERFLOW
 /// only with DF ("Error values").
-fn errno(error: &Error, header: &Header) -> Errno {
-    let fast =
-        header.command == Command::WriteZeroes && header.flags.contains(CommandFlags::FAST_ZERO);
+fn errno(error: &Error, header: &RequestHeader) -> Errno {
+    let fast = header.command == CommandCode::WriteZeroes
+        && header.flags.contains(CommandFlags::FAST_ZERO);
     match error.kind() {
         // nbd: zeroes.slow
         Kind::Unsupported if !fast => Errno::Inval,

@@ -12,24 +12,26 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use blockhaul_block::{Contexts, Device, Error, Flags, Flushes, Op, OpKind, Outcome, Request};
+use blockhaul_block::{
+    ContextSet, Device, Error, Flushes, Op, OpKind, Outcome, Request, RequestFlags,
+};
 use blockhaul_catalog::{Dismissal, Export};
 use blockhaul_io::{Data, Event, Pool, RecvWindow, SendQueue, Stream, Ticket};
-use blockhaul_wire::handshake::server::Negotiated;
-use blockhaul_wire::reply::Answer;
-use blockhaul_wire::request::{Command, Filter, Header};
+use blockhaul_wire::handshake::server::ServerHandshakeResult;
+use blockhaul_wire::reply::ReplyEncoder;
+use blockhaul_wire::request::{CommandCode, RequestHeader, StatusFilter};
 use blockhaul_wire::{CommandFlags, Errno, limits::PAYLOAD_HARD};
 
 use crate::clients::unless_disconnected;
 use crate::connection::Connection;
 use crate::counters;
-use crate::disconnect::Disconnect;
+use crate::disconnect::DisconnectReason;
 use crate::export_lookup::Visitor;
-use crate::handshake::{Chosen, largest_payload};
+use crate::handshake::{ChosenExport, largest_payload};
 use crate::in_flight::InFlight;
 use crate::log_fields::{RequestFields, record};
 use crate::log_limit::LogLimit;
-use crate::reply::{self, Asked};
+use crate::reply::{self, ReplyContext};
 use crate::{Limits, Server};
 
 /// Replies are sent when this many bytes are queued: a payload leaves while it is still in the
@@ -50,12 +52,12 @@ pub(crate) async fn run(
     server: Arc<Server>,
     connection: Arc<Connection>,
     stream: Arc<Stream>,
-    chosen: Chosen,
+    chosen: ChosenExport,
     visitor: Visitor,
-    disconnect: &mut Ticket<Disconnect>,
+    disconnect: &mut Ticket<DisconnectReason>,
 ) -> Result<(), String> {
     let mut limits = server.limits().clone();
-    let Chosen { negotiated, export, mut inbox, outbox } = chosen;
+    let ChosenExport { negotiated, export, mut inbox, outbox } = chosen;
     let flushes = server.flushes(&export);
     let Export { device, .. } = export;
     let pool = server.share(device.facts().in_flight);
@@ -93,7 +95,7 @@ pub(crate) async fn run(
         reads_ahead: Cell::new(false),
         log_limit: LogLimit::default(),
     });
-    let _unwinding = Unwinding(session.clone());
+    let _unwinding = PanicGuard(session.clone());
     let writer = blockhaul_io::spawn(session.clone().write_replies());
     let server = session.server.clone();
     let connection = session.connection.clone();
@@ -119,9 +121,9 @@ pub(crate) async fn run(
 }
 
 /// Ends a session whose device has panicked, so that its writer ends, too.
-struct Unwinding(Rc<Session>);
+struct PanicGuard(Rc<Session>);
 
-impl Drop for Unwinding {
+impl Drop for PanicGuard {
     fn drop(&mut self) {
         if std::thread::panicking() {
             self.0.hang_up();
@@ -132,7 +134,7 @@ impl Drop for Unwinding {
 struct Session {
     connection: Arc<Connection>,
     stream: Arc<Stream>,
-    negotiated: Negotiated,
+    negotiated: ServerHandshakeResult,
     device: Arc<dyn Device>,
     /// Flushes and FUA requests of all connections to the storage.
     flushes: Arc<Flushes>,
@@ -198,7 +200,7 @@ impl Session {
         let mut turn = 0;
         loop {
             let parsed =
-                Header::parse(inbox.bytes(), headers).map_err(|error| error.to_string())?;
+                RequestHeader::parse(inbox.bytes(), headers).map_err(|error| error.to_string())?;
             let Some((header, used)) = parsed else {
                 self.send();
                 match inbox.fill(&self.stream).await {
@@ -218,7 +220,7 @@ impl Session {
             inbox.consume(used);
             // When the server stops, requests sent in time may still be in the socket's buffer.
             // nbd: disc.no-reply
-            if header.command == Command::Disconnect
+            if header.command == CommandCode::Disconnect
                 || self.server.is_stopping()
                 || self.connection.leave_requested.load(Ordering::Relaxed)
             {
@@ -230,7 +232,7 @@ impl Session {
                 turn = 0;
                 blockhaul_io::yield_now().await;
             }
-            if header.command == Command::Read {
+            if header.command == CommandCode::Read {
                 self.wait_for_reader().await;
             }
             let _place = self.wait_for_turn().await;
@@ -240,7 +242,7 @@ impl Session {
 
     async fn request(
         self: &Rc<Self>,
-        header: Header,
+        header: RequestHeader,
         inbox: &mut RecvWindow,
     ) -> Result<(), String> {
         let payload = header.payload_len(self.negotiated.headers);
@@ -257,12 +259,12 @@ impl Session {
         let len = header.length;
         let size = self.size;
         let longest = match self.negotiated.replies {
-            blockhaul_wire::Replies::Extended => u64::MAX,
+            blockhaul_wire::ReplyForm::Extended => u64::MAX,
             _ => u32::MAX.into(),
         };
-        let mut asked = Asked { header, len, size, longest, ids: Vec::new(), room: None };
+        let mut asked = ReplyContext { header, len, size, longest, ids: Vec::new(), room: None };
         let op = match header.command {
-            Command::Read => match self.room(header.length).await {
+            CommandCode::Read => match self.room(header.length).await {
                 // The reply is sent unchanged: the device may leave it in the kernel.
                 Ok(room) if self.parks => Op::Read(room.parkable()),
                 Ok(room) => Op::Read(room),
@@ -271,7 +273,7 @@ impl Session {
                     return Ok(());
                 }
             },
-            Command::Write => match self.payload(header.length, inbox).await? {
+            CommandCode::Write => match self.payload(header.length, inbox).await? {
                 Ok(data) => Op::Write(data),
                 Err(error) => {
                     self.skip(inbox, payload).await?;
@@ -279,12 +281,12 @@ impl Session {
                     return Ok(());
                 }
             },
-            Command::WriteZeroes => Op::Zero,
-            Command::Trim => Op::Trim,
-            Command::Flush => Op::Flush,
+            CommandCode::WriteZeroes => Op::Zero,
+            CommandCode::Trim => Op::Trim,
+            CommandCode::Flush => Op::Flush,
             // nbd: cache.no-effect
-            Command::Cache => Op::Cache,
-            Command::BlockStatus => match self.contexts(&mut asked, payload, inbox).await? {
+            CommandCode::Cache => Op::Cache,
+            CommandCode::BlockStatus => match self.contexts(&mut asked, payload, inbox).await? {
                 Ok(contexts) => {
                     // Lists are as large as reads, and a client need not read them at once.
                     let most = self.limits.extents.saturating_mul(EXTENT_BYTES * contexts.count());
@@ -297,7 +299,7 @@ impl Session {
                     return Ok(());
                 }
             },
-            Command::Disconnect | Command::Other(_) => return Ok(()),
+            CommandCode::Disconnect | CommandCode::Other(_) => return Ok(()),
         };
         let (at, len) = match op {
             // The range of a flush is meaningless.
@@ -335,7 +337,7 @@ impl Session {
     // nbd: sizes.server-einval
     /// Why a request is refused without asking the device, if it is. The device's fence checks
     /// ranges and abilities; this checks what only NBD has.
-    fn refuse(&self, header: &Header) -> Option<(Errno, String)> {
+    fn refuse(&self, header: &RequestHeader) -> Option<(Errno, String)> {
         if self.dismissal.is_refused() {
             return Some((Errno::Shutdown, "no more requests are served here".into()));
         }
@@ -343,21 +345,21 @@ impl Session {
     }
 
     // nbd: sizes.errors
-    fn invalid(&self, header: &Header) -> Option<String> {
+    fn invalid(&self, header: &RequestHeader) -> Option<String> {
         // nbd: errors.einval-unknown
-        if let Command::Other(number) = header.command {
+        if let CommandCode::Other(number) = header.command {
             return Some(format!("unknown command {number}"));
         }
-        let extended = self.negotiated.headers == blockhaul_wire::Headers::Extended;
-        let chunks = self.negotiated.replies != blockhaul_wire::Replies::Simple;
+        let extended = self.negotiated.headers == blockhaul_wire::RequestForm::Extended;
+        let chunks = self.negotiated.replies != blockhaul_wire::ReplyForm::Simple;
         let allowed = match header.command {
             // nbd: command-flags.fua-accepted
-            Command::Write => CommandFlags::FUA.with(CommandFlags::PAYLOAD_LEN, extended),
-            Command::Read => CommandFlags::FUA.with(CommandFlags::DF, chunks),
-            Command::WriteZeroes => {
+            CommandCode::Write => CommandFlags::FUA.with(CommandFlags::PAYLOAD_LEN, extended),
+            CommandCode::Read => CommandFlags::FUA.with(CommandFlags::DF, chunks),
+            CommandCode::WriteZeroes => {
                 CommandFlags::FUA | CommandFlags::NO_HOLE | CommandFlags::FAST_ZERO
             }
-            Command::BlockStatus => {
+            CommandCode::BlockStatus => {
                 CommandFlags::REQ_ONE | CommandFlags::FUA.with(CommandFlags::PAYLOAD_LEN, extended)
             }
             _ => CommandFlags::FUA,
@@ -369,7 +371,7 @@ impl Session {
                 header.flags.bits()
             ));
         }
-        let payload = matches!(header.command, Command::Read | Command::Write);
+        let payload = matches!(header.command, CommandCode::Read | CommandCode::Write);
         // nbd: read.split
         if payload && header.length > u64::from(self.limits.payload) {
             return Some(format!("longer than {} bytes", self.limits.payload));
@@ -380,15 +382,15 @@ impl Session {
     /// The contexts that a block status request selects; the outer error ends the connection.
     async fn contexts(
         &self,
-        asked: &mut Asked,
+        asked: &mut ReplyContext,
         payload: u64,
         inbox: &mut RecvWindow,
-    ) -> Result<Result<Contexts, String>, String> {
+    ) -> Result<Result<ContextSet, String>, String> {
         let negotiated = &self.negotiated.contexts;
         let known = |id| negotiated.iter().any(|context| context.id == id);
         if payload == 0 {
             asked.ids = negotiated.iter().map(|context| context.id).collect();
-        } else if payload > Filter::MAX_LEN as u64 {
+        } else if payload > StatusFilter::MAX_LEN as u64 {
             if payload > u64::from(PAYLOAD_HARD) {
                 return Err(format!("{payload} bytes of payload for a block status request"));
             }
@@ -398,7 +400,7 @@ impl Session {
             // Limited just above.
             let mut buf = blockhaul_io::Buf::unpooled(payload as usize);
             self.whole(self.answering(inbox.payload(&self.stream, &mut buf)).await)?;
-            match Filter::parse(&buf, known) {
+            match StatusFilter::parse(&buf, known) {
                 Ok(filter) => (asked.len, asked.ids) = (filter.length, filter.contexts),
                 // nbd: extended.filter-refused
                 Err(error) => return Ok(Err(error.to_string())),
@@ -411,10 +413,10 @@ impl Session {
         // Devices return lists in ascending order of context, and IDs are the device's indexes.
         asked.ids.sort_unstable();
         let indexes = asked.ids.iter().filter_map(|&id| usize::try_from(id).ok());
-        Ok(Ok(indexes.fold(Contexts::empty(), Contexts::with)))
+        Ok(Ok(indexes.fold(ContextSet::empty(), ContextSet::with)))
     }
 
-    fn complete(&self, asked: &mut Asked, outcome: Outcome) {
+    fn complete(&self, asked: &mut ReplyContext, outcome: Outcome) {
         if self.dismissal.is_cut() {
             return self.hang_up();
         }
@@ -432,7 +434,7 @@ impl Session {
         }
     }
 
-    fn fail(&self, header: &Header, error: Errno, why: &str) {
+    fn fail(&self, header: &RequestHeader, error: Errno, why: &str) {
         let id = self.connection.id;
         let peer = &self.connection.peer;
         let RequestFields { request, offset, length } = RequestFields::of(header);
@@ -442,7 +444,7 @@ impl Session {
         );
         self.connection.counters.refused();
         let replies = self.negotiated.replies;
-        let answer = Answer { replies, cookie: header.cookie, offset: header.offset };
+        let answer = ReplyEncoder { replies, cookie: header.cookie, offset: header.offset };
         reply::failure(&mut self.out.borrow_mut(), &answer, error, why);
     }
 
@@ -542,15 +544,16 @@ impl Session {
     }
 }
 
-fn flags(header: &Header) -> Flags {
-    let mut flags = Flags::empty();
+fn flags(header: &RequestHeader) -> RequestFlags {
+    let mut flags = RequestFlags::empty();
     // FUA on commands that write nothing is meaningless, not invalid.
-    let fua = matches!(header.command, Command::Write | Command::WriteZeroes | Command::Trim);
-    flags.set(Flags::FUA, fua && header.flags.contains(CommandFlags::FUA));
+    let fua =
+        matches!(header.command, CommandCode::Write | CommandCode::WriteZeroes | CommandCode::Trim);
+    flags.set(RequestFlags::FUA, fua && header.flags.contains(CommandFlags::FUA));
     // nbd: command-flags.no-hole
-    flags.set(Flags::NO_HOLE, header.flags.contains(CommandFlags::NO_HOLE));
+    flags.set(RequestFlags::NO_HOLE, header.flags.contains(CommandFlags::NO_HOLE));
     // nbd: command-flags.fast-zero, zeroes.fast
-    flags.set(Flags::FAST, header.flags.contains(CommandFlags::FAST_ZERO));
-    flags.set(Flags::ONE_EXTENT, header.flags.contains(CommandFlags::REQ_ONE));
+    flags.set(RequestFlags::FAST, header.flags.contains(CommandFlags::FAST_ZERO));
+    flags.set(RequestFlags::ONE_EXTENT, header.flags.contains(CommandFlags::REQ_ONE));
     flags
 }

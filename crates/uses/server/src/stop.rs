@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use blockhaul_io::Remote;
+use blockhaul_io::WorkerHandle;
 
 use crate::Server;
 
@@ -64,7 +64,8 @@ impl Server {
     async fn wait_for_workers(&self, time: Duration) -> bool {
         let turning: Vec<_> = (0..blockhaul_io::worker_count())
             .map(|worker| {
-                Remote::to(worker).spawn(move || async move { blockhaul_io::sleep(time).await })
+                WorkerHandle::to(worker)
+                    .spawn(move || async move { blockhaul_io::sleep(time).await })
             })
             .collect();
         let turned = async {

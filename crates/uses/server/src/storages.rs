@@ -10,16 +10,16 @@ const ENTRIES: usize = 64;
 
 /// The flushes of each export whose clients have separate devices.
 #[derive(Default)]
-pub(crate) struct Storages(Mutex<Table>);
+pub(crate) struct StorageFlushes(Mutex<FlushTable>);
 
 #[derive(Default)]
-struct Table {
+struct FlushTable {
     open: HashMap<String, Weak<Flushes>>,
     /// Number of entries from which on unused ones are dropped.
     full: usize,
 }
 
-impl Storages {
+impl StorageFlushes {
     /// The flushes of an export. They are dropped after the last connection that uses them has
     /// ended.
     pub(crate) fn flushes(&self, export: &str) -> Arc<Flushes> {
@@ -45,7 +45,7 @@ mod tests {
 
     #[test]
     fn connections_share_the_flushes_of_an_export_until_the_last_has_ended() {
-        let storages = Storages::default();
+        let storages = StorageFlushes::default();
         let one = storages.flushes("a");
         assert!(Arc::ptr_eq(&one, &storages.flushes("a")));
         assert!(!Arc::ptr_eq(&one, &storages.flushes("b")));
@@ -56,7 +56,7 @@ mod tests {
 
     #[test]
     fn names_that_nobody_uses_are_dropped() {
-        let storages = Storages::default();
+        let storages = StorageFlushes::default();
         let used: Vec<_> = (0..50).map(|name| storages.flushes(&name.to_string())).collect();
         for name in 0..10_000 {
             drop(storages.flushes(&format!("made up {name}")));

@@ -7,9 +7,9 @@ mod common;
 use std::time::Duration;
 
 use blockhaul_server::Limits;
-use blockhaul_testkit::model::Completion;
+use blockhaul_testkit::model::CompletionOrder;
 use blockhaul_testkit::tools::{status_kib, until};
-use blockhaul_wire::{Command, Replies};
+use blockhaul_wire::{CommandCode, ReplyForm};
 use common::{content, device, serve};
 use rustix::process::{Resource, getrlimit, setrlimit};
 
@@ -39,7 +39,7 @@ fn clients_are_cheap() {
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;
     setrlimit(Resource::Nofile, limit).unwrap();
-    let fixture = serve(device(SIZE, Completion::Immediate), Limits::default());
+    let fixture = serve(device(SIZE, CompletionOrder::Immediate), Limits::default());
     let rest = sockets();
     fixture.is_well();
     fixture.wait_for_open(0);
@@ -49,7 +49,7 @@ fn clients_are_cheap() {
     // Many idle clients.
     let memory = resident();
     let files = descriptors();
-    let mut crowd: Vec<_> = (0..CROWD).map(|_| fixture.client(Replies::Extended)).collect();
+    let mut crowd: Vec<_> = (0..CROWD).map(|_| fixture.client(ReplyForm::Extended)).collect();
     assert_eq!(fixture.server.open(), CROWD);
     assert_eq!(descriptors() - files, 2 * CROWD, "one at each end");
     let cost = resident().saturating_sub(memory) / CROWD as u64;
@@ -66,10 +66,10 @@ fn clients_are_cheap() {
     // Failed requests use no buffers; the server stops reading from a client that does not read
     // replies.
     let memory = resident();
-    let mut flood: Vec<_> = (0..4).map(|_| fixture.client(Replies::Structured)).collect();
+    let mut flood: Vec<_> = (0..4).map(|_| fixture.client(ReplyForm::Structured)).collect();
     for client in &mut flood {
         client.patience(Duration::from_millis(300)).unwrap();
-        let wrong = client.request(Command::Read, SIZE, 512);
+        let wrong = client.request(CommandCode::Read, SIZE, 512);
         let batch = wrong.encode(client.headers).unwrap().repeat(1000);
         let stuck = (0..2000).any(|_| client.send(&batch).is_err());
         assert!(stuck, "56 MB of requests are not taken without end");
@@ -92,7 +92,7 @@ fn options_that_are_repeated_for_ever_leak_nothing(fixture: &common::Fixture) {
         for _ in 0..count {
             let mut client = fixture.connect();
             client.hello(3).unwrap();
-            client.negotiate(Replies::Structured).unwrap();
+            client.negotiate(ReplyForm::Structured).unwrap();
             for _ in 0..27 {
                 // There is no such export, but it may exist the next time.
                 assert!(client.select(&name, &["base:allocation"]).is_err());

@@ -6,11 +6,12 @@ use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
 
-use blockhaul_backends::Shared;
+use blockhaul_backends::StorageRelation;
 use blockhaul_block::FileId;
-use blockhaul_catalog::{Direct, Intent, Layer, Preparation, Registry, Spec, Stack};
+use blockhaul_catalog::{DeviceSpec, DirectMode, Intent, Layer, Preparation, Registry, Stack};
 use blockhaul_engine::{
-    CopyError, Durable, Engine, JournalOptions, JournalState, Manifest, Options, Side, Summary,
+    CopyError, CopySummary, DurableCallback, Engine, EngineOptions, JournalOptions, JournalState,
+    Manifest, Side,
 };
 
 use crate::control::CopyControl;
@@ -35,7 +36,7 @@ pub trait Follower: Send + Sync {
     fn check(&self, target: &Stack) -> blockhaul_block::Result<()>;
 
     /// Copies everything, and the changes that follow, and finishes the engine.
-    fn follow(self: Arc<Self>, engine: Engine, target: Stack) -> Following;
+    fn follow(self: Arc<Self>, engine: Engine, target: Stack) -> FollowFuture;
 }
 
 /// Keeps the facts by which another program continues a copy.
@@ -53,11 +54,11 @@ pub trait Recorder: Send + Sync {
     fn begin(&self, target: &str) -> Result<()>;
 
     /// A listener for ranges that are durable on the target.
-    fn durable(&self) -> Durable;
+    fn durable(&self) -> DurableCallback;
 }
 
 /// The run of a [`Follower`].
-pub type Following = Pin<Box<dyn Future<Output = Result<Summary, CopyError>>>>;
+pub type FollowFuture = Pin<Box<dyn Future<Output = Result<CopySummary, CopyError>>>>;
 
 /// The device that is read.
 pub(crate) enum SourceDevice {
@@ -112,15 +113,15 @@ pub(crate) enum TargetContents {
 /// What all stages of a copy know.
 pub(crate) struct CopyContext {
     pub(crate) registry: Registry,
-    pub(crate) source: Spec,
-    pub(crate) target: Spec,
+    pub(crate) source: DeviceSpec,
+    pub(crate) target: DeviceSpec,
     pub(crate) target_layers: Vec<Arc<dyn Layer>>,
     /// For the journal: layers of source and target that show a part or a form of existing
     /// contents. With one the target is neither emptied nor enlarged.
     pub(crate) seen_through: [String; 2],
-    pub(crate) engine: Options,
+    pub(crate) engine: EngineOptions,
     pub(crate) journal: Option<Journal>,
-    pub(crate) direct: Direct,
+    pub(crate) direct: DirectMode,
     pub(crate) selection: CopySelection,
     pub(crate) verifies: bool,
     pub(crate) manifest: Option<ManifestFile>,
@@ -295,11 +296,13 @@ impl CopyContext {
         let shared = blockhaul_backends::shared(source, target);
         let (from, to) = (&self.source, &self.target);
         let text = match shared {
-            Shared::Nothing => return Ok(()),
+            StorageRelation::Nothing => return Ok(()),
             // Layers select the part, and the parts may differ.
-            Shared::Part if self.shows_a_part() != [false; 2] => return Ok(()),
-            Shared::Part => format!("source {from} and target {to} overlap: choose another target"),
-            Shared::Same => same_storage(from, to),
+            StorageRelation::Part if self.shows_a_part() != [false; 2] => return Ok(()),
+            StorageRelation::Part => {
+                format!("source {from} and target {to} overlap: choose another target")
+            }
+            StorageRelation::Same => same_storage(from, to),
         };
         Err(TransferError::new(TransferErrorKind::Request, TransferStep::CheckSides, text))
     }

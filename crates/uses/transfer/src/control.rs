@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
-use blockhaul_engine::{Control, Progress};
+use blockhaul_engine::{CopyProgress, EngineControl};
 
 /// Controls a copy; orders from before it runs apply when it does. May be used from any thread.
 #[derive(Clone, Default)]
@@ -12,12 +12,12 @@ pub struct CopyControl(Arc<ControlState>);
 
 #[derive(Default)]
 struct ControlState {
-    progress: Arc<Progress>,
+    progress: Arc<CopyProgress>,
     has_journal: bool,
     verifies: bool,
     /// The target may have been resized, emptied or written.
     is_touched: AtomicBool,
-    engine: OnceLock<Control>,
+    engine: OnceLock<EngineControl>,
     early: Mutex<EarlyOrders>,
 }
 
@@ -30,7 +30,11 @@ struct EarlyOrders {
 }
 
 impl CopyControl {
-    pub(crate) fn new(progress: Arc<Progress>, has_journal: bool, verifies: bool) -> CopyControl {
+    pub(crate) fn new(
+        progress: Arc<CopyProgress>,
+        has_journal: bool,
+        verifies: bool,
+    ) -> CopyControl {
         CopyControl(Arc::new(ControlState {
             progress,
             has_journal,
@@ -40,7 +44,7 @@ impl CopyControl {
     }
 
     /// Notes the engine.
-    pub(crate) fn set_engine(&self, control: Control) {
+    pub(crate) fn set_engine(&self, control: EngineControl) {
         let early = self.early();
         if early.paused {
             control.pause();
@@ -59,7 +63,7 @@ impl CopyControl {
     }
 
     /// The counters of the copy, also while it runs; they can cancel it.
-    pub fn progress(&self) -> &Arc<Progress> {
+    pub fn progress(&self) -> &Arc<CopyProgress> {
         &self.0.progress
     }
 

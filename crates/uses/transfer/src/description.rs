@@ -3,17 +3,17 @@
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 
-use blockhaul_catalog::Spec;
+use blockhaul_catalog::DeviceSpec;
 use blockhaul_wire::uri::{HttpUri, Transport, Uri, is_http};
 
 /// Whether two descriptions name the same storage.
-pub fn same(one: &Spec, other: &Spec) -> bool {
+pub fn same(one: &DeviceSpec, other: &DeviceSpec) -> bool {
     if let (Some(one), Some(other)) = (path_of(one), path_of(other)) {
         return blockhaul_backends::identity(&one)
             .is_some_and(|found| Some(found) == blockhaul_backends::identity(&other));
     }
     match (one, other) {
-        (Spec::Scheme { .. }, Spec::Scheme { .. }) => {
+        (DeviceSpec::Scheme { .. }, DeviceSpec::Scheme { .. }) => {
             let one = one.to_string();
             let other = other.to_string();
             if is_http(&one) || is_http(&other) {
@@ -30,7 +30,7 @@ pub fn same(one: &Spec, other: &Spec) -> bool {
 }
 
 /// The message that source and target are the same storage.
-pub fn same_storage(source: &Spec, target: &Spec) -> String {
+pub fn same_storage(source: &DeviceSpec, target: &DeviceSpec) -> String {
     format!("source {source} and target {target} are the same: choose another target")
 }
 
@@ -90,10 +90,10 @@ pub fn shown(described: &str) -> Cow<'_, str> {
 }
 
 /// The path of a file, if it is one.
-pub fn path_of(spec: &Spec) -> Option<PathBuf> {
+pub fn path_of(spec: &DeviceSpec) -> Option<PathBuf> {
     match spec {
-        Spec::Path(path) => Some(path.clone()),
-        Spec::Scheme { scheme, rest } if scheme == blockhaul_backends::PATH_SCHEME => {
+        DeviceSpec::Path(path) => Some(path.clone()),
+        DeviceSpec::Scheme { scheme, rest } if scheme == blockhaul_backends::PATH_SCHEME => {
             let (path, options) = rest.split_once('?').unwrap_or((rest, ""));
             blockhaul_backends::named_file(path, options)
         }
@@ -102,17 +102,17 @@ pub fn path_of(spec: &Spec) -> Option<PathBuf> {
 }
 
 /// The path of the file that is the device, or that holds its image.
-pub fn file_of(spec: &Spec) -> Option<PathBuf> {
+pub fn file_of(spec: &DeviceSpec) -> Option<PathBuf> {
     path_of(&image_of(spec)?)
 }
 
 /// The device that holds an image, if the description is that of an image; else the description.
-fn image_of(spec: &Spec) -> Option<Spec> {
+fn image_of(spec: &DeviceSpec) -> Option<DeviceSpec> {
     match spec {
-        Spec::Scheme { scheme, rest } if scheme == IMAGE => {
+        DeviceSpec::Scheme { scheme, rest } if scheme == IMAGE => {
             let (device, _) = rest.split_once('?').unwrap_or((rest, ""));
             let device = blockhaul_catalog::percent_decode(device).ok()?;
-            Spec::parse(device.as_ref()).ok()
+            DeviceSpec::parse(device.as_ref()).ok()
         }
         spec => Some(spec.clone()),
     }
@@ -122,8 +122,8 @@ fn image_of(spec: &Spec) -> Option<Spec> {
 const IMAGE: &str = "qcow2";
 
 /// Whether a description is that of an image, which a copy of all of a disk creates.
-pub fn is_image(spec: &Spec) -> bool {
-    matches!(spec, Spec::Scheme { scheme, .. } if scheme == IMAGE)
+pub fn is_image(spec: &DeviceSpec) -> bool {
+    matches!(spec, DeviceSpec::Scheme { scheme, .. } if scheme == IMAGE)
 }
 
 /// The canonical path of a file that need not exist yet.
@@ -137,7 +137,7 @@ pub fn full(path: &Path) -> PathBuf {
 }
 
 /// Whether two descriptions refer to the same place, even if nothing exists there yet.
-pub fn same_place(one: &Spec, other: &Spec) -> bool {
+pub fn same_place(one: &DeviceSpec, other: &DeviceSpec) -> bool {
     let [path, other_path] = [one, other].map(|spec| file_of(spec).map(|path| full(&path)));
     same(one, other) || (path.is_some() && path == other_path)
 }

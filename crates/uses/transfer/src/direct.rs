@@ -8,7 +8,7 @@
 
 use std::path::Path;
 
-use blockhaul_catalog::{Direct, Spec};
+use blockhaul_catalog::{DeviceSpec, DirectMode};
 
 use crate::description::path_of;
 
@@ -19,16 +19,16 @@ const PLACES: u64 = 64;
 const PLACE: u64 = 1 << 20;
 
 /// How to open the source of a copy.
-pub(crate) fn source(wanted: Direct, spec: &Spec) -> Direct {
+pub(crate) fn source(wanted: DirectMode, spec: &DeviceSpec) -> DirectMode {
     match (wanted, path_of(spec)) {
-        (Direct::Auto, Some(path)) if !is_large(&path) => Direct::Off,
+        (DirectMode::Auto, Some(path)) if !is_large(&path) => DirectMode::Off,
         (wanted, _) => wanted,
     }
 }
 
 /// How to open the target of a copy of `size` bytes.
-pub(crate) fn target(wanted: Direct, source: &Spec, size: u64) -> Direct {
-    if wanted != Direct::Auto {
+pub(crate) fn target(wanted: DirectMode, source: &DeviceSpec, size: u64) -> DirectMode {
+    if wanted != DirectMode::Auto {
         return wanted;
     }
     let cached = match path_of(source) {
@@ -36,7 +36,7 @@ pub(crate) fn target(wanted: Direct, source: &Spec, size: u64) -> Direct {
         // From elsewhere: the data does not come from this page cache.
         None => size < SMALL,
     };
-    if !cached || size > memory() / 4 { Direct::Auto } else { Direct::Off }
+    if !cached || size > memory() / 4 { DirectMode::Auto } else { DirectMode::Off }
 }
 
 /// Whether the path is a large file or a disk.
@@ -83,25 +83,25 @@ mod tests {
 
     #[test]
     fn a_target_is_written_directly_after_a_cold_source_or_where_it_cannot_be_cached() {
-        let auto = Direct::Auto;
+        let auto = DirectMode::Auto;
         let dir = tempfile::tempdir_in("/var/tmp").unwrap();
         let path = dir.path().join("disk");
         std::fs::write(&path, vec![1; SMALL as usize]).unwrap();
-        let spec = Spec::Path(path.clone());
-        assert_eq!(source(auto, &spec), Direct::Auto);
-        assert_eq!(target(auto, &spec, SMALL), Direct::Off, "it is cached");
-        assert_eq!(target(auto, &spec, 1 << 60), Direct::Auto, "no memory is that large");
+        let spec = DeviceSpec::Path(path.clone());
+        assert_eq!(source(auto, &spec), DirectMode::Auto);
+        assert_eq!(target(auto, &spec, SMALL), DirectMode::Off, "it is cached");
+        assert_eq!(target(auto, &spec, 1 << 60), DirectMode::Auto, "no memory is that large");
         let file = std::fs::File::open(&path).unwrap();
         file.sync_all().unwrap();
         rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
-        assert_eq!(target(auto, &spec, SMALL), Direct::Auto, "it is cold");
-        assert_eq!(target(Direct::Off, &spec, 1 << 60), Direct::Off);
-        let far = Spec::Scheme { scheme: "nbd".into(), rest: "//localhost".into() };
-        assert_eq!(target(auto, &far, SMALL), Direct::Auto, "it comes from elsewhere");
-        assert_eq!(target(auto, &far, SMALL - 1), Direct::Off, "it is small");
-        assert_eq!(target(Direct::Off, &far, SMALL), Direct::Off);
+        assert_eq!(target(auto, &spec, SMALL), DirectMode::Auto, "it is cold");
+        assert_eq!(target(DirectMode::Off, &spec, 1 << 60), DirectMode::Off);
+        let far = DeviceSpec::Scheme { scheme: "nbd".into(), rest: "//localhost".into() };
+        assert_eq!(target(auto, &far, SMALL), DirectMode::Auto, "it comes from elsewhere");
+        assert_eq!(target(auto, &far, SMALL - 1), DirectMode::Off, "it is small");
+        assert_eq!(target(DirectMode::Off, &far, SMALL), DirectMode::Off);
         std::fs::File::create(&path).unwrap().set_len(SMALL - 1).unwrap();
-        assert_eq!(source(auto, &spec), Direct::Off, "it is small");
-        assert_eq!(source(Direct::On, &spec), Direct::On);
+        assert_eq!(source(auto, &spec), DirectMode::Off, "it is small");
+        assert_eq!(source(DirectMode::On, &spec), DirectMode::On);
     }
 }

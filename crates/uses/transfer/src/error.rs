@@ -57,10 +57,10 @@ pub enum TransferStep {
 
 /// Why a copy is refused, or has failed.
 #[derive(Clone, PartialEq, Eq)]
-pub struct TransferError(Box<Details>);
+pub struct TransferError(Box<TransferErrorDetails>);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Details {
+struct TransferErrorDetails {
     kind: TransferErrorKind,
     step: TransferStep,
     side: Option<Side>,
@@ -77,7 +77,13 @@ impl TransferError {
         text: impl Into<String>,
     ) -> TransferError {
         let text = text.into();
-        TransferError(Box::new(Details { kind, step, side: None, text, remedy: String::new() }))
+        TransferError(Box::new(TransferErrorDetails {
+            kind,
+            step,
+            side: None,
+            text,
+            remedy: String::new(),
+        }))
     }
 
     /// The request is invalid.

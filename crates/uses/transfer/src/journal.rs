@@ -4,7 +4,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use blockhaul_catalog::Spec;
+use blockhaul_catalog::DeviceSpec;
 use blockhaul_engine::JournalOptions;
 use blockhaul_io::plain;
 
@@ -43,7 +43,12 @@ impl Journal {
     }
 
     /// The journal options of a copy between these open sides. `discards`: it changes the source.
-    pub(crate) fn options(&self, source: &Spec, target: &Spec, discards: bool) -> JournalOptions {
+    pub(crate) fn options(
+        &self,
+        source: &DeviceSpec,
+        target: &DeviceSpec,
+        discards: bool,
+    ) -> JournalOptions {
         JournalOptions {
             path: self.path.clone(),
             restart: self.restart,
@@ -69,7 +74,7 @@ pub fn remove_journal(path: &Path) {
 }
 
 /// Identifies a device for a journal; with its current state, if it must stay `unchanged`.
-pub(crate) fn identity(spec: &Spec, unchanged: bool) -> String {
+pub(crate) fn identity(spec: &DeviceSpec, unchanged: bool) -> String {
     let data = path_of(spec).and_then(|path| {
         let data = std::fs::metadata(&path).ok()?;
         Some((blockhaul_backends::identity(&path)?, data))

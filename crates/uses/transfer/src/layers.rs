@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use blockhaul_block::{Can, Device, Result};
-use blockhaul_catalog::{Adjustable, AnyKind, AnyLayer, Layer, Registry, Stack};
+use blockhaul_catalog::{AdjustableLayer, AnyKind, AnyLayer, Layer, Registry, Stack};
 
 /// Makes the named layers, first innermost. Gates are only checked: they decide about clients, and
 /// there are none here.
@@ -33,8 +33,11 @@ pub fn layer_kind(registry: &Registry, text: &str) -> Result<AnyKind> {
 ///
 /// # Errors
 /// If a name is unknown, or an option of a layer is invalid.
-pub fn adjustable_layers(registry: &Registry, names: &[String]) -> Result<Vec<Arc<Adjustable>>> {
-    names.iter().map(|name| Adjustable::new(registry, name).map(Arc::new)).collect()
+pub fn adjustable_layers(
+    registry: &Registry,
+    names: &[String],
+) -> Result<Vec<Arc<AdjustableLayer>>> {
+    names.iter().map(|name| AdjustableLayer::new(registry, name).map(Arc::new)).collect()
 }
 
 /// Whether changes reach the device below a layer ([`blockhaul_catalog::LayerKind::writes_below`]);

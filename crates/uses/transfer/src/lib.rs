@@ -38,7 +38,7 @@ mod setup;
 mod standard_stream;
 mod values;
 
-pub use context::{Follower, Following, Recorder};
+pub use context::{FollowFuture, Follower, Recorder};
 pub use control::{CopyControl, TargetState};
 pub use description::{
     file_of, full, is_image, path_of, same, same_place, shown, without_passwords, without_secrets,
@@ -51,7 +51,7 @@ pub use layers::{
 pub use open_copy::{OpenCopy, Overlap, find_overlap};
 pub use open_source::OpenSource;
 pub use option_table::{
-    NamedOption, OptionError, OptionRow, OptionValue, SetList, SetValue, TRANSFER_OPTIONS,
+    NamedOption, OptionRow, OptionValue, OptionValueError, SetList, SetValue, TRANSFER_OPTIONS,
     find_option, number,
 };
 pub use options::{OptionConflict, TransferOptions};

@@ -5,7 +5,7 @@ use std::io::{ErrorKind, Read as _, Write as _};
 use std::os::unix::fs::FileTypeExt as _;
 use std::path::PathBuf;
 
-use blockhaul_catalog::Spec;
+use blockhaul_catalog::DeviceSpec;
 use blockhaul_engine::Manifest;
 use blockhaul_io::plain;
 
@@ -61,8 +61,8 @@ impl ManifestFile {
     }
 
     /// Creates the file, before the target is touched: it must not be a side of the copy.
-    pub(crate) fn begin(&mut self, sides: [&Spec; 2]) -> Result<()> {
-        let own = Spec::Path(self.path.clone());
+    pub(crate) fn begin(&mut self, sides: [&DeviceSpec; 2]) -> Result<()> {
+        let own = DeviceSpec::Path(self.path.clone());
         if sides.iter().any(|side| same_place(&own, side)) {
             return Err(self.refused("it is the source or the target"));
         }

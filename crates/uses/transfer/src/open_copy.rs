@@ -3,10 +3,12 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use blockhaul_backends::Shared;
+use blockhaul_backends::StorageRelation;
 use blockhaul_block::{Can, Facts, FileId, Kind};
 use blockhaul_catalog::{Intent, Stack};
-use blockhaul_engine::{CopyError, Engine, Manifest, Options, Side, Summary, Verified};
+use blockhaul_engine::{
+    CopyError, CopySummary, Engine, EngineOptions, Manifest, Side, VerificationResult,
+};
 use blockhaul_io::Pool;
 
 use crate::context::{
@@ -34,7 +36,7 @@ enum Sides {
     ToPipe(Stack, OwnedFd),
     Devices(Devices),
     /// Everything was copied by an earlier run, with this result.
-    Completed(Devices, Box<Summary>),
+    Completed(Devices, Box<CopySummary>),
 }
 
 /// Two open devices.
@@ -46,7 +48,7 @@ struct Devices {
 }
 
 /// The results of the copy and of its verification.
-type Results = (Result<Summary, CopyError>, Option<Result<Verified, CopyError>>);
+type Results = (Result<CopySummary, CopyError>, Option<Result<VerificationResult, CopyError>>);
 
 impl OpenCopy {
     pub(crate) async fn open(
@@ -152,10 +154,10 @@ pub fn find_overlap(copies: &[&OpenCopy]) -> Option<Overlap> {
             let (Some([source, target]), Some([_, taken])) = (one, two) else { continue };
             let meets = |side: usize, files: &[FileId]| {
                 match blockhaul_backends::shared(files, taken) {
-                    Shared::Nothing => false,
+                    StorageRelation::Nothing => false,
                     // Layers select the part, and the parts may differ.
-                    Shared::Part => !part[side] && !other_part[1],
-                    Shared::Same => true,
+                    StorageRelation::Part => !part[side] && !other_part[1],
+                    StorageRelation::Same => true,
                 }
             };
             if other != index && meets(0, source) {
@@ -230,7 +232,7 @@ impl CopyContext {
             self.beside_journal(TransferError::opening(Side::Target, &target, &error))
         })?;
         self.keep_open(&target);
-        let options = Options { journal: self.journal_options(None), ..self.engine.clone() };
+        let options = EngineOptions { journal: self.journal_options(None), ..self.engine.clone() };
         let pool = Pool::new(options.memory());
         let progress = self.control.progress();
         let checked =
@@ -240,7 +242,7 @@ impl CopyContext {
         Ok(Sides::Completed(Devices { source, kind, target, contents }, summary))
     }
 
-    fn report_of_earlier_run(&self, summary: Summary) -> CopyReport {
+    fn report_of_earlier_run(&self, summary: CopySummary) -> CopyReport {
         let path = self.journal.as_ref().map(|journal| journal.path.as_path());
         CopyReport::of_earlier_run(path.unwrap_or("".as_ref()), &self.shown_target(), summary)
     }
@@ -327,8 +329,8 @@ impl CopyContext {
     fn verified(
         &self,
         journal: Option<&Journal>,
-        verified: Result<Verified, CopyError>,
-    ) -> Result<Verified> {
+        verified: Result<VerificationResult, CopyError>,
+    ) -> Result<VerificationResult> {
         let verified = verified.map_err(|error| self.different(error));
         if let Some(journal) = journal {
             journal.after_verification(&verified);
@@ -408,6 +410,6 @@ async fn follow(
     follower: Arc<dyn Follower>,
     engine: Engine,
     target: &Stack,
-) -> Result<Summary, CopyError> {
+) -> Result<CopySummary, CopyError> {
     follower.follow(engine, target.clone()).await
 }

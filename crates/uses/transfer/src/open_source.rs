@@ -3,7 +3,7 @@
 use std::os::fd::AsFd as _;
 
 use blockhaul_block::Facts;
-use blockhaul_catalog::{Intent, Spec, Stack};
+use blockhaul_catalog::{DeviceSpec, Intent, Stack};
 use blockhaul_engine::{CopyError, JournalState};
 
 use crate::context::{
@@ -48,10 +48,10 @@ impl OpenSource {
 
 impl CopyContext {
     async fn begin(&mut self, source: SourceDevice) -> Result<SourceSide> {
-        if self.source == Spec::Pipe {
+        if self.source == DeviceSpec::Pipe {
             return open_input().map(SourceSide::FromPipe);
         }
-        if self.target == Spec::Pipe {
+        if self.target == DeviceSpec::Pipe {
             let output = open_output()?;
             let intent = self.source_intent(false);
             let source = self.open_source(source, intent).await?;
@@ -99,7 +99,7 @@ impl CopyContext {
         if let Some(journal) = &self.journal {
             let path = &journal.path;
             blockhaul_engine::check_journal(path, journal.restart).map_err(of_journal)?;
-            let beside = Spec::Path(path.clone());
+            let beside = DeviceSpec::Path(path.clone());
             if same_place(&beside, &self.source) || same_place(&beside, &self.target) {
                 let text = format!(
                     "cannot create the journal {beside}: it is the source or the target: choose another \

@@ -42,7 +42,7 @@ pub enum OptionValue {
 
 /// Why a value is refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum OptionError {
+pub enum OptionValueError {
     /// The option is a flag.
     NotSwitch,
     /// The option has no value.
@@ -51,17 +51,17 @@ pub enum OptionError {
     Invalid(String),
 }
 
-impl fmt::Display for OptionError {
+impl fmt::Display for OptionValueError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            OptionError::NotSwitch => f.write_str("the value must be true or false"),
-            OptionError::NoValue => f.write_str("the value must be a string or a number"),
-            OptionError::Invalid(text) => f.write_str(text),
+            OptionValueError::NotSwitch => f.write_str("the value must be true or false"),
+            OptionValueError::NoValue => f.write_str("the value must be a string or a number"),
+            OptionValueError::Invalid(text) => f.write_str(text),
         }
     }
 }
 
-impl std::error::Error for OptionError {}
+impl std::error::Error for OptionValueError {}
 
 impl<T> OptionRow<T> {
     /// A flag.
@@ -101,15 +101,15 @@ impl<T> OptionRow<T> {
     ///
     /// # Errors
     /// If the value is not one of this option.
-    pub fn set(&self, options: &mut T, value: &OptionValue) -> Result<(), OptionError> {
+    pub fn set(&self, options: &mut T, value: &OptionValue) -> Result<(), OptionValueError> {
         let texts = match (&self.kind, value) {
             (RowKind::Flag(field), OptionValue::Switch(on)) => {
                 *field(options) = *on;
                 return Ok(());
             }
-            (RowKind::Flag(_), OptionValue::Texts(_)) => return Err(OptionError::NotSwitch),
+            (RowKind::Flag(_), OptionValue::Texts(_)) => return Err(OptionValueError::NotSwitch),
             (_, OptionValue::Texts(texts)) if !texts.is_empty() => texts,
-            _ => return Err(OptionError::NoValue),
+            _ => return Err(OptionValueError::NoValue),
         };
         let set = match (&self.kind, &texts[..]) {
             (RowKind::List(_, set), texts) => set(options, texts),
@@ -118,10 +118,10 @@ impl<T> OptionRow<T> {
             }
             _ => {
                 let text = format!("the argument '{self}' cannot be used multiple times");
-                return Err(OptionError::Invalid(text));
+                return Err(OptionValueError::Invalid(text));
             }
         };
-        set.map_err(|(text, why)| OptionError::Invalid(self.refused(&text, &why)))
+        set.map_err(|(text, why)| OptionValueError::Invalid(self.refused(&text, &why)))
     }
 
     fn refused(&self, text: &OsStr, why: &str) -> String {
@@ -184,10 +184,11 @@ impl TransferOptions {
     ///
     /// # Errors
     /// If a name is unknown, or a value is not one of its option. The message names the option.
-    pub fn from_named(options: &[NamedOption]) -> Result<TransferOptions, OptionError> {
+    pub fn from_named(options: &[NamedOption]) -> Result<TransferOptions, OptionValueError> {
         let mut found = TransferOptions::default();
         for NamedOption { name, value } in options {
-            let unknown = || OptionError::Invalid(format!("unexpected argument '--{name}' found"));
+            let unknown =
+                || OptionValueError::Invalid(format!("unexpected argument '--{name}' found"));
             find_option(TRANSFER_OPTIONS, name).ok_or_else(unknown)?.set(&mut found, value)?;
         }
         Ok(found)

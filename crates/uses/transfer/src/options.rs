@@ -4,8 +4,10 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use blockhaul_catalog::{ConnectionSettings, Direct, Spec};
-use blockhaul_engine::{Algorithm, ByKernel, MultiConn, Options, SEGMENT, Schedule};
+use blockhaul_catalog::{ConnectionSettings, DeviceSpec, DirectMode};
+use blockhaul_engine::{
+    DigestAlgorithm, EngineOptions, KernelCopyMode, MultiConn, RateSchedule, SEGMENT,
+};
 
 use crate::description::{full, same, same_storage};
 use crate::option_table::{TRANSFER_OPTIONS, find_option};
@@ -42,7 +44,7 @@ pub struct TransferOptions {
     /// Discard ranges of the source once they are durable on the target.
     pub discard_source: bool,
     /// Whether to bypass the page cache of files and disks.
-    pub direct: Direct,
+    pub direct: DirectMode,
     /// Send one request at a time, in order.
     pub synchronous: bool,
     /// Read both sides again after the copy, and compare them.
@@ -50,7 +52,7 @@ pub struct TransferOptions {
     /// The file for the manifest of the source.
     pub manifest: Option<PathBuf>,
     /// The digest of the copied data to compute.
-    pub digest: Option<Algorithm>,
+    pub digest: Option<DigestAlgorithm>,
     /// Copy only this range: offset and length in bytes, not empty.
     pub range: Option<(u64, u64)>,
     /// Copy only the ranges in this file; `-`: standard input.
@@ -80,7 +82,7 @@ pub struct TransferOptions {
     /// With a journal: maximum time between flushes of the target; `None`: 5 s.
     pub journal_interval: Option<Duration>,
     /// A limit of bytes per second, or rules for the time of day.
-    pub rate: Option<Schedule>,
+    pub rate: Option<RateSchedule>,
     /// A file with a rate limit that is read each second.
     pub rate_file: Option<PathBuf>,
     /// A limit of requests started per second, at least 1.
@@ -112,7 +114,7 @@ impl Default for TransferOptions {
             no_extents: false,
             flush: false,
             discard_source: false,
-            direct: Direct::Auto,
+            direct: DirectMode::Auto,
             synchronous: false,
             verify: false,
             manifest: None,
@@ -144,9 +146,9 @@ impl Default for TransferOptions {
 
 impl TransferOptions {
     /// The engine's options, without ranges, journal and rate limit.
-    pub(crate) fn engine(&self) -> Options {
-        let usual = Options::default();
-        Options {
+    pub(crate) fn engine(&self) -> EngineOptions {
+        let usual = EngineOptions::default();
+        EngineOptions {
             connections: self.connections.map_or(usual.connections, usize::from),
             // An explicit number is used as is.
             adaptive_connections: self.connections.is_none(),
@@ -171,7 +173,7 @@ impl TransferOptions {
             spread: self.segment.is_none(),
             retries: self.retries,
             retry_delay: self.retry_delay,
-            by_kernel: if self.no_zero_copy { ByKernel::Never } else { ByKernel::Auto },
+            by_kernel: if self.no_zero_copy { KernelCopyMode::Never } else { KernelCopyMode::Auto },
             digest: self.digest,
             ..usual
         }
@@ -248,9 +250,13 @@ impl TransferOptions {
     }
 
     /// Refuses options that conflict with each other, or with these sides, before anything is opened.
-    pub(crate) fn check_with(&self, source: &Spec, target: &Spec) -> Result<(), OptionConflict> {
+    pub(crate) fn check_with(
+        &self,
+        source: &DeviceSpec,
+        target: &DeviceSpec,
+    ) -> Result<(), OptionConflict> {
         self.check()?;
-        let pipes = [source, target].map(|spec| *spec == Spec::Pipe);
+        let pipes = [source, target].map(|spec| *spec == DeviceSpec::Pipe);
         self.check_pipes(pipes)?;
         self.check_second_read(pipes == [false, false])?;
         if let (Some(journal), Some(manifest)) = (&self.journal, &self.manifest)

@@ -6,7 +6,7 @@ use std::pin::pin;
 
 use blockhaul_block::{FileId, Kind};
 use blockhaul_catalog::{Intent, Stack};
-use blockhaul_engine::{Side, Summary};
+use blockhaul_engine::{CopySummary, Side};
 use blockhaul_io::{Interest, Pool, plain};
 
 use crate::context::{CopyContext, LOOK, TargetContents, TargetDevice, len_of, stopped};
@@ -100,7 +100,12 @@ impl CopyContext {
         Ok(CopyReport::complete(&self.source, summary.to_string(), summary))
     }
 
-    async fn copy_from_pipe(&self, input: OwnedFd, target: &Stack, pool: &Pool) -> Result<Summary> {
+    async fn copy_from_pipe(
+        &self,
+        input: OwnedFd,
+        target: &Stack,
+        pool: &Pool,
+    ) -> Result<CopySummary> {
         let progress = self.control.progress();
         let copied =
             blockhaul_engine::copy_from_pipe(input, target, &self.engine, pool, progress).await;

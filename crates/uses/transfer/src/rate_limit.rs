@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use blockhaul_engine::{Rate, Schedule};
+use blockhaul_engine::{RateLimit, RateSchedule};
 use blockhaul_io::plain;
 
 use crate::error::{Result, TransferError, TransferErrorKind, TransferStep};
@@ -19,17 +19,17 @@ const LOOK: Duration = Duration::from_secs(1);
 ///
 /// # Errors
 /// If the rules or the file cannot be used, or no thread can be started.
-pub fn rate_limit(options: &TransferOptions) -> Result<Option<Arc<Rate>>> {
+pub fn rate_limit(options: &TransferOptions) -> Result<Option<Arc<RateLimit>>> {
     let iops = options.iops.unwrap_or(0);
     let limit = match (&options.rate_file, &options.rate) {
-        (Some(file), _) => Limit::File(file.clone()),
-        (None, Some(schedule)) => Limit::Given(schedule.clone()),
-        (None, None) => return Ok((iops > 0).then(|| Arc::new(Rate::new(0, iops)))),
+        (Some(file), _) => RateSource::File(file.clone()),
+        (None, Some(schedule)) => RateSource::Given(schedule.clone()),
+        (None, None) => return Ok((iops > 0).then(|| Arc::new(RateLimit::new(0, iops)))),
     };
     let now =
         limit.now().map_err(|why| TransferError::request(format!("{}: {why}", limit.option())))?;
     let now = (now.0, now.1.unwrap_or(iops));
-    let rate = Arc::new(Rate::new(now.0, now.1));
+    let rate = Arc::new(RateLimit::new(now.0, now.1));
     if limit.changes() {
         let watched = Arc::downgrade(&rate);
         let watching = std::thread::Builder::new().name("rate".into());
@@ -43,31 +43,31 @@ pub fn rate_limit(options: &TransferOptions) -> Result<Option<Arc<Rate>>> {
 }
 
 /// Where the rate comes from.
-enum Limit {
-    Given(Schedule),
+enum RateSource {
+    Given(RateSchedule),
     File(PathBuf),
 }
 
-impl Limit {
+impl RateSource {
     fn option(&self) -> &'static str {
         match self {
-            Limit::Given(_) => "--rate",
-            Limit::File(_) => "--rate-file",
+            RateSource::Given(_) => "--rate",
+            RateSource::File(_) => "--rate-file",
         }
     }
 
     fn changes(&self) -> bool {
         match self {
-            Limit::Given(schedule) => schedule.changes(),
-            Limit::File(_) => true,
+            RateSource::Given(schedule) => schedule.changes(),
+            RateSource::File(_) => true,
         }
     }
 
     /// The current bytes per second, and requests per second if given here; 0: no limit.
     fn now(&self) -> Result<(u64, Option<u64>), String> {
         match self {
-            Limit::Given(schedule) => by_the_clock(schedule).map(|bytes| (bytes, None)),
-            Limit::File(file) => {
+            RateSource::Given(schedule) => by_the_clock(schedule).map(|bytes| (bytes, None)),
+            RateSource::File(file) => {
                 let named = |why: String| format!("{}: {why}", file.display());
                 let limits = read(file)
                     .and_then(|(schedule, requests)| Ok((by_the_clock(&schedule)?, requests)));
@@ -78,7 +78,7 @@ impl Limit {
 }
 
 /// The rate at this minute of the local day.
-fn by_the_clock(schedule: &Schedule) -> Result<u64, String> {
+fn by_the_clock(schedule: &RateSchedule) -> Result<u64, String> {
     if !schedule.changes() {
         return Ok(schedule.rate_at(0));
     }
@@ -99,7 +99,7 @@ fn minute_of_day() -> Result<u16, String> {
     Ok(u16::from(now.hour().unsigned_abs()) * 60 + u16::from(now.minute().unsigned_abs()))
 }
 
-fn watch(rate: &Weak<Rate>, limit: &Limit, mut limits: (u64, u64), iops: u64) {
+fn watch(rate: &Weak<RateLimit>, limit: &RateSource, mut limits: (u64, u64), iops: u64) {
     let mut complaint = String::new();
     loop {
         std::thread::sleep(LOOK);
@@ -135,7 +135,7 @@ fn told((bytes, requests): (u64, u64)) -> String {
 }
 
 /// The rate in a file, or its rules; and the requests per second of a line `iops=N`.
-fn read(file: &Path) -> Result<(Schedule, Option<u64>), String> {
+fn read(file: &Path) -> Result<(RateSchedule, Option<u64>), String> {
     // A longer file is not a rate file.
     const LONGEST: u64 = 4096;
     let mut text = String::new();
@@ -164,7 +164,7 @@ fn read(file: &Path) -> Result<(Schedule, Option<u64>), String> {
             return Err(format!("{second:?}: write the rate, or all rules, in one line"));
         }
     };
-    Ok((Schedule::parse(rate).map_err(|error| error.text())?, requests))
+    Ok((RateSchedule::parse(rate).map_err(|error| error.text())?, requests))
 }
 
 #[cfg(test)]
@@ -187,7 +187,7 @@ mod tests {
     #[test]
     fn files_hold_rates_or_rules() {
         let file = tempfile::NamedTempFile::new().unwrap();
-        let limit = Limit::File(file.path().to_owned());
+        let limit = RateSource::File(file.path().to_owned());
         for (text, rate) in
             [("", 0), ("0\n", 0), (" 5k\n", 5 << 10), ("00:00-24:00=1M,*=0", 1 << 20)]
         {
@@ -198,6 +198,6 @@ mod tests {
             std::fs::write(file.path(), text).unwrap();
             assert!(limit.now().unwrap_err().contains(file.path().to_str().unwrap()), "{text:?}");
         }
-        assert_eq!(Limit::File("/nowhere/at/all".into()).now(), Ok((0, None)));
+        assert_eq!(RateSource::File("/nowhere/at/all".into()).now(), Ok((0, None)));
     }
 }

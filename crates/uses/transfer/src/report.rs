@@ -2,9 +2,9 @@
 
 use std::path::Path;
 
-use blockhaul_block::Latency;
-use blockhaul_catalog::Spec;
-use blockhaul_engine::{Progress, Summary, Verified};
+use blockhaul_block::LatencySnapshot;
+use blockhaul_catalog::DeviceSpec;
+use blockhaul_engine::{CopyProgress, CopySummary, VerificationResult};
 
 use crate::journal::Journal;
 
@@ -16,7 +16,7 @@ pub struct CopyReport {
     /// One line for users.
     pub text: String,
     /// The counters of the engine.
-    pub summary: Summary,
+    pub summary: CopySummary,
     /// Bytes that the verification compared; 0 without one.
     pub verified: u64,
     /// The digest with the name of the source, as b3sum and others print it, with a newline.
@@ -37,7 +37,7 @@ pub enum CopyEnd {
 }
 
 impl CopyReport {
-    pub(crate) fn complete(source: &Spec, text: String, summary: Summary) -> CopyReport {
+    pub(crate) fn complete(source: &DeviceSpec, text: String, summary: CopySummary) -> CopyReport {
         let digest = summary.digest.as_ref().map(|digest| format!("{digest}  {source}\n"));
         let (verified, warnings) = (0, Vec::new());
         CopyReport { end: CopyEnd::Complete, text, summary, verified, digest, warnings }
@@ -48,7 +48,7 @@ impl CopyReport {
         CopyReport {
             end: CopyEnd::ReaderGone,
             text: "standard output was closed before the end".to_string(),
-            summary: Summary::default(),
+            summary: CopySummary::default(),
             verified: 0,
             digest: None,
             warnings: Vec::new(),
@@ -56,7 +56,7 @@ impl CopyReport {
     }
 
     /// An earlier run has completed the copy, and discarded its source.
-    pub(crate) fn of_earlier_run(journal: &Path, target: &str, summary: Summary) -> CopyReport {
+    pub(crate) fn of_earlier_run(journal: &Path, target: &str, summary: CopySummary) -> CopyReport {
         CopyReport {
             end: CopyEnd::CompletedEarlier,
             text: format!("nothing is copied: {}", complete_journal(journal, target)),
@@ -69,10 +69,10 @@ impl CopyReport {
 
     /// The copy between two devices, with its times and warnings.
     pub(crate) fn of_devices(
-        source: &Spec,
+        source: &DeviceSpec,
         journal: Option<&Journal>,
-        summary: Summary,
-        progress: &Progress,
+        summary: CopySummary,
+        progress: &CopyProgress,
     ) -> CopyReport {
         // The summary's own warnings were logged.
         let mut warnings = Vec::new();
@@ -91,7 +91,7 @@ impl CopyReport {
     }
 
     /// Adds the result of the verification.
-    pub(crate) fn add_verified(&mut self, verified: &Verified) {
+    pub(crate) fn add_verified(&mut self, verified: &VerificationResult) {
         self.verified = verified.bytes;
         self.text += &format!("; verified {} bytes", verified.bytes);
         if let Some(digest) = &verified.digest {
@@ -111,8 +111,8 @@ pub(crate) fn complete_journal(journal: &Path, target: &str) -> String {
 }
 
 /// The mean time of requests on each side, which shows the slower one.
-fn times(progress: &Progress) -> String {
-    let mean = |latency: Latency| {
+fn times(progress: &CopyProgress) -> String {
+    let mean = |latency: LatencySnapshot| {
         let requests: u64 = latency.classes.iter().sum();
         (requests > 0).then(|| 1e3 * latency.seconds / requests as f64)
     };

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use blockhaul_catalog::{Spec, Stack};
-use blockhaul_engine::{Progress, Rate};
+use blockhaul_catalog::{DeviceSpec, Stack};
+use blockhaul_engine::{CopyProgress, RateLimit};
 
 use crate::error::Result;
 use crate::options::{OptionConflict, TransferOptions};
@@ -11,16 +11,16 @@ use crate::options::{OptionConflict, TransferOptions};
 /// A side of a copy.
 #[derive(Clone)]
 pub enum Endpoint {
-    /// A device that is opened by its description. [`Spec::Pipe`] is standard input or output.
-    Device(Spec),
+    /// A device that is opened by its description. [`DeviceSpec::Pipe`] is standard input or output.
+    Device(DeviceSpec),
     /// An open device, and the description that names it in messages and in the journal. As a target it
     /// is neither created nor emptied.
-    Open(Spec, Stack),
+    Open(DeviceSpec, Stack),
 }
 
 impl Endpoint {
     /// The description of the device.
-    pub fn spec(&self) -> &Spec {
+    pub fn spec(&self) -> &DeviceSpec {
         match self {
             Endpoint::Device(spec) | Endpoint::Open(spec, _) => spec,
         }
@@ -36,9 +36,9 @@ pub struct CopyRequest {
     /// How to copy.
     pub options: TransferOptions,
     /// A limit that several copies share, in place of that of the options.
-    pub rate: Option<Arc<Rate>>,
+    pub rate: Option<Arc<RateLimit>>,
     /// The counters.
-    pub progress: Arc<Progress>,
+    pub progress: Arc<CopyProgress>,
 }
 
 impl CopyRequest {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use blockhaul_block::{Error, Facts};
 use blockhaul_catalog::Stack;
-use blockhaul_engine::{Bitmap, CopyError, Manifest, Options, Progress};
+use blockhaul_engine::{BitmapSelection, CopyError, CopyProgress, EngineOptions, Manifest};
 use blockhaul_io::{Pool, plain};
 
 use crate::error::{Result, TransferError, TransferErrorKind, TransferStep};
@@ -24,7 +24,7 @@ pub(crate) struct CopySelection {
     /// Its ranges, once the size of the source is known: offsets and lengths, in order.
     ranges: Option<Arc<[(u64, u64)]>>,
     /// Only what this selects.
-    bitmap: Option<Bitmap>,
+    bitmap: Option<BitmapSelection>,
     /// Only what differs from this manifest.
     since: Option<Manifest>,
 }
@@ -33,7 +33,7 @@ impl CopySelection {
     /// Reads the manifest and the list of these options, which do not conflict, before anything is
     /// opened.
     pub(crate) fn read(options: &TransferOptions) -> Result<CopySelection> {
-        let bitmap = options.bitmap.as_ref().map(|context| Bitmap {
+        let bitmap = options.bitmap.as_ref().map(|context| BitmapSelection {
             context: context.clone(),
             mask: options.bitmap_flags.unwrap_or(u64::MAX),
         });
@@ -66,7 +66,7 @@ impl CopySelection {
     ///
     /// # Errors
     /// Why it is not, with a remedy.
-    pub(crate) fn fit(&mut self, size: u64, options: &mut Options) -> Result<(), String> {
+    pub(crate) fn fit(&mut self, size: u64, options: &mut EngineOptions) -> Result<(), String> {
         if let Some(list) = &self.list {
             self.ranges = Some(list.fit(size, self.partial)?.into());
             self.set(options);
@@ -75,7 +75,7 @@ impl CopySelection {
     }
 
     /// The ranges, as far as they are known, and the bitmap, for the engine.
-    pub(crate) fn set(&self, options: &mut Options) {
+    pub(crate) fn set(&self, options: &mut EngineOptions) {
         let range = self.range.map(|range| Arc::from([range]));
         options.ranges = range.or_else(|| self.ranges.clone());
         options.bitmap = self.bitmap.clone();
@@ -104,9 +104,9 @@ impl CopySelection {
     pub(crate) async fn changed(
         &self,
         source: &Stack,
-        options: &mut Options,
+        options: &mut EngineOptions,
         pool: &Pool,
-        progress: &Arc<Progress>,
+        progress: &Arc<CopyProgress>,
     ) -> Result<Option<Manifest>, CopyError> {
         let Some(kept) = &self.since else { return Ok(None) };
         let now = blockhaul_engine::manifest(source, Some(kept), options, pool, progress).await?;

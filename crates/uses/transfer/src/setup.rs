@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use blockhaul_catalog::{ClaimOwner, Intent, Layer, Registry, Spec, Stack};
-use blockhaul_engine::{Options, Rate};
+use blockhaul_catalog::{ClaimOwner, DeviceSpec, Intent, Layer, Registry, Stack};
+use blockhaul_engine::{EngineOptions, RateLimit};
 
 use crate::context::{CopyContext, Follower, Recorder, SourceDevice, TargetDevice};
 use crate::control::CopyControl;
@@ -49,7 +49,7 @@ impl CopySetup {
         let wrong = |error: blockhaul_block::Error| TransferError::of_description(&error);
         for side in [&request.source, &request.target] {
             if let Endpoint::Device(spec) = side
-                && *spec != Spec::Pipe
+                && *spec != DeviceSpec::Pipe
             {
                 registry.target(spec, Intent::READ).map_err(wrong)?;
             }
@@ -66,7 +66,7 @@ impl CopySetup {
             Some(rate) => Some(rate),
             None => rate_limit(&options)?,
         };
-        let mut engine = Options { rate: limit, ..options.engine() };
+        let mut engine = EngineOptions { rate: limit, ..options.engine() };
         selection.set(&mut engine);
         let journal = options.journal.map(|path| Journal {
             path,
@@ -143,12 +143,12 @@ impl CopySetup {
     }
 
     /// The options of the engine, which may be changed until the copy runs.
-    pub fn engine(&mut self) -> &mut Options {
+    pub fn engine(&mut self) -> &mut EngineOptions {
         &mut self.context.engine
     }
 
     /// The limit of the rate, if there is one.
-    pub fn rate(&self) -> Option<Arc<Rate>> {
+    pub fn rate(&self) -> Option<Arc<RateLimit>> {
         self.context.engine.rate.clone()
     }
 
@@ -163,7 +163,7 @@ impl CopySetup {
     }
 
     /// The descriptions of source and target.
-    pub fn specs(&self) -> [&Spec; 2] {
+    pub fn specs(&self) -> [&DeviceSpec; 2] {
         [&self.context.source, &self.context.target]
     }
 

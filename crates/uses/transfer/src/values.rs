@@ -4,8 +4,8 @@
 
 use std::time::Duration;
 
-use blockhaul_catalog::Direct;
-use blockhaul_engine::{Algorithm, MultiConn, Schedule};
+use blockhaul_catalog::DirectMode;
+use blockhaul_engine::{DigestAlgorithm, MultiConn, RateSchedule};
 
 /// The texts of [`parse_multi_conn`].
 pub const MULTI_CONN_NAMES: [&str; 3] = ["auto", "always", "advertised"];
@@ -49,7 +49,7 @@ pub fn parse_request_size(text: &str) -> Result<u32, String> {
 ///
 /// # Errors
 /// If the text is no such value.
-pub fn parse_algorithm(text: &str) -> Result<Algorithm, String> {
+pub fn parse_algorithm(text: &str) -> Result<DigestAlgorithm, String> {
     text.parse().map_err(|error: blockhaul_block::Error| error.text())
 }
 
@@ -65,8 +65,8 @@ pub fn parse_segment(text: &str) -> Result<u32, String> {
 ///
 /// # Errors
 /// If the text is no such value.
-pub fn parse_schedule(text: &str) -> Result<Schedule, String> {
-    Schedule::parse(text).map_err(|error| error.text())
+pub fn parse_schedule(text: &str) -> Result<RateSchedule, String> {
+    RateSchedule::parse(text).map_err(|error| error.text())
 }
 
 /// A range `OFFSET:LENGTH` in bytes, not empty.
@@ -125,11 +125,11 @@ pub fn parse_multi_conn(text: &str) -> Result<MultiConn, String> {
 ///
 /// # Errors
 /// If the text is none of them.
-pub fn parse_direct(text: &str) -> Result<Direct, String> {
+pub fn parse_direct(text: &str) -> Result<DirectMode, String> {
     match text {
-        "auto" => Ok(Direct::Auto),
-        "on" => Ok(Direct::On),
-        "off" => Ok(Direct::Off),
+        "auto" => Ok(DirectMode::Auto),
+        "on" => Ok(DirectMode::On),
+        "off" => Ok(DirectMode::Off),
         other => Err(format!("{other:?} is not one of auto, on, off")),
     }
 }

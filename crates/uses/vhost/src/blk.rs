@@ -25,7 +25,7 @@ const UNMAP: u32 = 1;
 bitflags! {
     /// Features of the device.
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-    pub struct Features: u64 {
+    pub struct BlkFeatures: u64 {
         /// The number of parts of the data is limited.
         const SEGMENTS = 1 << 2;
         /// Read-only.
@@ -54,20 +54,20 @@ bitflags! {
 }
 
 /// What is offered for a device.
-pub fn features(facts: &Facts) -> Features {
-    let mut features = Features::SEGMENTS
-        | Features::BLOCK_SIZE
-        | Features::TOPOLOGY
-        | Features::QUEUES
-        | Features::INDIRECT
-        | Features::EVENT_IDX
-        | Features::PROTOCOL_FEATURES
-        | Features::VERSION_1;
+pub fn features(facts: &Facts) -> BlkFeatures {
+    let mut features = BlkFeatures::SEGMENTS
+        | BlkFeatures::BLOCK_SIZE
+        | BlkFeatures::TOPOLOGY
+        | BlkFeatures::QUEUES
+        | BlkFeatures::INDIRECT
+        | BlkFeatures::EVENT_IDX
+        | BlkFeatures::PROTOCOL_FEATURES
+        | BlkFeatures::VERSION_1;
     let writes = facts.can.contains(Can::WRITE);
-    features.set(Features::READ_ONLY, !writes);
-    features.set(Features::FLUSH, writes && facts.can.contains(Can::FLUSH));
-    features.set(Features::DISCARD, writes && facts.can.contains(Can::TRIM));
-    features.set(Features::WRITE_ZEROES, writes && facts.can.contains(Can::ZERO));
+    features.set(BlkFeatures::READ_ONLY, !writes);
+    features.set(BlkFeatures::FLUSH, writes && facts.can.contains(Can::FLUSH));
+    features.set(BlkFeatures::DISCARD, writes && facts.can.contains(Can::TRIM));
+    features.set(BlkFeatures::WRITE_ZEROES, writes && facts.can.contains(Can::ZERO));
     features
 }
 
@@ -100,7 +100,7 @@ pub fn config(facts: &Facts, queues: u16) -> [u8; CONFIG_MAX] {
 /// How a request ended, for the driver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Status {
+pub enum BlkStatus {
     /// Done.
     Ok = 0,
     /// Failed.
@@ -111,7 +111,7 @@ pub enum Status {
 
 /// A request of the driver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Command {
+pub enum BlkCommand {
     /// Read from this offset in bytes, as much as there is room for.
     Read(u64),
     /// Write from this offset in bytes, as much as there is.
@@ -128,7 +128,7 @@ pub enum Command {
 
 /// The range of a discard or write zeroes request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Range {
+pub struct DiscardRange {
     /// Offset in bytes.
     pub at: u64,
     /// Length in bytes, at least one sector.
@@ -137,33 +137,33 @@ pub struct Range {
     pub unmap: bool,
 }
 
-impl Command {
+impl BlkCommand {
     /// Reads the header of a request.
     ///
     /// # Errors
     /// If it is not supported, or its offset exceeds all devices.
-    pub fn parse(header: &[u8; HEADER]) -> Result<Command, Status> {
+    pub fn parse(header: &[u8; HEADER]) -> Result<BlkCommand, BlkStatus> {
         let kind = u32::from_le_bytes([header[0], header[1], header[2], header[3]]);
-        let (_, sector) = header.split_last_chunk::<8>().ok_or(Status::Failed)?;
-        let at = || u64::from_le_bytes(*sector).checked_mul(SECTOR).ok_or(Status::Failed);
+        let (_, sector) = header.split_last_chunk::<8>().ok_or(BlkStatus::Failed)?;
+        let at = || u64::from_le_bytes(*sector).checked_mul(SECTOR).ok_or(BlkStatus::Failed);
         Ok(match kind {
-            0 => Command::Read(at()?),
-            1 => Command::Write(at()?),
-            4 => Command::Flush,
-            8 => Command::Id,
-            11 => Command::Discard,
-            13 => Command::Zero,
-            _ => return Err(Status::Unsupported),
+            0 => BlkCommand::Read(at()?),
+            1 => BlkCommand::Write(at()?),
+            4 => BlkCommand::Flush,
+            8 => BlkCommand::Id,
+            11 => BlkCommand::Discard,
+            13 => BlkCommand::Zero,
+            _ => return Err(BlkStatus::Unsupported),
         })
     }
 }
 
-impl Range {
+impl DiscardRange {
     /// Reads a range.
     ///
     /// # Errors
     /// If it is empty or too long, exceeds all devices, or has flags that are not known.
-    pub fn parse(bytes: &[u8; RANGE]) -> Result<Range, Status> {
+    pub fn parse(bytes: &[u8; RANGE]) -> Result<DiscardRange, BlkStatus> {
         let word = |at: usize| {
             let bytes = bytes[at..].first_chunk().copied().unwrap_or_default();
             u32::from_le_bytes(bytes)
@@ -171,14 +171,14 @@ impl Range {
         let sector = u64::from(word(0)) | u64::from(word(4)) << 32;
         let count = word(8);
         let flags = word(12);
-        let at = sector.checked_mul(SECTOR).ok_or(Status::Failed)?;
+        let at = sector.checked_mul(SECTOR).ok_or(BlkStatus::Failed)?;
         if count == 0 || count > ZERO_MAX {
-            return Err(Status::Failed);
+            return Err(BlkStatus::Failed);
         }
         if flags & !UNMAP != 0 {
-            return Err(Status::Unsupported);
+            return Err(BlkStatus::Unsupported);
         }
-        Ok(Range { at, len: u64::from(count) * SECTOR, unmap: flags & UNMAP != 0 })
+        Ok(DiscardRange { at, len: u64::from(count) * SECTOR, unmap: flags & UNMAP != 0 })
     }
 }
 
@@ -196,11 +196,11 @@ mod tests {
 
     #[test]
     fn headers_name_requests_at_offsets_that_exist() {
-        assert_eq!(Command::parse(&header(0, 3)), Ok(Command::Read(1536)));
-        assert_eq!(Command::parse(&header(1, 0)), Ok(Command::Write(0)));
-        assert_eq!(Command::parse(&header(1, 1 << 55)), Err(Status::Failed));
-        assert_eq!(Command::parse(&header(4, u64::MAX)), Ok(Command::Flush));
-        assert_eq!(Command::parse(&header(2, 0)), Err(Status::Unsupported));
+        assert_eq!(BlkCommand::parse(&header(0, 3)), Ok(BlkCommand::Read(1536)));
+        assert_eq!(BlkCommand::parse(&header(1, 0)), Ok(BlkCommand::Write(0)));
+        assert_eq!(BlkCommand::parse(&header(1, 1 << 55)), Err(BlkStatus::Failed));
+        assert_eq!(BlkCommand::parse(&header(4, u64::MAX)), Ok(BlkCommand::Flush));
+        assert_eq!(BlkCommand::parse(&header(2, 0)), Err(BlkStatus::Unsupported));
     }
 
     #[test]
@@ -208,13 +208,13 @@ mod tests {
         let parse = |sector: u64, count: u32, flags: u32| {
             let bytes =
                 [&sector.to_le_bytes()[..], &count.to_le_bytes(), &flags.to_le_bytes()].concat();
-            Range::parse(bytes.as_slice().try_into().unwrap())
+            DiscardRange::parse(bytes.as_slice().try_into().unwrap())
         };
-        assert_eq!(parse(2, 8, 1), Ok(Range { at: 1024, len: 4096, unmap: true }));
-        assert_eq!(parse(2, 0, 0), Err(Status::Failed));
-        assert_eq!(parse(2, u32::MAX, 0), Err(Status::Failed));
-        assert_eq!(parse(u64::MAX, 1, 0), Err(Status::Failed));
-        assert_eq!(parse(0, 1, 2), Err(Status::Unsupported));
+        assert_eq!(parse(2, 8, 1), Ok(DiscardRange { at: 1024, len: 4096, unmap: true }));
+        assert_eq!(parse(2, 0, 0), Err(BlkStatus::Failed));
+        assert_eq!(parse(2, u32::MAX, 0), Err(BlkStatus::Failed));
+        assert_eq!(parse(u64::MAX, 1, 0), Err(BlkStatus::Failed));
+        assert_eq!(parse(0, 1, 2), Err(BlkStatus::Unsupported));
     }
 
     #[test]
@@ -225,9 +225,9 @@ mod tests {
         assert_eq!(config[..8], 1953_u64.to_le_bytes(), "whole sectors");
         assert_eq!(config[20..24], 512_u32.to_le_bytes());
         assert_eq!((config[24], config[34]), (3, 4));
-        assert!(features(&facts).contains(Features::FLUSH));
+        assert!(features(&facts).contains(BlkFeatures::FLUSH));
         facts.can = Can::empty();
-        assert!(features(&facts).contains(Features::READ_ONLY));
-        assert!(!features(&facts).intersects(Features::FLUSH | Features::DISCARD));
+        assert!(features(&facts).contains(BlkFeatures::READ_ONLY));
+        assert!(!features(&facts).intersects(BlkFeatures::FLUSH | BlkFeatures::DISCARD));
     }
 }

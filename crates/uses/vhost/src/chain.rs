@@ -3,7 +3,7 @@
 use vm_memory::{Bytes as _, GuestAddress};
 
 use crate::memory::Memory;
-use crate::ring::Layout;
+use crate::ring::RingLayout;
 
 /// Maximum number of descriptors in a chain: data in as many parts as the configuration allows, the
 /// header, the status, and a reference to a table.
@@ -36,7 +36,7 @@ pub(crate) struct Chain {
 
 /// A chain that no driver makes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Malformed;
+pub(crate) struct MalformedChain;
 
 struct Descriptor {
     segment: Segment,
@@ -46,16 +46,20 @@ struct Descriptor {
 
 impl Descriptor {
     /// Reads a descriptor, once: the guest may change it at any time.
-    fn read(memory: &Memory, table: GuestAddress, index: u16) -> Result<Descriptor, Malformed> {
-        let at = table.0.checked_add(DESCRIPTOR * u64::from(index)).ok_or(Malformed)?;
-        let words: [u64; 2] = memory.read_obj(GuestAddress(at)).map_err(|_| Malformed)?;
+    fn read(
+        memory: &Memory,
+        table: GuestAddress,
+        index: u16,
+    ) -> Result<Descriptor, MalformedChain> {
+        let at = table.0.checked_add(DESCRIPTOR * u64::from(index)).ok_or(MalformedChain)?;
+        let words: [u64; 2] = memory.read_obj(GuestAddress(at)).map_err(|_| MalformedChain)?;
         let [at, rest] = words.map(u64::from_le);
         let [len, flags, next] = [rest & 0xffff_ffff, rest >> 32 & 0xffff, rest >> 48];
-        let short = |value: u64| u16::try_from(value).map_err(|_| Malformed);
+        let short = |value: u64| u16::try_from(value).map_err(|_| MalformedChain);
         Ok(Descriptor {
             segment: Segment {
                 at: GuestAddress(at),
-                len: u32::try_from(len).map_err(|_| Malformed)?,
+                len: u32::try_from(len).map_err(|_| MalformedChain)?,
             },
             flags: short(flags)?,
             next: short(next)?,
@@ -65,7 +69,11 @@ impl Descriptor {
 
 impl Chain {
     /// Follows the chain from `head` on.
-    pub(crate) fn read(memory: &Memory, ring: &Layout, head: u16) -> Result<Chain, Malformed> {
+    pub(crate) fn read(
+        memory: &Memory,
+        ring: &RingLayout,
+        head: u16,
+    ) -> Result<Chain, MalformedChain> {
         let mut chain = Chain::default();
         let mut table = ring.descriptors;
         let mut size = u64::from(ring.size);
@@ -73,13 +81,13 @@ impl Chain {
         let mut is_indirect = false;
         for _ in 0..DESCRIPTORS_MAX {
             if u64::from(index) >= size {
-                return Err(Malformed);
+                return Err(MalformedChain);
             }
             let Descriptor { segment, flags, next } = Descriptor::read(memory, table, index)?;
             if flags & INDIRECT != 0 {
                 let len = u64::from(segment.len);
                 if is_indirect || flags & NEXT != 0 || len % DESCRIPTOR != 0 {
-                    return Err(Malformed);
+                    return Err(MalformedChain);
                 }
                 (table, size, index, is_indirect) = (segment.at, len / DESCRIPTOR, 0, true);
                 continue;
@@ -91,16 +99,16 @@ impl Chain {
             index = next;
         }
         // Too long, or a circle.
-        Err(Malformed)
+        Err(MalformedChain)
     }
 
-    fn add(&mut self, segment: Segment, is_writable: bool) -> Result<(), Malformed> {
+    fn add(&mut self, segment: Segment, is_writable: bool) -> Result<(), MalformedChain> {
         if is_writable {
             self.writable.push(segment);
         } else if self.writable.is_empty() {
             self.readable.push(segment);
         } else {
-            return Err(Malformed);
+            return Err(MalformedChain);
         }
         Ok(())
     }
@@ -138,14 +146,14 @@ pub(crate) fn gather(
     memory: &Memory,
     segments: &[Segment],
     mut bytes: &mut [u8],
-) -> Result<(), Malformed> {
+) -> Result<(), MalformedChain> {
     for segment in segments {
         let len = bytes.len().min(segment.len as usize);
         let (part, rest) = bytes.split_at_mut(len);
-        memory.read_slice(part, segment.at).map_err(|_| Malformed)?;
+        memory.read_slice(part, segment.at).map_err(|_| MalformedChain)?;
         bytes = rest;
     }
-    if bytes.is_empty() { Ok(()) } else { Err(Malformed) }
+    if bytes.is_empty() { Ok(()) } else { Err(MalformedChain) }
 }
 
 /// Copies `bytes` to the segments, which are not shorter.
@@ -153,12 +161,12 @@ pub(crate) fn scatter(
     memory: &Memory,
     segments: &[Segment],
     mut bytes: &[u8],
-) -> Result<(), Malformed> {
+) -> Result<(), MalformedChain> {
     for segment in segments {
         let len = bytes.len().min(segment.len as usize);
         let (part, rest) = bytes.split_at(len);
-        memory.write_slice(part, segment.at).map_err(|_| Malformed)?;
+        memory.write_slice(part, segment.at).map_err(|_| MalformedChain)?;
         bytes = rest;
     }
-    if bytes.is_empty() { Ok(()) } else { Err(Malformed) }
+    if bytes.is_empty() { Ok(()) } else { Err(MalformedChain) }
 }

@@ -37,7 +37,7 @@ fn part(queue_size: u16) -> usize {
 }
 
 /// The table of all queues.
-pub(crate) struct Table {
+pub(crate) struct InFlightTable {
     mapping: Arc<PeerMemory>,
     queues: u16,
     queue_size: u16,
@@ -47,7 +47,9 @@ pub(crate) struct Table {
 ///
 /// # Errors
 /// If there are too many queues, or no memory.
-pub(crate) fn create(asked: &protocol::Table) -> Result<(protocol::Table, OwnedFd), String> {
+pub(crate) fn create(
+    asked: &protocol::InFlightRegion,
+) -> Result<(protocol::InFlightRegion, OwnedFd), String> {
     let len = needed(asked)?;
     let made = || {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
@@ -57,10 +59,10 @@ pub(crate) fn create(asked: &protocol::Table) -> Result<(protocol::Table, OwnedF
         Ok(file)
     };
     let file = made().map_err(|error: rustix::io::Errno| error.to_string())?;
-    Ok((protocol::Table { len, offset: 0, ..*asked }, file))
+    Ok((protocol::InFlightRegion { len, offset: 0, ..*asked }, file))
 }
 
-fn needed(asked: &protocol::Table) -> Result<u64, String> {
+fn needed(asked: &protocol::InFlightRegion) -> Result<u64, String> {
     let queues = asked.queues;
     let size = asked.queue_size;
     if queues == 0 || queues > QUEUES_MAX || size == 0 || size > SIZE_MAX {
@@ -69,16 +71,16 @@ fn needed(asked: &protocol::Table) -> Result<u64, String> {
     Ok((part(size) * usize::from(queues)) as u64)
 }
 
-impl Table {
+impl InFlightTable {
     /// Maps a table, which may be from an earlier server. `lost` becomes true when it has lost pages.
     ///
     /// # Errors
     /// If it is shorter than its queues need, or cannot be mapped.
     pub(crate) fn open(
-        given: &protocol::Table,
+        given: &protocol::InFlightRegion,
         fd: OwnedFd,
         lost: Arc<AtomicBool>,
-    ) -> Result<Table, String> {
+    ) -> Result<InFlightTable, String> {
         let len = needed(given)?;
         if given.len < len {
             return Err(format!("a table of {} bytes, which needs {len}", given.len));
@@ -88,19 +90,19 @@ impl Table {
             .map_err(|error| format!("cannot map the table of requests: {error}"))?;
         let queues = given.queues;
         let queue_size = given.queue_size;
-        Ok(Table { mapping: Arc::new(mapping), queues, queue_size })
+        Ok(InFlightTable { mapping: Arc::new(mapping), queues, queue_size })
     }
 
     /// The part of a queue; none if the table has none for it.
-    pub(crate) fn queue(&self, index: u16, size: u16) -> Option<Entries> {
+    pub(crate) fn queue(&self, index: u16, size: u16) -> Option<InFlightEntries> {
         let fits = index < self.queues && size <= self.queue_size;
         let start = part(self.queue_size) * usize::from(index);
-        fits.then(|| Entries { mapping: self.mapping.clone(), start, size, counter: 0 })
+        fits.then(|| InFlightEntries { mapping: self.mapping.clone(), start, size, counter: 0 })
     }
 }
 
 /// The part of one queue.
-pub(crate) struct Entries {
+pub(crate) struct InFlightEntries {
     mapping: Arc<PeerMemory>,
     start: usize,
     size: u16,
@@ -108,7 +110,7 @@ pub(crate) struct Entries {
     counter: u64,
 }
 
-impl Entries {
+impl InFlightEntries {
     fn load<T: AtomicAccess + Default>(&self, at: usize) -> T {
         let slice = self.mapping.region().as_volatile_slice();
         let loaded = slice.load(self.start + at, Ordering::Acquire);
@@ -194,13 +196,13 @@ impl Entries {
 mod tests {
     use super::*;
 
-    const ASKED: protocol::Table =
-        protocol::Table { len: 0, offset: 0, queues: 2, queue_size: 8, payload: 20 };
+    const ASKED: protocol::InFlightRegion =
+        protocol::InFlightRegion { len: 0, offset: 0, queues: 2, queue_size: 8, payload: 20 };
 
-    fn table() -> (Table, Table) {
+    fn table() -> (InFlightTable, InFlightTable) {
         let (made, file) = create(&ASKED).unwrap();
         let again = file.try_clone().unwrap();
-        let open = |file| Table::open(&made, file, Arc::default()).unwrap();
+        let open = |file| InFlightTable::open(&made, file, Arc::default()).unwrap();
         (open(file), open(again))
     }
 
@@ -237,7 +239,8 @@ mod tests {
             rustix::io::pwrite(&file, &bytes, 0).unwrap();
             rustix::io::pwrite(&file, &VERSION.to_ne_bytes(), AT_VERSION as u64).unwrap();
             rustix::io::pwrite(&file, &8_u16.to_ne_bytes(), AT_SIZE as u64).unwrap();
-            let table = Table::open(&made, file.try_clone().unwrap(), Arc::default()).unwrap();
+            let table =
+                InFlightTable::open(&made, file.try_clone().unwrap(), Arc::default()).unwrap();
             let heads = table.queue(0, 8).unwrap().recover(made.queues);
             assert!(heads.len() <= 8 && heads.iter().all(|&head| head < 8));
         }
@@ -246,14 +249,15 @@ mod tests {
     #[test]
     fn impossible_tables_are_refused() {
         for (queues, queue_size) in [(0, 8), (u16::MAX, 8), (1, 0), (1, 2048)] {
-            create(&protocol::Table { queues, queue_size, ..ASKED }).unwrap_err();
+            create(&protocol::InFlightRegion { queues, queue_size, ..ASKED }).unwrap_err();
         }
         let (made, file) = create(&ASKED).unwrap();
-        let short = protocol::Table { len: made.len - 1, ..made };
-        let open =
-            |table, file: &OwnedFd| Table::open(table, file.try_clone().unwrap(), Arc::default());
+        let short = protocol::InFlightRegion { len: made.len - 1, ..made };
+        let open = |table, file: &OwnedFd| {
+            InFlightTable::open(table, file.try_clone().unwrap(), Arc::default())
+        };
         assert!(open(&short, &file).is_err());
-        let beyond = protocol::Table { offset: 1 << 40, ..made };
+        let beyond = protocol::InFlightRegion { offset: 1 << 40, ..made };
         assert!(open(&beyond, &file).is_err());
         let table = open(&made, &file).unwrap();
         assert!(table.queue(2, 8).is_none() && table.queue(0, 16).is_none());

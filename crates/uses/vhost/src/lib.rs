@@ -31,5 +31,5 @@ mod ring;
 mod session;
 mod socket;
 
-pub use queue::Watch;
-pub use session::{Config, Reopen, serve};
+pub use queue::RequestWatcher;
+pub use session::{DeviceReopener, VhostConfig, serve};

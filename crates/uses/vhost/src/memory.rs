@@ -59,13 +59,13 @@ impl GuestMemoryRegionBytes for GuestRegion {}
 /// The memory of the guest as it is now, for all queues, and whether pages of it, or of the table of
 /// requests, are lost: then accesses see zeroes, and nothing of it counts any more.
 #[derive(Default)]
-pub(crate) struct Space {
+pub(crate) struct GuestSpace {
     now: RwLock<Arc<Memory>>,
     lost: Arc<AtomicBool>,
     noticed: Notify,
 }
 
-impl Space {
+impl GuestSpace {
     pub(crate) fn now(&self) -> Arc<Memory> {
         self.now.read().expect("no panic under this lock").clone()
     }
@@ -90,7 +90,7 @@ impl Space {
         self.noticed.notify();
     }
 
-    /// Waits for [`Space::end`].
+    /// Waits for [`GuestSpace::end`].
     pub(crate) async fn ended(&self) {
         loop {
             let noticed = self.noticed.listen();
@@ -107,12 +107,12 @@ impl Space {
 #[derive(Default)]
 pub(crate) struct Regions {
     mapped: Vec<(Region, Arc<GuestRegion>)>,
-    space: Arc<Space>,
+    space: Arc<GuestSpace>,
 }
 
 impl Regions {
     /// What they make up together.
-    pub(crate) fn space(&self) -> &Arc<Space> {
+    pub(crate) fn space(&self) -> &Arc<GuestSpace> {
         &self.space
     }
 

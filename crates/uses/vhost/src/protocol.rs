@@ -27,7 +27,7 @@ const REGION: usize = 32;
 bitflags! {
     /// Optional parts of the protocol.
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-    pub struct Features: u64 {
+    pub struct ProtocolFeatures: u64 {
         /// More than one queue.
         const QUEUES = 1 << 0;
         /// Any message may ask for a reply.
@@ -45,7 +45,7 @@ bitflags! {
 
 /// The header of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Header {
+pub struct MessageHeader {
     /// Number of the request.
     pub request: u32,
     /// Whether the sender wants a reply, where that is optional.
@@ -57,7 +57,7 @@ pub struct Header {
 /// Why a message cannot be understood.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Malformed {
+pub enum MalformedMessage {
     /// Another version of the protocol.
     Version(u32),
     /// A reply instead of a request.
@@ -70,19 +70,23 @@ pub enum Malformed {
     Unknown(u32),
 }
 
-impl std::fmt::Display for Malformed {
+impl std::fmt::Display for MalformedMessage {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Malformed::Version(version) => write!(f, "version {version} of vhost-user"),
-            Malformed::Reply => f.write_str("a reply to no request"),
-            Malformed::TooLong(len) => write!(f, "a message of {len} bytes"),
-            Malformed::Payload(request) => write!(f, "message {request} with a wrong payload"),
-            Malformed::Unknown(request) => write!(f, "message {request}, which is not supported"),
+            MalformedMessage::Version(version) => write!(f, "version {version} of vhost-user"),
+            MalformedMessage::Reply => f.write_str("a reply to no request"),
+            MalformedMessage::TooLong(len) => write!(f, "a message of {len} bytes"),
+            MalformedMessage::Payload(request) => {
+                write!(f, "message {request} with a wrong payload")
+            }
+            MalformedMessage::Unknown(request) => {
+                write!(f, "message {request}, which is not supported")
+            }
         }
     }
 }
 
-impl std::error::Error for Malformed {}
+impl std::error::Error for MalformedMessage {}
 
 /// A range of the guest's memory, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -110,7 +114,7 @@ pub struct RingAddress {
 
 /// A table of requests in flight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Table {
+pub struct InFlightRegion {
     /// Its length in bytes.
     pub len: u64,
     /// Where it begins in its file.
@@ -146,35 +150,35 @@ pub enum Message {
     SetBackendSocket,
     GetConfig { offset: u32, len: u32, flags: u32 },
     SetConfig,
-    GetInFlight(Table),
-    SetInFlight(Table),
+    GetInFlight(InFlightRegion),
+    SetInFlight(InFlightRegion),
     GetMemorySlots,
     AddMemory(Region),
     RemoveMemory(Region),
 }
 
-impl Header {
+impl MessageHeader {
     /// Reads a header.
     ///
     /// # Errors
     /// If it is not one of a request of this version, or announces too much.
-    pub fn parse(bytes: &[u8; HEADER]) -> Result<Header, Malformed> {
+    pub fn parse(bytes: &[u8; HEADER]) -> Result<MessageHeader, MalformedMessage> {
         let mut words = bytes.chunks_exact(4).map(number);
         let mut next = || words.next().unwrap_or(0);
         let request = next();
         let flags = next();
         let len = next();
         if flags & VERSION_MASK != VERSION {
-            return Err(Malformed::Version(flags & VERSION_MASK));
+            return Err(MalformedMessage::Version(flags & VERSION_MASK));
         }
         if flags & REPLY != 0 {
-            return Err(Malformed::Reply);
+            return Err(MalformedMessage::Reply);
         }
         match usize::try_from(len) {
             Ok(payload) if payload <= PAYLOAD_MAX => {
-                Ok(Header { request, need_reply: flags & NEED_REPLY != 0, len: payload })
+                Ok(MessageHeader { request, need_reply: flags & NEED_REPLY != 0, len: payload })
             }
-            _ => Err(Malformed::TooLong(len)),
+            _ => Err(MalformedMessage::TooLong(len)),
         }
     }
 }
@@ -184,10 +188,10 @@ impl Message {
     ///
     /// # Errors
     /// If the request is not known, or the payload does not fit it.
-    pub fn parse(header: Header, payload: &[u8]) -> Result<Message, Malformed> {
+    pub fn parse(header: MessageHeader, payload: &[u8]) -> Result<Message, MalformedMessage> {
         let mut rest = Payload(payload);
-        let message = rest.message(header).ok_or(Malformed::Payload(header.request))??;
-        if rest.0.is_empty() { Ok(message) } else { Err(Malformed::Payload(header.request)) }
+        let message = rest.message(header).ok_or(MalformedMessage::Payload(header.request))??;
+        if rest.0.is_empty() { Ok(message) } else { Err(MalformedMessage::Payload(header.request)) }
     }
 
     /// Whether the message has a reply of its own; all others are acknowledged if asked for.
@@ -271,9 +275,9 @@ impl Payload<'_> {
         Some((u32::try_from(value & 0xff).ok()?, value & NO_FD == 0))
     }
 
-    fn table(&mut self) -> Option<Table> {
+    fn table(&mut self) -> Option<InFlightRegion> {
         let payload = self.0.len();
-        let table = Table {
+        let table = InFlightRegion {
             len: self.u64()?,
             offset: self.u64()?,
             queues: self.u16()?,
@@ -292,7 +296,7 @@ impl Payload<'_> {
     }
 
     /// `None`: the payload is too short.
-    fn message(&mut self, header: Header) -> Option<Result<Message, Malformed>> {
+    fn message(&mut self, header: MessageHeader) -> Option<Result<Message, MalformedMessage>> {
         Some(Ok(match header.request {
             1 => Message::GetFeatures,
             2 => Message::SetFeatures(self.u64()?),
@@ -325,7 +329,7 @@ impl Payload<'_> {
             36 => Message::GetMemorySlots,
             37 => Message::AddMemory(self.one_region()?),
             38 => Message::RemoveMemory(self.one_region()?),
-            request => return Some(Err(Malformed::Unknown(request))),
+            request => return Some(Err(MalformedMessage::Unknown(request))),
         }))
     }
 }
@@ -342,29 +346,29 @@ fn framed(request: u32, flags: u32, payload: &[u8]) -> Vec<u8> {
 }
 
 /// A reply with this payload.
-pub fn reply(to: Header, payload: &[u8]) -> Vec<u8> {
+pub fn reply(to: MessageHeader, payload: &[u8]) -> Vec<u8> {
     framed(to.request, REPLY, payload)
 }
 
 /// A reply with one number; as an acknowledgement, 0 means success.
-pub fn reply_number(to: Header, number: u64) -> Vec<u8> {
+pub fn reply_number(to: MessageHeader, number: u64) -> Vec<u8> {
     reply(to, &number.to_ne_bytes())
 }
 
 /// The reply to [`Message::GetRingBase`].
-pub fn reply_base(to: Header, queue: u32, base: u16) -> Vec<u8> {
+pub fn reply_base(to: MessageHeader, queue: u32, base: u16) -> Vec<u8> {
     reply(to, &[queue.to_ne_bytes(), u32::from(base).to_ne_bytes()].concat())
 }
 
 /// The reply to [`Message::GetConfig`]: without bytes, it was refused.
-pub fn reply_config(to: Header, offset: u32, flags: u32, bytes: &[u8]) -> Vec<u8> {
+pub fn reply_config(to: MessageHeader, offset: u32, flags: u32, bytes: &[u8]) -> Vec<u8> {
     let len = u32::try_from(bytes.len()).expect("the configuration is short");
     let words = [offset, len, flags].map(u32::to_ne_bytes);
     if bytes.is_empty() { reply(to, &[]) } else { reply(to, &[&words.concat(), bytes].concat()) }
 }
 
 /// The reply to [`Message::GetInFlight`].
-pub fn reply_table(to: Header, table: &Table) -> Vec<u8> {
+pub fn reply_table(to: MessageHeader, table: &InFlightRegion) -> Vec<u8> {
     let mut payload = [table.len.to_ne_bytes(), table.offset.to_ne_bytes()].concat();
     payload.extend(table.queues.to_ne_bytes());
     payload.extend(table.queue_size.to_ne_bytes());
@@ -382,32 +386,32 @@ pub fn config_changed() -> Vec<u8> {
 mod tests {
     use super::*;
 
-    fn header(request: u32, len: usize) -> Header {
-        Header { request, need_reply: false, len }
+    fn header(request: u32, len: usize) -> MessageHeader {
+        MessageHeader { request, need_reply: false, len }
     }
 
     #[test]
     fn headers_of_other_versions_replies_and_long_messages_are_refused() {
         let parse = |flags: u32, len: u32| {
             let words = [1, flags, len].map(u32::to_ne_bytes);
-            Header::parse(words.concat().as_slice().try_into().unwrap())
+            MessageHeader::parse(words.concat().as_slice().try_into().unwrap())
         };
         assert_eq!(parse(1, 8), Ok(header(1, 8)));
-        assert_eq!(parse(9, 8), Ok(Header { need_reply: true, ..header(1, 8) }));
-        assert_eq!(parse(2, 8), Err(Malformed::Version(2)));
-        assert_eq!(parse(5, 8), Err(Malformed::Reply));
-        assert_eq!(parse(1, 4097), Err(Malformed::TooLong(4097)));
+        assert_eq!(parse(9, 8), Ok(MessageHeader { need_reply: true, ..header(1, 8) }));
+        assert_eq!(parse(2, 8), Err(MalformedMessage::Version(2)));
+        assert_eq!(parse(5, 8), Err(MalformedMessage::Reply));
+        assert_eq!(parse(1, 4097), Err(MalformedMessage::TooLong(4097)));
     }
 
     #[test]
     fn payloads_have_the_length_of_their_request() {
         let parse = |request, len: usize| Message::parse(header(request, len), &vec![0; len]);
         assert_eq!(parse(1, 0), Ok(Message::GetFeatures));
-        assert_eq!(parse(1, 8), Err(Malformed::Payload(1)));
+        assert_eq!(parse(1, 8), Err(MalformedMessage::Payload(1)));
         assert_eq!(parse(2, 8), Ok(Message::SetFeatures(0)));
-        assert_eq!(parse(2, 7), Err(Malformed::Payload(2)));
-        assert_eq!(parse(99, 0), Err(Malformed::Unknown(99)));
-        let table = Table { len: 0, offset: 0, queues: 0, queue_size: 0, payload: 24 };
+        assert_eq!(parse(2, 7), Err(MalformedMessage::Payload(2)));
+        assert_eq!(parse(99, 0), Err(MalformedMessage::Unknown(99)));
+        let table = InFlightRegion { len: 0, offset: 0, queues: 0, queue_size: 0, payload: 24 };
         assert_eq!(parse(31, 24), Ok(Message::GetInFlight(table)));
         assert_eq!(reply_table(header(31, 24), &table).len(), HEADER + 24);
     }
@@ -420,9 +424,9 @@ mod tests {
         let first = Region { guest: 1, len: 2, user: 3, offset: 4 };
         let second = Region { guest: 5, len: 6, user: 7, offset: 8 };
         assert_eq!(parse(&bytes), Ok(Message::SetMemory(vec![first, second])));
-        assert_eq!(parse(&bytes[..71]), Err(Malformed::Payload(5)));
+        assert_eq!(parse(&bytes[..71]), Err(MalformedMessage::Payload(5)));
         let many = 33_u64.to_ne_bytes().repeat(200);
-        assert_eq!(parse(&many), Err(Malformed::Payload(5)));
+        assert_eq!(parse(&many), Err(MalformedMessage::Payload(5)));
     }
 
     proptest::proptest! {

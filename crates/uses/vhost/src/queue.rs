@@ -16,12 +16,12 @@ use std::task::Poll;
 use blockhaul_block::{Device, OpKind};
 use blockhaul_io::{Completer, Event, Interest, Ticket};
 
-pub(crate) use disk::Disk;
-pub use disk::Watch;
+pub use disk::RequestWatcher;
+pub(crate) use disk::VhostDisk;
 
-use crate::in_flight::Entries;
-use crate::memory::{Memory, Space};
-use crate::ring::{Broken, Layout, Ring};
+use crate::in_flight::InFlightEntries;
+use crate::memory::{GuestSpace, Memory};
+use crate::ring::{Ring, RingError, RingLayout};
 
 /// Requests taken before other tasks of the worker run; their bytes count as well, by
 /// [`BYTES_PER_SHARE`].
@@ -48,15 +48,15 @@ impl Call {
 }
 
 /// Everything that a queue needs to run.
-pub(crate) struct Start {
-    pub(crate) disk: Arc<Disk>,
-    pub(crate) space: Arc<Space>,
-    pub(crate) layout: Layout,
+pub(crate) struct QueueStart {
+    pub(crate) disk: Arc<VhostDisk>,
+    pub(crate) space: Arc<GuestSpace>,
+    pub(crate) layout: RingLayout,
     /// Position of the first request.
     pub(crate) base: u16,
     pub(crate) kick: OwnedFd,
     pub(crate) call: Arc<Call>,
-    pub(crate) entries: Option<Entries>,
+    pub(crate) entries: Option<InFlightEntries>,
 }
 
 /// Stops a queue.
@@ -66,16 +66,16 @@ pub(crate) struct Stopper {
 }
 
 /// When a queue is to stop.
-pub(crate) struct Stop {
+pub(crate) struct QueueStop {
     asked: Arc<AtomicBool>,
     woken: Ticket<()>,
 }
 
 /// A pair to stop a queue with.
-pub(crate) fn stopper() -> (Stopper, Stop) {
+pub(crate) fn stopper() -> (Stopper, QueueStop) {
     let (wake, woken) = blockhaul_io::ticket();
     let asked = Arc::<AtomicBool>::default();
-    (Stopper { asked: asked.clone(), wake }, Stop { asked, woken })
+    (Stopper { asked: asked.clone(), wake }, QueueStop { asked, woken })
 }
 
 impl Stopper {
@@ -87,13 +87,13 @@ impl Stopper {
 }
 
 /// A running queue.
-struct Queue {
-    disk: Arc<Disk>,
-    space: Arc<Space>,
-    layout: Layout,
+struct QueueTask {
+    disk: Arc<VhostDisk>,
+    space: Arc<GuestSpace>,
+    layout: RingLayout,
     ring: RefCell<Ring>,
     call: Arc<Call>,
-    entries: RefCell<Option<Entries>>,
+    entries: RefCell<Option<InFlightEntries>>,
     /// Requests that the device has.
     running: Cell<usize>,
     /// Signals that one of them has completed.
@@ -110,14 +110,14 @@ struct Queue {
 ///
 /// # Errors
 /// If its ring is not in memory.
-pub(crate) async fn run(start: Start, stop: Stop) -> Result<u16, Broken> {
-    let Start { disk, space, layout, base, kick, call, mut entries } = start;
+pub(crate) async fn run(start: QueueStart, stop: QueueStop) -> Result<u16, RingError> {
+    let QueueStart { disk, space, layout, base, kick, call, mut entries } = start;
     let mut ring = Ring::new(layout, base, &space.now())?;
     let recovered = entries.as_mut().map(|entries| entries.recover(ring.next_used()));
     let recovered = recovered.unwrap_or_default();
     if space.is_lost() {
         space.end();
-        return Err(Broken::Lost);
+        return Err(RingError::Lost);
     }
     if !recovered.is_empty() {
         log::info!("{} requests that an earlier server had taken are repeated", recovered.len());
@@ -125,7 +125,7 @@ pub(crate) async fn run(start: Start, stop: Stop) -> Result<u16, Broken> {
         let count = u16::try_from(recovered.len()).unwrap_or(layout.size);
         ring.set_next_available(ring.next_used().wrapping_add(count));
     }
-    let queue = Rc::new(Queue {
+    let queue = Rc::new(QueueTask {
         disk,
         space,
         layout,
@@ -145,8 +145,8 @@ pub(crate) async fn run(start: Start, stop: Stop) -> Result<u16, Broken> {
     Ok(next)
 }
 
-impl Queue {
-    async fn serve(self: &Rc<Self>, kick: &OwnedFd, mut stop: Stop, recovered: Vec<u16>) {
+impl QueueTask {
+    async fn serve(self: &Rc<Self>, kick: &OwnedFd, mut stop: QueueStop, recovered: Vec<u16>) {
         let memory = self.space.now();
         let device = self.disk.device();
         for head in recovered {
@@ -191,7 +191,7 @@ impl Queue {
     }
 
     /// Takes requests until there are no more, or the queue must stop.
-    async fn take_all(self: &Rc<Self>, stop: &Stop) -> Result<(), Broken> {
+    async fn take_all(self: &Rc<Self>, stop: &QueueStop) -> Result<(), RingError> {
         let mut turn = 0;
         loop {
             if self.broken.get() {
@@ -271,7 +271,7 @@ impl Queue {
         }
     }
 
-    fn try_give_back(&self, memory: &Memory, head: u16, written: u32) -> Result<(), Broken> {
+    fn try_give_back(&self, memory: &Memory, head: u16, written: u32) -> Result<(), RingError> {
         let mut ring = self.ring.borrow_mut();
         let entries = self.entries.borrow();
         ring.give_back(memory, head, written)?;
@@ -296,14 +296,14 @@ impl Queue {
     }
 
     /// What was read of the memory, unless pages of it are lost.
-    fn unless_lost<T>(&self, read: Result<T, Broken>) -> Result<T, Broken> {
-        if self.space.is_lost() { Err(Broken::Lost) } else { read }
+    fn unless_lost<T>(&self, read: Result<T, RingError>) -> Result<T, RingError> {
+        if self.space.is_lost() { Err(RingError::Lost) } else { read }
     }
 
     /// The driver must reset the device: nothing more is taken from the ring.
-    fn give_up(&self, why: Broken) {
+    fn give_up(&self, why: RingError) {
         let was_broken = self.broken.replace(true);
-        if why == Broken::Lost {
+        if why == RingError::Lost {
             // The end of the session is logged.
             self.space.end();
         } else if !was_broken {

@@ -22,7 +22,7 @@ const NO_CALL: u16 = 1;
 
 /// Where the parts of a ring are for the guest.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Layout {
+pub(crate) struct RingLayout {
     pub(crate) size: u16,
     pub(crate) descriptors: GuestAddress,
     pub(crate) available: GuestAddress,
@@ -33,7 +33,7 @@ pub(crate) struct Layout {
 
 /// The ring cannot be used any more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Broken {
+pub(crate) enum RingError {
     /// Its size is no power of two, or too large.
     Size(u16),
     /// A part is not in memory, or not aligned.
@@ -46,21 +46,21 @@ pub(crate) enum Broken {
     Lost,
 }
 
-impl fmt::Display for Broken {
+impl fmt::Display for RingError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Broken::Size(size) => write!(f, "a ring of {size} descriptors"),
-            Broken::Place => f.write_str("a part of the ring is not in the guest's memory"),
-            Broken::Overrun => f.write_str("more requests than the ring holds"),
-            Broken::Head(head) => write!(f, "descriptor {head} is not in the ring"),
-            Broken::Lost => f.write_str(LOST),
+            RingError::Size(size) => write!(f, "a ring of {size} descriptors"),
+            RingError::Place => f.write_str("a part of the ring is not in the guest's memory"),
+            RingError::Overrun => f.write_str("more requests than the ring holds"),
+            RingError::Head(head) => write!(f, "descriptor {head} is not in the ring"),
+            RingError::Lost => f.write_str(LOST),
         }
     }
 }
 
 /// The device's end of a ring.
 pub(crate) struct Ring {
-    layout: Layout,
+    layout: RingLayout,
     /// Position of the next chain to take.
     next_available: u16,
     /// Position of the next chain to give back.
@@ -71,17 +71,17 @@ pub(crate) struct Ring {
 
 impl Ring {
     /// A ring from position `base` on.
-    pub(crate) fn new(layout: Layout, base: u16, memory: &Memory) -> Result<Ring, Broken> {
-        let Layout { size, descriptors, available, used, .. } = layout;
+    pub(crate) fn new(layout: RingLayout, base: u16, memory: &Memory) -> Result<Ring, RingError> {
+        let RingLayout { size, descriptors, available, used, .. } = layout;
         if !size.is_power_of_two() || size > SIZE_MAX {
-            return Err(Broken::Size(size));
+            return Err(RingError::Size(size));
         }
         let count = usize::from(size);
         for (at, align, len) in
             [(descriptors, 16, 16 * count), (available, 2, 6 + 2 * count), (used, 4, 6 + 8 * count)]
         {
             if !at.0.is_multiple_of(align) || !memory.check_range(at, len) {
-                return Err(Broken::Place);
+                return Err(RingError::Place);
             }
         }
         let mut ring = Ring { layout, next_available: base, next_used: 0, asked_at: 0 };
@@ -106,23 +106,23 @@ impl Ring {
     }
 
     /// What the driver sees as `next_used`.
-    pub(crate) fn used_index(&self, memory: &Memory) -> Result<u16, Broken> {
+    pub(crate) fn used_index(&self, memory: &Memory) -> Result<u16, RingError> {
         load(memory, self.layout.used, 2, Ordering::Acquire)
     }
 
     /// Takes the first descriptor of the next chain; none if there is none.
-    pub(crate) fn take(&mut self, memory: &Memory) -> Result<Option<u16>, Broken> {
-        let Layout { size, available, .. } = self.layout;
+    pub(crate) fn take(&mut self, memory: &Memory) -> Result<Option<u16>, RingError> {
+        let RingLayout { size, available, .. } = self.layout;
         let waiting = load(memory, available, 2, Ordering::Acquire)?;
         match waiting.wrapping_sub(self.next_available) {
             0 => return Ok(None),
-            count if count > size => return Err(Broken::Overrun),
+            count if count > size => return Err(RingError::Overrun),
             _ => {}
         }
         let slot = u64::from(self.next_available % size);
         let head = load(memory, available, 4 + 2 * slot, Ordering::Relaxed)?;
         if head >= size {
-            return Err(Broken::Head(head));
+            return Err(RingError::Head(head));
         }
         self.next_available = self.next_available.wrapping_add(1);
         Ok(Some(head))
@@ -135,24 +135,24 @@ impl Ring {
         memory: &Memory,
         head: u16,
         written: u32,
-    ) -> Result<(), Broken> {
-        let Layout { size, used, .. } = self.layout;
+    ) -> Result<(), RingError> {
+        let RingLayout { size, used, .. } = self.layout;
         let slot = u64::from(self.next_used % size);
-        let at = used.0.checked_add(4 + 8 * slot).ok_or(Broken::Place)?;
+        let at = used.0.checked_add(4 + 8 * slot).ok_or(RingError::Place)?;
         let element = u64::from(head) | u64::from(written) << 32;
-        memory.write_obj(element.to_le_bytes(), GuestAddress(at)).map_err(|_| Broken::Place)?;
+        memory.write_obj(element.to_le_bytes(), GuestAddress(at)).map_err(|_| RingError::Place)?;
         self.next_used = self.next_used.wrapping_add(1);
         Ok(())
     }
 
     /// Lets the driver see what was given back.
-    pub(crate) fn publish(&self, memory: &Memory) -> Result<(), Broken> {
+    pub(crate) fn publish(&self, memory: &Memory) -> Result<(), RingError> {
         store(memory, self.layout.used, 2, self.next_used)
     }
 
     /// Whether the driver wants a notification about what was published since this was asked last.
-    pub(crate) fn must_call(&mut self, memory: &Memory) -> Result<bool, Broken> {
-        let Layout { size, available, event_idx, .. } = self.layout;
+    pub(crate) fn must_call(&mut self, memory: &Memory) -> Result<bool, RingError> {
+        let RingLayout { size, available, event_idx, .. } = self.layout;
         let before = self.asked_at;
         let now = self.next_used;
         self.asked_at = now;
@@ -171,8 +171,8 @@ impl Ring {
     }
 
     /// Asks the driver for a notification about the next chain. Returns whether there is one already.
-    pub(crate) fn want_kick(&self, memory: &Memory) -> Result<bool, Broken> {
-        let Layout { size, available, used, event_idx, .. } = self.layout;
+    pub(crate) fn want_kick(&self, memory: &Memory) -> Result<bool, RingError> {
+        let RingLayout { size, available, used, event_idx, .. } = self.layout;
         if event_idx {
             store(memory, used, 4 + 8 * u64::from(size), self.next_available)?;
         } else {
@@ -184,7 +184,7 @@ impl Ring {
     }
 
     /// Tells the driver that no notification is needed for now.
-    pub(crate) fn want_no_kick(&self, memory: &Memory) -> Result<(), Broken> {
+    pub(crate) fn want_no_kick(&self, memory: &Memory) -> Result<(), RingError> {
         if self.layout.event_idx {
             // The position that was asked for is passed already.
             Ok(())
@@ -194,14 +194,14 @@ impl Ring {
     }
 }
 
-fn load(memory: &Memory, at: GuestAddress, offset: u64, order: Ordering) -> Result<u16, Broken> {
-    let at = at.0.checked_add(offset).ok_or(Broken::Place)?;
-    let value: u16 = memory.load(GuestAddress(at), order).map_err(|_| Broken::Place)?;
+fn load(memory: &Memory, at: GuestAddress, offset: u64, order: Ordering) -> Result<u16, RingError> {
+    let at = at.0.checked_add(offset).ok_or(RingError::Place)?;
+    let value: u16 = memory.load(GuestAddress(at), order).map_err(|_| RingError::Place)?;
     Ok(u16::from_le(value))
 }
 
-fn store(memory: &Memory, at: GuestAddress, offset: u64, value: u16) -> Result<(), Broken> {
-    let at = at.0.checked_add(offset).ok_or(Broken::Place)?;
+fn store(memory: &Memory, at: GuestAddress, offset: u64, value: u16) -> Result<(), RingError> {
+    let at = at.0.checked_add(offset).ok_or(RingError::Place)?;
     let stored = memory.store(value.to_le(), GuestAddress(at), Ordering::Release);
-    stored.map_err(|_| Broken::Place)
+    stored.map_err(|_| RingError::Place)
 }

@@ -13,23 +13,23 @@ use std::time::Duration;
 use blockhaul_block::{Device, Flushes};
 use blockhaul_io::{Pool, Stream};
 
-use crate::blk::{self, Features};
+use crate::blk::{self, BlkFeatures};
 use crate::in_flight;
 use crate::memory::{LOST, REGIONS_MAX, Regions};
 use crate::protocol::{self, CONFIG_MAX, Message};
-use crate::queue::{Disk, Watch};
+use crate::queue::{RequestWatcher, VhostDisk};
 use crate::ring::QUEUES_MAX;
-use crate::socket::{self, Received};
+use crate::socket::{self, ReceivedMessage};
 use queues::Queues;
 
 /// Interval of looks at the size of the device.
 const LOOK: Duration = Duration::from_secs(1);
 
 /// Opens the device again; none if that is not possible now.
-pub type Reopen = Box<dyn Fn() -> Pin<Box<dyn Future<Output = Option<Arc<dyn Device>>>>>>;
+pub type DeviceReopener = Box<dyn Fn() -> Pin<Box<dyn Future<Output = Option<Arc<dyn Device>>>>>>;
 
 /// What to serve to a front end.
-pub struct Config {
+pub struct VhostConfig {
     /// The disk, fenced.
     pub device: Arc<dyn Device>,
     /// Flushes of all clients of the disk.
@@ -39,10 +39,10 @@ pub struct Config {
     /// The identity of the disk for the guest, of which 20 bytes are used.
     pub name: String,
     /// Who counts the requests.
-    pub watch: Arc<dyn Watch>,
+    pub watch: Arc<dyn RequestWatcher>,
     /// How the device is opened again, to find out whether its size has changed; none for a device
     /// that keeps its size.
-    pub reopen: Option<Reopen>,
+    pub reopen: Option<DeviceReopener>,
 }
 
 /// Serves a front end until it disconnects, or its socket is shut down; then completes what is in
@@ -50,21 +50,21 @@ pub struct Config {
 ///
 /// # Errors
 /// If the socket fails, or the front end violates the protocol.
-pub async fn serve(stream: Arc<Stream>, config: Config) -> Result<(), String> {
-    let mut session = Session::new(stream, config);
+pub async fn serve(stream: Arc<Stream>, config: VhostConfig) -> Result<(), String> {
+    let mut session = FrontEndSession::new(stream, config);
     let result = session.converse().await;
     session.queues.stop_all().await;
     result
 }
 
 /// The state that messages change.
-struct Session {
+struct FrontEndSession {
     stream: Arc<Stream>,
-    disk: Arc<Disk>,
-    reopen: Option<Reopen>,
+    disk: Arc<VhostDisk>,
+    reopen: Option<DeviceReopener>,
     /// What the front end has accepted.
-    features: Features,
-    protocol: protocol::Features,
+    features: BlkFeatures,
+    protocol: protocol::ProtocolFeatures,
     regions: Regions,
     queues: Queues,
     /// Where the front end gets the message that the configuration has changed.
@@ -72,7 +72,7 @@ struct Session {
 }
 
 /// The end of a message.
-enum Done {
+enum MessageOutcome {
     /// There is nothing to say about it, other than that it is done.
     Nothing,
     /// The reply that it has.
@@ -81,18 +81,18 @@ enum Done {
     WithFd(Vec<u8>, OwnedFd),
 }
 
-impl Session {
-    fn new(stream: Arc<Stream>, config: Config) -> Session {
-        let Config { device, flushes, pool, name, watch, reopen } = config;
-        let disk = Disk::new(device, flushes, pool, &name, watch);
+impl FrontEndSession {
+    fn new(stream: Arc<Stream>, config: VhostConfig) -> FrontEndSession {
+        let VhostConfig { device, flushes, pool, name, watch, reopen } = config;
+        let disk = VhostDisk::new(device, flushes, pool, &name, watch);
         let regions = Regions::default();
         let queues = Queues::new(disk.clone(), regions.space().clone());
-        Session {
+        FrontEndSession {
             stream,
             disk,
             reopen,
-            features: Features::empty(),
-            protocol: protocol::Features::empty(),
+            features: BlkFeatures::empty(),
+            protocol: protocol::ProtocolFeatures::empty(),
             regions,
             queues,
             changes: None,
@@ -128,26 +128,26 @@ impl Session {
     }
 
     /// Handles a message, and replies if it has a reply or asks for one.
-    async fn answer(&mut self, received: Received) -> Result<(), String> {
-        let Received { header, payload, fds } = received;
+    async fn answer(&mut self, received: ReceivedMessage) -> Result<(), String> {
+        let ReceivedMessage { header, payload, fds } = received;
         let message = Message::parse(header, &payload).map_err(|error| error.to_string())?;
         let acknowledged = header.need_reply
             && !message.has_reply()
-            && self.protocol.contains(protocol::Features::REPLY_ACK);
+            && self.protocol.contains(protocol::ProtocolFeatures::REPLY_ACK);
         log::trace!("vhost-user: {message:?} with {} descriptors", fds.len());
         let done = match self.handle(header, message, fds).await {
             Ok(done) => done,
             Err(why) if acknowledged => {
                 log::warn!("refused a message of a front end: {why}");
-                Done::Reply(protocol::reply_number(header, 1))
+                MessageOutcome::Reply(protocol::reply_number(header, 1))
             }
             Err(why) => return Err(why),
         };
         let (reply, fd) = match done {
-            Done::Nothing if acknowledged => (protocol::reply_number(header, 0), None),
-            Done::Nothing => return Ok(()),
-            Done::Reply(reply) => (reply, None),
-            Done::WithFd(reply, fd) => (reply, Some(fd)),
+            MessageOutcome::Nothing if acknowledged => (protocol::reply_number(header, 0), None),
+            MessageOutcome::Nothing => return Ok(()),
+            MessageOutcome::Reply(reply) => (reply, None),
+            MessageOutcome::WithFd(reply, fd) => (reply, Some(fd)),
         };
         let fd = fd.as_ref().map(|fd| fd.as_fd());
         socket::send(&*self.stream, &reply, fd).await.map_err(|error| blockhaul_io::plain(&error))
@@ -155,31 +155,36 @@ impl Session {
 
     async fn handle(
         &mut self,
-        header: protocol::Header,
+        header: protocol::MessageHeader,
         message: Message,
         fds: Vec<OwnedFd>,
-    ) -> Result<Done, String> {
-        let number = |number: u64| Ok(Done::Reply(protocol::reply_number(header, number)));
+    ) -> Result<MessageOutcome, String> {
+        let number =
+            |number: u64| Ok(MessageOutcome::Reply(protocol::reply_number(header, number)));
         match message {
             Message::GetFeatures => return number(self.offered().bits()),
-            Message::GetProtocolFeatures => return number(protocol::Features::all().bits()),
+            Message::GetProtocolFeatures => {
+                return number(protocol::ProtocolFeatures::all().bits());
+            }
             Message::GetQueueNumber => return number(QUEUES_MAX.into()),
             Message::GetMemorySlots => return number(REGIONS_MAX as u64),
             Message::GetConfig { offset, len, flags } => {
                 let bytes = self.config(offset, len);
-                return Ok(Done::Reply(protocol::reply_config(header, offset, flags, &bytes)));
+                return Ok(MessageOutcome::Reply(protocol::reply_config(
+                    header, offset, flags, &bytes,
+                )));
             }
             Message::GetInFlight(asked) => {
                 let (table, fd) = in_flight::create(&asked)?;
-                return Ok(Done::WithFd(protocol::reply_table(header, &table), fd));
+                return Ok(MessageOutcome::WithFd(protocol::reply_table(header, &table), fd));
             }
             Message::GetRingBase { queue } => {
                 let base = self.queues.base(queue).await?;
-                return Ok(Done::Reply(protocol::reply_base(header, queue, base)));
+                return Ok(MessageOutcome::Reply(protocol::reply_base(header, queue, base)));
             }
             message => self.change(message, fds).await?,
         }
-        Ok(Done::Nothing)
+        Ok(MessageOutcome::Nothing)
     }
 
     /// Handles a message that changes something.
@@ -187,7 +192,7 @@ impl Session {
         match message {
             Message::SetFeatures(features) => self.accept(features),
             Message::SetProtocolFeatures(features) => {
-                let known = protocol::Features::from_bits(features);
+                let known = protocol::ProtocolFeatures::from_bits(features);
                 self.protocol = known
                     .ok_or_else(|| format!("protocol features {features:#x} were not offered"))?;
                 Ok(())
@@ -205,7 +210,7 @@ impl Session {
             Message::SetInFlight(table) => {
                 let fd = fds.pop().filter(|_| fds.is_empty()).ok_or("a table without a file")?;
                 let lost = self.regions.space().lost();
-                self.queues.set_table(in_flight::Table::open(&table, fd, lost)?);
+                self.queues.set_table(in_flight::InFlightTable::open(&table, fd, lost)?);
                 Ok(())
             }
             // A driver cannot change the cache, as that is not offered.
@@ -219,15 +224,15 @@ impl Session {
         }
     }
 
-    fn offered(&self) -> Features {
+    fn offered(&self) -> BlkFeatures {
         blk::features(&self.disk.device().facts())
     }
 
     fn accept(&mut self, features: u64) -> Result<(), String> {
         let offered = self.offered();
-        let known = Features::from_bits(features).filter(|features| offered.contains(*features));
+        let known = BlkFeatures::from_bits(features).filter(|features| offered.contains(*features));
         self.features = known.ok_or_else(|| format!("features {features:#x} were not offered"))?;
-        let flushes = self.features.contains(Features::FLUSH);
+        let flushes = self.features.contains(BlkFeatures::FLUSH);
         self.disk.durable_writes.store(!flushes, Ordering::Relaxed);
         self.queues.set_features(self.features);
         Ok(())

@@ -10,11 +10,11 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags,
 };
 
-use crate::protocol::{FDS_MAX, HEADER, Header};
+use crate::protocol::{FDS_MAX, HEADER, MessageHeader};
 
 /// A message as it was received.
-pub(crate) struct Received {
-    pub(crate) header: Header,
+pub(crate) struct ReceivedMessage {
+    pub(crate) header: MessageHeader,
     pub(crate) payload: Vec<u8>,
     pub(crate) fds: Vec<OwnedFd>,
 }
@@ -23,19 +23,19 @@ pub(crate) struct Received {
 ///
 /// # Errors
 /// Those of the socket, an end in the middle of a message, and a malformed header.
-pub(crate) async fn receive(socket: &impl AsFd) -> io::Result<Option<Received>> {
+pub(crate) async fn receive(socket: &impl AsFd) -> io::Result<Option<ReceivedMessage>> {
     let mut fds = Vec::new();
     let mut header = [0; HEADER];
     if !fill(socket, &mut header, &mut fds).await? {
         return Ok(None);
     }
     let invalid = |why| io::Error::new(io::ErrorKind::InvalidData, why);
-    let header = Header::parse(&header).map_err(invalid)?;
+    let header = MessageHeader::parse(&header).map_err(invalid)?;
     let mut payload = vec![0; header.len];
     if !payload.is_empty() && !fill(socket, &mut payload, &mut fds).await? {
         return Err(io::ErrorKind::UnexpectedEof.into());
     }
-    Ok(Some(Received { header, payload, fds }))
+    Ok(Some(ReceivedMessage { header, payload, fds }))
 }
 
 /// Fills `bytes`; false at the end of the stream.

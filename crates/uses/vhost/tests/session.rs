@@ -11,12 +11,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use blockhaul_block::{Device, OpKind, fence};
-use blockhaul_io::{Engine, Pool, Runtime, Stream, Ticket};
-use blockhaul_testkit::fault::{FaultDevice, Rule, Then};
-use blockhaul_testkit::model::{Completion, Model, ModelDevice};
+use blockhaul_io::{IoEngine, Pool, Runtime, Stream, Ticket};
+use blockhaul_testkit::fault::{FaultDevice, FaultEffect, FaultRule};
+use blockhaul_testkit::model::{CompletionOrder, Model, ModelDevice};
 use blockhaul_testkit::rng::{Rng, seed};
 use blockhaul_testkit::tools::until;
-use blockhaul_vhost::{Config, Watch, protocol, serve};
+use blockhaul_vhost::{RequestWatcher, VhostConfig, protocol, serve};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::io::{pread, pwrite};
@@ -48,7 +48,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 
 struct Nobody;
 
-impl Watch for Nobody {
+impl RequestWatcher for Nobody {
     fn begun(&self) {}
     fn ended(&self) {}
     fn answered(&self, _kind: OpKind, _bytes: Option<u64>) {}
@@ -66,10 +66,10 @@ struct Server {
 }
 
 impl Server {
-    fn start(seed: u64, engine: Engine) -> Server {
-        let runtime = Runtime::start(&blockhaul_io::Config { workers: 2, engine }).unwrap();
+    fn start(seed: u64, engine: IoEngine) -> Server {
+        let runtime = Runtime::start(&blockhaul_io::RuntimeConfig { workers: 2, engine }).unwrap();
         let model = Model::with_facts(Model::all_facts(SIZE));
-        let model = ModelDevice::new(model, Completion::Shuffled(seed));
+        let model = ModelDevice::new(model, CompletionOrder::Shuffled(seed));
         let faults = FaultDevice::over(model.clone(), seed);
         let device = fence(faults.clone());
         Server { runtime, faults, model, device, grown: Arc::default() }
@@ -82,8 +82,8 @@ impl Server {
         let grown = self.grown.clone();
         let ended = self.runtime.remote().spawn(move || async move {
             let larger = Model::with_facts(Model::all_facts(2 * SIZE));
-            let larger = fence(ModelDevice::new(larger, Completion::Immediate));
-            let config = Config {
+            let larger = fence(ModelDevice::new(larger, CompletionOrder::Immediate));
+            let config = VhostConfig {
                 device,
                 flushes: Arc::default(),
                 pool: Pool::new(64 << 20),
@@ -290,7 +290,7 @@ impl Guest {
 
 #[test]
 fn requests_do_what_they_say() {
-    for (engine, event_idx) in [(Engine::Auto, true), (Engine::Threads, false)] {
+    for (engine, event_idx) in [(IoEngine::Auto, true), (IoEngine::Threads, false)] {
         let server = Server::start(seed(), engine);
         let (socket, ended) = server.connect();
         let mut guest = Guest::new(socket);
@@ -325,7 +325,9 @@ fn requests_do_what_they_say() {
         assert_eq!(guest.range(0, ZERO, last, 1, 0), 1);
         assert_eq!(guest.range(0, DISCARD, 0, 1, 1), 2);
         assert_eq!(guest.run(0, 77, 0, &[]), 2);
-        server.faults.add(Rule::new(Then::Fail(blockhaul_block::Kind::Io)).kind(OpKind::Read));
+        server
+            .faults
+            .add(FaultRule::new(FaultEffect::Fail(blockhaul_block::Kind::Io)).kind(OpKind::Read));
         assert_eq!(guest.run(0, READ, 0, &[512]), 1, "the device fails");
         // The positions of both queues, after which they can be started again.
         let base = guest.ask(11, &state(0, 0));
@@ -340,7 +342,7 @@ fn requests_do_what_they_say() {
 
 #[test]
 fn many_requests_are_in_flight_and_each_is_answered_once() {
-    let server = Server::start(seed(), Engine::Auto);
+    let server = Server::start(seed(), IoEngine::Auto);
     server.faults.delay_up_to(Duration::from_millis(2));
     let (socket, _ended) = server.connect();
     let mut guest = Guest::new(socket);
@@ -361,8 +363,8 @@ fn many_requests_are_in_flight_and_each_is_answered_once() {
 
 #[test]
 fn a_server_that_starts_again_repeats_what_was_in_flight() {
-    let before = Server::start(1, Engine::Auto);
-    let after = Server::start(2, Engine::Auto);
+    let before = Server::start(1, IoEngine::Auto);
+    let after = Server::start(2, IoEngine::Auto);
     let asked = [&numbers([0, 0])[..], &2_u16.to_ne_bytes(), &RING.to_ne_bytes()].concat();
     let (socket, _ended) = before.connect();
     let mut guest = Guest::new(socket);
@@ -374,7 +376,7 @@ fn a_server_that_starts_again_repeats_what_was_in_flight() {
     guest.send(16, &numbers([0x1201]), &[]);
     guest.send(32, &given, &[table.as_fd()]);
     guest.set_up(true);
-    before.faults.add(Rule::new(Then::Hang).kind(OpKind::Write));
+    before.faults.add(FaultRule::new(FaultEffect::Hang).kind(OpKind::Write));
     guest.put(DATA, &[7; 512]);
     assert_eq!(guest.run(0, READ, 9, &[512]), 0);
     guest.put(DATA, &[7; 512]);
@@ -400,7 +402,7 @@ fn a_server_that_starts_again_repeats_what_was_in_flight() {
 
 #[test]
 fn a_disk_that_grows_is_announced() {
-    let server = Server::start(1, Engine::Auto);
+    let server = Server::start(1, IoEngine::Auto);
     let (socket, _ended) = server.connect();
     let mut guest = Guest::new(socket);
     guest.set_up(true);
@@ -433,7 +435,7 @@ fn rings_of_any_content_harm_nobody() {
     let number = seed();
     let mut random = Rng::new(seed());
     println!("BLOCKHAUL_SEED={number}");
-    let server = Server::start(number, Engine::Auto);
+    let server = Server::start(number, IoEngine::Auto);
     for _ in 0..iterations() {
         let (socket, ended) = server.connect();
         let mut guest = Guest::new(socket);
@@ -472,7 +474,7 @@ fn messages_of_any_content_end_a_session_at_most() {
     let number = seed();
     let mut random = Rng::new(seed());
     println!("BLOCKHAUL_SEED={number}");
-    let server = Server::start(number, Engine::Auto);
+    let server = Server::start(number, IoEngine::Auto);
     for _ in 0..iterations() {
         let (socket, ended) = server.connect();
         let mut guest = Guest::new(socket);
@@ -508,7 +510,7 @@ fn messages_of_any_content_end_a_session_at_most() {
 
 #[test]
 fn memory_that_loses_its_pages_ends_its_session_alone() {
-    let server = Server::start(7, Engine::Auto);
+    let server = Server::start(7, IoEngine::Auto);
     let (other, _ended) = server.connect();
     let mut other = Guest::new(other);
     other.set_up(true);
@@ -540,7 +542,7 @@ fn memory_that_loses_its_pages_ends_its_session_alone() {
 
 #[test]
 fn a_table_that_loses_its_pages_ends_its_session_alone() {
-    let server = Server::start(7, Engine::Auto);
+    let server = Server::start(7, IoEngine::Auto);
     let (socket, ended) = server.connect();
     let mut guest = Guest::new(socket);
     let table = memfd_create("table", MemfdFlags::CLOEXEC).unwrap();

@@ -7,106 +7,108 @@ use super::*;
 #[test]
 fn a_wrong_answer_ends_the_copy_or_the_bytes_are_right() {
     let ways = [
-        How::Silence,
-        How::Hang,
-        How::Close,
-        How::CloseInHead,
-        How::CloseInPayload,
-        How::WrongCookie,
-        How::Garbage,
-        How::Twice,
-        How::Slow { first: Duration::from_millis(50), piece: Duration::from_micros(10) },
-        How::Error(5),
-        How::Error(12345),
-        How::ErrorAt(5, 300_000, "a bad place".into()),
-        How::ErrorZero,
-        How::UnknownError,
-        How::UnknownChunk,
-        How::Oversized,
-        How::OutsideRange,
-        How::Missing,
-        How::Overlap,
-        How::Backwards,
-        How::Hole,
-        How::SimpleInstead,
-        How::NeverDone,
-        How::ErrorHalfway(5),
-        How::WrongOffset,
-        How::WrongContext,
-        How::EmptyExtent,
-        How::NoExtents,
-        How::NoStatus,
-        How::LongExtent,
+        ReplyFaultKind::Silence,
+        ReplyFaultKind::Hang,
+        ReplyFaultKind::Close,
+        ReplyFaultKind::CloseInHead,
+        ReplyFaultKind::CloseInPayload,
+        ReplyFaultKind::WrongCookie,
+        ReplyFaultKind::Garbage,
+        ReplyFaultKind::Twice,
+        ReplyFaultKind::Slow { first: Duration::from_millis(50), piece: Duration::from_micros(10) },
+        ReplyFaultKind::Error(5),
+        ReplyFaultKind::Error(12345),
+        ReplyFaultKind::ErrorAt(5, 300_000, "a bad place".into()),
+        ReplyFaultKind::ErrorZero,
+        ReplyFaultKind::UnknownError,
+        ReplyFaultKind::UnknownChunk,
+        ReplyFaultKind::Oversized,
+        ReplyFaultKind::OutsideRange,
+        ReplyFaultKind::Missing,
+        ReplyFaultKind::Overlap,
+        ReplyFaultKind::Backwards,
+        ReplyFaultKind::Hole,
+        ReplyFaultKind::SimpleInstead,
+        ReplyFaultKind::NeverDone,
+        ReplyFaultKind::ErrorHalfway(5),
+        ReplyFaultKind::WrongOffset,
+        ReplyFaultKind::WrongContext,
+        ReplyFaultKind::EmptyExtent,
+        ReplyFaultKind::NoExtents,
+        ReplyFaultKind::NoStatus,
+        ReplyFaultKind::LongExtent,
     ];
     let size = 8 << 20;
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let image = scratch.file("image");
-    let content = Fill::Random(1).bytes(size);
+    let content = WriteFill::Random(1).bytes(size);
     fs::write(&image, &content).unwrap();
     let cases: Vec<_> = [
-        blockhaul_wire::Command::Read,
-        blockhaul_wire::Command::Write,
-        blockhaul_wire::Command::BlockStatus,
+        blockhaul_wire::CommandCode::Read,
+        blockhaul_wire::CommandCode::Write,
+        blockhaul_wire::CommandCode::BlockStatus,
     ]
     .into_iter()
     .flat_map(|command| {
-        let forms = [Replies::Simple, Replies::Structured, Replies::Extended];
+        let forms = [ReplyForm::Simple, ReplyForm::Structured, ReplyForm::Extended];
         let ways = &ways;
         forms
             .into_iter()
             .flat_map(move |form| ways.iter().map(move |how| (command, form, how.clone())))
     })
     .collect();
-    let check =
-        |(index, (command, form, how)): (usize, &(blockhaul_wire::Command, Replies, How))| {
-            let what = format!("{command:?} {form:?} {how:?}");
-            // Zeroes in place of a hole are correct.
-            let hole = *how == How::Hole;
-            let reading = *command != blockhaul_wire::Command::Write;
-            let model = Model::new(size as u64);
-            let model = if reading { model.with_content(content.clone()) } else { model };
-            let offer =
-                Offer::new(model).replies(*form).spoil(Spoil::from(*command, 3, how.clone()));
-            let memory = offer.model.clone();
-            let server = Scripted::offer(offer);
-            let uri = server.uri();
-            let target = scratch.file(&index.to_string());
-            let ends = if reading { [&uri, text(&target)] } else { [text(&image), &uri] };
-            // Errors of block status only cost knowledge: nothing else is awaited there.
-            let harmless =
-                *command == blockhaul_wire::Command::BlockStatus && matches!(how, How::Error(_));
-            let timeout = if harmless { "60" } else { "1" };
-            let args = [&["copy", "--timeout", timeout], &ends[..]].concat();
-            let output = without_warnings(bounded(&mut blockhaul(&args), SOON));
-            if output.status.success() {
-                if reading && !hole {
-                    assert_same(&image, &target, &what);
-                } else if !reading {
-                    let memory = memory.lock().unwrap();
-                    assert!(memory.bytes() == content, "{what}: success with wrong bytes");
-                }
-            } else {
-                let status = output.status.code().unwrap_or(-1);
-                assert!([OPEN, SOURCE, TARGET, LOST].contains(&status), "{what}: {status}");
-                refused_by(&output, &what, status, &[text(server.path())]);
+    let check = |(index, (command, form, how)): (
+        usize,
+        &(blockhaul_wire::CommandCode, ReplyForm, ReplyFaultKind),
+    )| {
+        let what = format!("{command:?} {form:?} {how:?}");
+        // Zeroes in place of a hole are correct.
+        let hole = *how == ReplyFaultKind::Hole;
+        let reading = *command != blockhaul_wire::CommandCode::Write;
+        let model = Model::new(size as u64);
+        let model = if reading { model.with_content(content.clone()) } else { model };
+        let offer =
+            Offer::new(model).replies(*form).spoil(ReplyFault::from(*command, 3, how.clone()));
+        let memory = offer.model.clone();
+        let server = ScriptedServer::offer(offer);
+        let uri = server.uri();
+        let target = scratch.file(&index.to_string());
+        let ends = if reading { [&uri, text(&target)] } else { [text(&image), &uri] };
+        // Errors of block status only cost knowledge: nothing else is awaited there.
+        let harmless = *command == blockhaul_wire::CommandCode::BlockStatus
+            && matches!(how, ReplyFaultKind::Error(_));
+        let timeout = if harmless { "60" } else { "1" };
+        let args = [&["copy", "--timeout", timeout], &ends[..]].concat();
+        let output = without_warnings(bounded(&mut blockhaul(&args), SOON));
+        if output.status.success() {
+            if reading && !hole {
+                assert_same(&image, &target, &what);
+            } else if !reading {
+                let memory = memory.lock().unwrap();
+                assert!(memory.bytes() == content, "{what}: success with wrong bytes");
             }
-            if harmless {
-                assert!(output.status.success(), "{what}: {}", lossy(&output.stderr));
-            }
-            let fails = matches!(
-                how,
-                How::Close
-                    | How::CloseInHead
-                    | How::Garbage
-                    | How::WrongCookie
-                    | How::Hang
-                    | How::Silence
-            );
-            if fails && *command != blockhaul_wire::Command::BlockStatus {
-                assert!(!output.status.success(), "{what}: success");
-            }
-            let _ = fs::remove_file(&target);
-        };
+        } else {
+            let status = output.status.code().unwrap_or(-1);
+            assert!([OPEN, SOURCE, TARGET, LOST].contains(&status), "{what}: {status}");
+            refused_by(&output, &what, status, &[text(server.path())]);
+        }
+        if harmless {
+            assert!(output.status.success(), "{what}: {}", lossy(&output.stderr));
+        }
+        let fails = matches!(
+            how,
+            ReplyFaultKind::Close
+                | ReplyFaultKind::CloseInHead
+                | ReplyFaultKind::Garbage
+                | ReplyFaultKind::WrongCookie
+                | ReplyFaultKind::Hang
+                | ReplyFaultKind::Silence
+        );
+        if fails && *command != blockhaul_wire::CommandCode::BlockStatus {
+            assert!(!output.status.success(), "{what}: success");
+        }
+        let _ = fs::remove_file(&target);
+    };
     // Most of them wait.
     let count = 8;
     let check = &check;
@@ -122,14 +124,14 @@ fn a_wrong_answer_ends_the_copy_or_the_bytes_are_right() {
 #[test]
 fn a_server_that_stops_answering_is_given_up_after_the_timeout() {
     let nbdkit = require_peer!("nbdkit");
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let image = scratch.file("image");
     let target = scratch.file("target");
     garbage(&image, 8 << 20).unwrap();
     let layer = ["--layer", "delay?read=1000s&write=1000s"];
     let ours = serve(&scratch, "s", &[&layer[..], &["memory:8M"]].concat());
     let args = ["--filter=delay", "memory", "8M", "rdelay=1000", "wdelay=1000"];
-    let nbdkits = Server::nbdkit(&nbdkit, &scratch.socket("k"), &args).unwrap();
+    let nbdkits = PeerServer::nbdkit(&nbdkit, &scratch.socket("k"), &args).unwrap();
     for server in [&ours, &nbdkits] {
         let uri = server.uri("");
         let place = text(server.socket());
@@ -163,7 +165,7 @@ fn without_warnings(mut output: Output) -> Output {
 #[test]
 fn a_connection_cut_in_the_middle_names_its_side() {
     let nbdkit = require_peer!("nbdkit");
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let image = scratch.file("image");
     let target = scratch.file("target");
     garbage(&image, 256 << 20).unwrap();
@@ -171,7 +173,7 @@ fn a_connection_cut_in_the_middle_names_its_side() {
     let ours = |name| serve(&scratch, name, &[&layer[..], &[text(&image)]].concat());
     let nbdkits = |name| {
         let args = ["--filter=rate", "file", text(&image), "rate=80M"];
-        Server::nbdkit(&nbdkit, &scratch.socket(name), &args).unwrap()
+        PeerServer::nbdkit(&nbdkit, &scratch.socket(name), &args).unwrap()
     };
     for server in [ours("0"), nbdkits("1")] {
         let uri = server.uri("");
@@ -202,7 +204,7 @@ fn a_connection_cut_in_the_middle_names_its_side() {
 
 #[test]
 fn a_signal_stops_a_copy_soon_with_its_status() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let target = scratch.file("target");
     for (signal, status) in [("TERM", 143), ("INT", 130)] {
         let mut copy = blockhaul(&["copy", "--source-layer", "rate?rate=5M", "pattern:4G"]);

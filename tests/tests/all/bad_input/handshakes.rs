@@ -7,7 +7,7 @@ use super::*;
 
 #[test]
 fn where_nobody_listens_the_place_is_named() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let absent = scratch.file("absent");
     let target = scratch.file("target");
     let uri = format!("nbd+unix:///?socket={}", text(&absent));
@@ -48,16 +48,16 @@ fn bound() -> OwnedFd {
 fn an_absent_export_and_its_server_are_named() {
     let qemu_nbd = require_peer!("qemu-nbd");
     let nbdkit = require_peer!("nbdkit");
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let image = scratch.file("image");
     let target = scratch.file("target");
     File::create(&image).unwrap().set_len(1 << 20).unwrap();
     // Of two that might write the second is refused.
     let ours = serve(&scratch, "s", &["-r", "-e", "disk", text(&image)]);
     let args = ["-e", "4", "-x", "disk", "-f", "raw", text(&image)];
-    let qemus = Server::qemu_nbd(&qemu_nbd, &scratch.socket("q"), &args).unwrap();
+    let qemus = PeerServer::qemu_nbd(&qemu_nbd, &scratch.socket("q"), &args).unwrap();
     let dir = format!("dir={}", text(scratch.path()));
-    let nbdkits = Server::nbdkit(&nbdkit, &scratch.socket("k"), &["file", &dir]).unwrap();
+    let nbdkits = PeerServer::nbdkit(&nbdkit, &scratch.socket("k"), &["file", &dir]).unwrap();
     for server in [&ours, &qemus, &nbdkits] {
         let uri = server.uri("no such disk");
         let words = ["no such disk", text(server.socket()), "; "];
@@ -71,7 +71,7 @@ fn an_absent_export_and_its_server_are_named() {
 
 #[test]
 fn a_server_of_something_else_is_told_from_one_of_nbd() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let target = scratch.file("target");
     // A server of web pages waits for a line, and answers only then.
     let web = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -135,7 +135,8 @@ fn a_handshake_that_goes_wrong_ends_the_copy_soon() {
         for (fault, status) in faults {
             scope.spawn(move || {
                 let what = format!("{fault:?}");
-                let server = Scripted::offer(Offer::new(Model::new(1 << 20)).handshake(fault));
+                let server =
+                    ScriptedServer::offer(Offer::new(Model::new(1 << 20)).handshake(fault));
                 let args = ["copy", "--timeout", "1", &server.uri(), "null:"];
                 let output = bounded(&mut blockhaul(&args), SOON);
                 let found = output.status.code().unwrap_or(-1);
@@ -157,7 +158,11 @@ fn what_a_silent_server_did_not_say_is_told_with_the_time() {
     let request = "no byte from the server for 6 s with 1 request in flight";
     let mut cases = vec![(
         "map",
-        offer().spoil(Spoil::from(blockhaul_wire::Command::BlockStatus, 0, How::Hang)),
+        offer().spoil(ReplyFault::from(
+            blockhaul_wire::CommandCode::BlockStatus,
+            0,
+            ReplyFaultKind::Hang,
+        )),
         request,
     )];
     for command in ["info", "list", "map", "copy"] {
@@ -167,7 +172,7 @@ fn what_a_silent_server_did_not_say_is_told_with_the_time() {
     std::thread::scope(|scope| {
         for (command, offer, words) in cases {
             scope.spawn(move || {
-                let server = Scripted::offer(offer);
+                let server = ScriptedServer::offer(offer);
                 let uri = server.uri();
                 let (args, status): (&[&str], i32) = match command {
                     "info" => (&["info", "--timeout", "6s", &uri], 1),
@@ -184,16 +189,16 @@ fn what_a_silent_server_did_not_say_is_told_with_the_time() {
 /// Block sizes that the protocol forbids are no reason not to copy.
 #[test]
 fn block_sizes_that_make_no_sense_cost_no_byte() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let image = scratch.file("image");
     let target = scratch.file("target");
-    let content = Fill::Random(2).bytes((1 << 20) + 333);
+    let content = WriteFill::Random(2).bytes((1 << 20) + 333);
     fs::write(&image, &content).unwrap();
     for (least, best, most) in [(3, 5, 7), (1 << 20, 1 << 20, 1 << 20), (4096, 512, 1), (0, 0, 0)] {
         let what = format!("{least} {best} {most}");
         let model = Model::new(content.len() as u64).with_content(content.clone());
         let fault = HandshakeFault::BlockSizes(least, best, most);
-        let server = Scripted::offer(Offer::new(model).handshake(fault));
+        let server = ScriptedServer::offer(Offer::new(model).handshake(fault));
         let output = bounded(&mut blockhaul(&["copy", &server.uri(), text(&target)]), SOON);
         if output.status.success() {
             assert_same(&image, &target, &what);
@@ -206,7 +211,7 @@ fn block_sizes_that_make_no_sense_cost_no_byte() {
 /// A server that its client starts, and that ends at once or never listens.
 #[test]
 fn what_a_server_said_that_does_not_start_is_told() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let target = scratch.file("target");
     let server = ["sh", "-c", "echo no luck >&2; exit 3"];
     for (server, word) in [(&server[..], "no luck"), (&["/no/such/program"], "/no/such/program")] {
@@ -229,8 +234,8 @@ fn what_a_server_said_that_does_not_start_is_told() {
 #[test]
 fn what_clients_do_wrong_is_in_the_log_with_who_did_and_on_lines_of_its_own() {
     use blockhaul_testkit::peer::Conversation;
-    use blockhaul_wire::{Command, magic};
-    let scratch = Scratch::new().unwrap();
+    use blockhaul_wire::{CommandCode, magic};
+    let scratch = ScratchDir::new().unwrap();
     let folder = scratch.file("folder");
     fs::create_dir(&folder).unwrap();
     fs::write(folder.join("disk"), [0; 4096]).unwrap();
@@ -249,7 +254,7 @@ fn what_clients_do_wrong_is_in_the_log_with_who_did_and_on_lines_of_its_own() {
         server.says(&format!("cannot open export {name:?} for a local client: ")).unwrap();
     }
     client.go("disk").unwrap();
-    let request = client.request(Command::Other(99), 0, 0);
+    let request = client.request(CommandCode::Other(99), 0, 0);
     assert_eq!(client.ask(&request, &[]).unwrap().error, 22);
     let said = server.says("from a local client: refused a request: unknown command 99").unwrap();
     assert!(!said.contains("option 77") && !said.contains('\u{1b}'), "{said}");

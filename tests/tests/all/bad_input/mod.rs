@@ -14,15 +14,15 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
-use blockhaul_testkit::arbitrary::Fill;
+use blockhaul_testkit::arbitrary::WriteFill;
 use blockhaul_testkit::image;
 use blockhaul_testkit::model::Model;
-use blockhaul_testkit::peer::{HandshakeFault, How, Offer, Scripted, Spoil};
+use blockhaul_testkit::peer::{HandshakeFault, Offer, ReplyFault, ReplyFaultKind, ScriptedServer};
 use blockhaul_testkit::require_peer;
 use blockhaul_testkit::rng;
-use blockhaul_testkit::tools::{self, Scratch, Server, until, wait_within};
+use blockhaul_testkit::tools::{self, PeerServer, ScratchDir, until, wait_within};
 use blockhaul_tests::{LIMIT, assert_same, bounded, done, garbage, lossy, serve, succeed, text};
-use blockhaul_wire::Replies;
+use blockhaul_wire::ReplyForm;
 
 /// Exit statuses, as the help documents them.
 const USAGE: i32 = 2;

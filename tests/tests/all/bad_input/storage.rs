@@ -6,7 +6,7 @@ use super::*;
 fn a_target_that_cannot_take_the_source_is_refused_untouched() {
     let nbdkit = require_peer!("nbdkit");
     let qemu_nbd = require_peer!("qemu-nbd");
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let image = scratch.file("image");
     let small = scratch.file("small");
     random_image(&image, 2 << 20);
@@ -17,9 +17,9 @@ fn a_target_that_cannot_take_the_source_is_refused_untouched() {
     let shared = format!("file:{}?lock=off", text(&small));
     let ours = serve(&scratch, "s", &[&shared]);
     let args = ["file", text(&small)];
-    let nbdkits = Server::nbdkit(&nbdkit, &scratch.socket("k"), &args).unwrap();
+    let nbdkits = PeerServer::nbdkit(&nbdkit, &scratch.socket("k"), &args).unwrap();
     let args = ["-e", "4", "-f", "raw", text(&small)];
-    let qemus = Server::qemu_nbd(&qemu_nbd, &scratch.socket("q"), &args).unwrap();
+    let qemus = PeerServer::qemu_nbd(&qemu_nbd, &scratch.socket("q"), &args).unwrap();
     for server in [&ours, &nbdkits, &qemus] {
         let words = ["smaller", "2097152", "2096640", text(server.socket())];
         refused(&["copy", source, &server.uri("")], OPEN, &words);
@@ -30,9 +30,9 @@ fn a_target_that_cannot_take_the_source_is_refused_untouched() {
 
     let ours = serve(&scratch, "r", &["-r", text(&image)]);
     let args = ["-r", "file", text(&image)];
-    let nbdkits = Server::nbdkit(&nbdkit, &scratch.socket("l"), &args).unwrap();
+    let nbdkits = PeerServer::nbdkit(&nbdkit, &scratch.socket("l"), &args).unwrap();
     let args = ["-r", "-e", "4", "-f", "raw", text(&image)];
-    let qemus = Server::qemu_nbd(&qemu_nbd, &scratch.socket("p"), &args).unwrap();
+    let qemus = PeerServer::qemu_nbd(&qemu_nbd, &scratch.socket("p"), &args).unwrap();
     for server in [&ours, &nbdkits, &qemus] {
         refused(&["copy", "zero:1M", &server.uri("")], OPEN, &["read-only", text(server.socket())]);
     }
@@ -46,12 +46,12 @@ fn a_target_that_cannot_take_the_source_is_refused_untouched() {
 #[test]
 fn a_full_target_has_a_status_of_its_own() {
     let nbdkit = require_peer!("nbdkit");
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let image = scratch.file("image");
     garbage(&image, 24 << 20).unwrap();
     let source = text(&image);
     let args = ["--filter=error", "memory", "24M", "error-pwrite=ENOSPC", "error-pwrite-rate=30%"];
-    let nbdkits = Server::nbdkit(&nbdkit, &scratch.socket("k"), &args).unwrap();
+    let nbdkits = PeerServer::nbdkit(&nbdkit, &scratch.socket("k"), &args).unwrap();
     let layer = ["--layer", "error?error=ENOSPC&write=100%&after=10", "memory:24M"];
     let ours = serve(&scratch, "s", &layer);
     for server in [&nbdkits, &ours] {
@@ -91,7 +91,7 @@ fn a_full_target_has_a_status_of_its_own() {
 
 #[test]
 fn a_bad_block_is_told_with_its_side_and_place() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let image = scratch.file("image");
     let target = scratch.file("target");
     garbage(&image, 16 << 20).unwrap();
@@ -139,7 +139,7 @@ fn a_bad_block_is_told_with_its_side_and_place() {
 #[test]
 fn a_bad_block_behind_another_server_is_told_with_its_place() {
     let nbdkit = require_peer!("nbdkit");
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let target = scratch.file("target");
     let bad = 0x0012_3456;
     let place = (bad / 65536 * 65536).to_string();
@@ -149,7 +149,7 @@ fn a_bad_block_behind_another_server_is_told_with_its_place() {
     );
     let read = format!("pread={read}");
     let args = ["eval", "get_size=echo 16M", &read, "thread_model=echo parallel"];
-    let server = Server::nbdkit(&nbdkit, &scratch.socket("k"), &args).unwrap();
+    let server = PeerServer::nbdkit(&nbdkit, &scratch.socket("k"), &args).unwrap();
     let words = ["source", text(server.socket()), &place, "; "];
     let args = ["copy", "--request-size=64k", &server.uri(""), text(&target)];
     refused(&args, SOURCE, &words);
@@ -157,7 +157,7 @@ fn a_bad_block_behind_another_server_is_told_with_its_place() {
 
 #[test]
 fn a_target_that_is_the_source_is_refused_by_any_name() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let image = scratch.file("image");
     let before = scratch.file("before");
     random_image(&image, 1 << 20);
@@ -187,7 +187,7 @@ fn a_target_that_is_the_source_is_refused_by_any_name() {
 
 #[test]
 fn a_source_that_shrinks_fails_and_its_server_goes_on() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let image = scratch.file("image");
     let target = scratch.file("target");
     let shrink = || File::options().write(true).open(&image).unwrap().set_len(4 << 20).unwrap();

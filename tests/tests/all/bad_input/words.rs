@@ -4,7 +4,7 @@ use super::*;
 
 #[test]
 fn a_word_that_means_nothing_is_refused_with_what_was_meant() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let target = scratch.file("target");
     let to = text(&target);
     refused(&["copy", "ftp://host/disk", to], USAGE, &["ftp", "nbd"]);
@@ -53,11 +53,11 @@ fn a_word_that_means_nothing_is_refused_with_what_was_meant() {
 #[test]
 fn empty_and_odd_sizes_are_copied_whole() {
     let nbdkit = require_peer!("nbdkit");
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     for (index, size) in [0, 1, 511, 513, 4095, 65537, (1 << 20) + 1].into_iter().enumerate() {
         let image = scratch.file("image");
         let target = scratch.file("target");
-        fs::write(&image, Fill::Random(9).bytes(size)).unwrap();
+        fs::write(&image, WriteFill::Random(9).bytes(size)).unwrap();
         let what = format!("{size} bytes");
         match size {
             // An empty source does not empty a file.
@@ -69,7 +69,7 @@ fn empty_and_odd_sizes_are_copied_whole() {
         let ours = serve(&scratch, &format!("s{index}"), &[text(&image)]);
         let args = ["file", text(&image)];
         let nbdkits = scratch.socket(&format!("k{index}"));
-        let nbdkits = Server::nbdkit(&nbdkit, &nbdkits, &args).unwrap();
+        let nbdkits = PeerServer::nbdkit(&nbdkit, &nbdkits, &args).unwrap();
         for server in [&ours, &nbdkits] {
             assert_eq!(succeed(&["info", "--size", &server.uri("")]), format!("{size}\n"));
             fs::remove_file(&target).unwrap();
@@ -90,12 +90,12 @@ fn empty_and_odd_sizes_are_copied_whole() {
 #[test]
 fn the_largest_device_is_served_measured_and_mapped() {
     let nbdkit = require_peer!("nbdkit");
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let size = i64::MAX as u64;
     let name = format!("zero:{size}");
     let ours = serve(&scratch, "s", &[&name]);
     let args = ["null", &size.to_string()];
-    let nbdkits = Server::nbdkit(&nbdkit, &scratch.socket("k"), &args).unwrap();
+    let nbdkits = PeerServer::nbdkit(&nbdkit, &scratch.socket("k"), &args).unwrap();
     let target = scratch.file("target");
     for server in [&ours, &nbdkits] {
         let uri = server.uri("");

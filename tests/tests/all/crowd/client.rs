@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use blockhaul_testkit::peer::Conversation;
 use blockhaul_testkit::rng::Rng;
-use blockhaul_wire::request::Header;
-use blockhaul_wire::{Command, CommandFlags, Replies, magic};
+use blockhaul_wire::request::RequestHeader;
+use blockhaul_wire::{CommandCode, CommandFlags, ReplyForm, magic};
 
 use super::model::{Model, STRIPE};
 
@@ -68,7 +68,7 @@ impl Client {
         let mut talk = Conversation::connect(socket)?;
         talk.patience(Duration::from_secs(60))?;
         talk.hello(3)?;
-        talk.negotiate(Replies::Structured)?;
+        talk.negotiate(ReplyForm::Structured)?;
         let extents = !talk.select("", &["base:allocation"])?.is_empty();
         let flags = talk.go("")?.flags;
         Ok(Client { talk, flags, extents })
@@ -87,7 +87,7 @@ impl Client {
 
     fn read(&mut self, at: u64, len: u64, fragile: bool) -> Result<Vec<u8>, String> {
         for _ in 0..100 {
-            let header = self.talk.request(Command::Read, at, len);
+            let header = self.talk.request(CommandCode::Read, at, len);
             let answer = self.talk.ask(&header, &[])?;
             if answer.error == 0 || !fragile {
                 return answer.bytes(at, len as usize);
@@ -98,7 +98,8 @@ impl Client {
 
     /// As many and as long reads as the server takes from one client.
     pub fn at_full_size(&mut self, size: u64, fragile: bool) -> Result<(), String> {
-        let headers: Vec<_> = (0..64).map(|_| self.talk.request(Command::Read, 0, size)).collect();
+        let headers: Vec<_> =
+            (0..64).map(|_| self.talk.request(CommandCode::Read, 0, size)).collect();
         for header in &headers {
             self.talk.send_request(header, &[])?;
         }
@@ -242,12 +243,12 @@ impl Session<'_> {
     }
 
     /// A request that may be made now.
-    fn ask(&mut self, client: &mut Client, rng: &mut Rng) -> Option<(Header, Vec<u8>)> {
+    fn ask(&mut self, client: &mut Client, rng: &mut Rng) -> Option<(RequestHeader, Vec<u8>)> {
         let index = rng.below(self.model.len() as u64) as usize;
         let mine = self.model.writer(index) == self.number;
         let start = index as u64 * STRIPE;
         if rng.chance(5) {
-            let header = client.talk.request(Command::Flush, 0, 0);
+            let header = client.talk.request(CommandCode::Flush, 0, 0);
             self.asked.insert(header.cookie, Asked::Flush);
             return Some((header, Vec::new()));
         }
@@ -258,13 +259,13 @@ impl Session<'_> {
             }
             let (len, since) = self.model.with(index, |stripe| (stripe.len(), stripe.now()));
             if client.extents && rng.chance(20) {
-                let header = client.talk.request(Command::BlockStatus, start, len as u64);
+                let header = client.talk.request(CommandCode::BlockStatus, start, len as u64);
                 self.asked.insert(header.cookie, Asked::Extents { stripe: index, since });
                 return Some((header, Vec::new()));
             }
             let at = rng.below(len as u64) as usize;
             let some = rng.between(1, (len - at) as u64);
-            let header = client.talk.request(Command::Read, start + at as u64, some);
+            let header = client.talk.request(CommandCode::Read, start + at as u64, some);
             self.asked.insert(header.cookie, Asked::Read { stripe: index, since, at });
             return Some((header, Vec::new()));
         }
@@ -275,20 +276,25 @@ impl Session<'_> {
     }
 
     /// A change of a stripe of one's own, of which none is under way.
-    fn change(&mut self, client: &mut Client, index: usize, rng: &mut Rng) -> (Header, Vec<u8>) {
+    fn change(
+        &mut self,
+        client: &mut Client,
+        index: usize,
+        rng: &mut Rng,
+    ) -> (RequestHeader, Vec<u8>) {
         let kind = match rng.below(10) {
-            0 | 1 if client.flags & ZEROES != 0 => Command::WriteZeroes,
-            2 if client.flags & TRIM != 0 => Command::Trim,
-            _ => Command::Write,
+            0 | 1 if client.flags & ZEROES != 0 => CommandCode::WriteZeroes,
+            2 if client.flags & TRIM != 0 => CommandCode::Trim,
+            _ => CommandCode::Write,
         };
-        let trim = kind == Command::Trim;
+        let trim = kind == CommandCode::Trim;
         let (header, bytes) = self.model.with(index, |stripe| {
             let all = trim || stripe.mixed || rng.chance(40);
             let at = if all { 0 } else { rng.below(stripe.len() as u64) };
             let left = stripe.len() as u64 - at;
             let len = if all { left } else { rng.between(1, left) };
             let mut bytes = vec![0; len as usize];
-            if kind == Command::Write {
+            if kind == CommandCode::Write {
                 rng.fill(&mut bytes);
             }
             let version = stripe.change(at as usize, &bytes);
@@ -300,11 +306,11 @@ impl Session<'_> {
         if client.flags & FUA != 0 && rng.chance(10) {
             flags |= CommandFlags::FUA;
         }
-        if kind == Command::WriteZeroes && rng.chance(30) {
+        if kind == CommandCode::WriteZeroes && rng.chance(30) {
             flags |= CommandFlags::NO_HOLE;
         }
-        let payload = if kind == Command::Write { bytes } else { Vec::new() };
-        (Header { flags, ..header }, payload)
+        let payload = if kind == CommandCode::Write { bytes } else { Vec::new() };
+        (RequestHeader { flags, ..header }, payload)
     }
 
     /// Compares a reply with what may be.

@@ -20,9 +20,9 @@ use std::time::{Duration, Instant};
 
 use blockhaul_testkit::peer::Conversation;
 use blockhaul_testkit::rng::Rng;
-use blockhaul_testkit::tools::{Scratch, Server, until};
+use blockhaul_testkit::tools::{PeerServer, ScratchDir, until};
 use blockhaul_tests::{LIMIT, distinct, serve, text};
-use blockhaul_wire::Replies;
+use blockhaul_wire::ReplyForm;
 use serde_json::{Value, json};
 
 use model::Model;
@@ -166,8 +166,8 @@ fn meddle(mut owner: Owner, layers: &[&str], seed: u64, over: &AtomicBool) {
 }
 
 /// What a single client sees.
-fn size(server: &Server) -> Result<u64, String> {
-    Ok(Conversation::connect(server.socket())?.open("", Replies::Structured)?.size)
+fn size(server: &PeerServer) -> Result<u64, String> {
+    Ok(Conversation::connect(server.socket())?.open("", ReplyForm::Structured)?.size)
 }
 
 /// One disk, one stack, all clients.
@@ -175,7 +175,7 @@ fn crowd(seed: u64) -> Result<(), String> {
     let rng = &mut Rng::new(seed);
     let layers = stack(rng);
     let fragile = layers.iter().any(|layer| layer.starts_with("error"));
-    let scratch = if rng.chance(50) { Scratch::on_disk() } else { Scratch::new() }.unwrap();
+    let scratch = if rng.chance(50) { ScratchDir::on_disk() } else { ScratchDir::new() }.unwrap();
     let path = scratch.file("disk");
     let control = scratch.socket("ctl");
     disk(&path);

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use blockhaul_testkit::tools::{Peer, Reason, Scratch, among_peers, skip_or_fail};
+use blockhaul_testkit::tools::{PeerProgram, ScratchDir, SkipReason, among_peers, skip_or_fail};
 use blockhaul_tests::{LIMIT, assert_same, bounded, distinct, lossy, program, text};
 
 /// Where plugins lie among the peers.
@@ -12,7 +12,7 @@ pub const FOLDER: &str = "usr/lib/x86_64-linux-gnu/nbdkit/plugins";
 
 /// The root of the unpacked peers.
 pub fn root() -> Option<PathBuf> {
-    let nbdkit = Peer::require("nbdkit")?;
+    let nbdkit = PeerProgram::require("nbdkit")?;
     let root = nbdkit.program().parent()?.parent()?.join("root");
     root.is_dir().then_some(root)
 }
@@ -24,7 +24,7 @@ pub fn has(plugin: &str) -> bool {
     let there = folder.join(format!("nbdkit-{plugin}-plugin.so")).exists()
         || folder.join(format!("nbdkit-{plugin}-plugin")).exists();
     if !there {
-        skip_or_fail(&Reason::new(format!("the peers have no plugin {plugin}")));
+        skip_or_fail(&SkipReason::new(format!("the peers have no plugin {plugin}")));
     }
     there
 }
@@ -70,7 +70,7 @@ pub fn contents(path: &Path, len: usize) -> PathBuf {
 
 /// Writes a file to a plugin's disk, and reads it back over another connection.
 #[track_caller]
-pub fn write_and_read(plugin: &str, len: usize, scratch: &Scratch) {
+pub fn write_and_read(plugin: &str, len: usize, scratch: &ScratchDir) {
     let input = contents(&scratch.file("in"), len);
     let out = scratch.file("out");
     let input_text = text(&input);

@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::process::Command;
 
 use blockhaul_testkit::require_peer;
-use blockhaul_testkit::tools::{self, Reason, Scratch};
+use blockhaul_testkit::tools::{self, ScratchDir, SkipReason};
 use blockhaul_tests::{LIMIT, blockhaul, bounded, done, lossy, peer, succeed, text};
 
 use super::can_mount;
@@ -16,7 +16,7 @@ fn a_partition_of_a_disk_in_an_ova_is_mounted_without_unpacking() {
     }
     let qemu_img = require_peer!("qemu-img");
     let mkfs = require_peer!("mkfs.ext4");
-    let scratch = Scratch::on_disk().unwrap();
+    let scratch = ScratchDir::on_disk().unwrap();
     let file = |name: &str| scratch.file(name);
     let [content, part, raw, ova] = ["content", "part.raw", "disk.raw", "ova"].map(file);
     fs::create_dir_all(content.join("etc")).unwrap();
@@ -47,7 +47,7 @@ fn a_partition_of_a_disk_in_an_ova_is_mounted_without_unpacking() {
         let output = outer(member, inner);
         let said = lossy(&output.stderr);
         if said.contains("cannot make a loop device") {
-            return tools::skip_or_fail(&Reason::new(said));
+            return tools::skip_or_fail(&SkipReason::new(said));
         }
         assert_eq!(lossy(&output.stdout), "of the machine\n", "{member}: {said}");
         assert!(output.status.success(), "{member}: {said}");

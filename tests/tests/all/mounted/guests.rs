@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use blockhaul_testkit::require_peer;
 use blockhaul_testkit::rng::{Rng, seed};
-use blockhaul_testkit::tools::{self, Scratch};
+use blockhaul_testkit::tools::{self, ScratchDir};
 use blockhaul_tests::{blockhaul, bounded, done, lossy, peer, serve, text};
 
 use super::ran;
@@ -223,7 +223,7 @@ fn payload(rng: &mut Rng) -> Vec<Vec<u8>> {
 }
 
 /// Makes the disk that the guest boots from, with an archive and a package to install.
-fn make_disk(scratch: &Scratch, busybox: &Path, payload: &[Vec<u8>]) -> Option<PathBuf> {
+fn make_disk(scratch: &ScratchDir, busybox: &Path, payload: &[Vec<u8>]) -> Option<PathBuf> {
     let root = scratch.file("root");
     for name in ["bin", "dev", "proc", "var/lib/dpkg/info", "tmp"] {
         fs::create_dir_all(root.join(name)).unwrap();
@@ -278,14 +278,14 @@ fn boot(kernel: &Kernel, initramfs: &Path, disk: &[&str]) -> String {
 }
 
 /// What is on a disk of ext4, read without the kernel.
-fn read_file(disk: &Path, name: &str, scratch: &Scratch) -> Vec<u8> {
-    let debugfs = tools::Peer::require("debugfs").expect("it came with mkfs.ext4");
+fn read_file(disk: &Path, name: &str, scratch: &ScratchDir) -> Vec<u8> {
+    let debugfs = tools::PeerProgram::require("debugfs").expect("it came with mkfs.ext4");
     let to = scratch.file("from-disk");
     peer(&debugfs, &["-R", &format!("dump {name} {}", text(&to)), text(disk)]);
     fs::read(to).unwrap_or_else(|error| panic!("{name}: {error}"))
 }
 
-fn check(disk: &Path, payload: &[Vec<u8>], scratch: &Scratch) {
+fn check(disk: &Path, payload: &[Vec<u8>], scratch: &ScratchDir) {
     if !ran(&["e2fsck", "-fn"], text(disk)) {
         return;
     }
@@ -322,7 +322,7 @@ fn a_guest_boots_from_vhost_user_from_nbd_and_from_qcow2_and_installs_files() {
     let seed = seed();
     println!("BLOCKHAUL_SEED={seed:#x}");
     let mut rng = Rng::new(seed);
-    let scratch = Scratch::on_disk().unwrap();
+    let scratch = ScratchDir::on_disk().unwrap();
     let payload = payload(&mut rng);
     let Some(original) = make_disk(&scratch, &busybox, &payload) else { return };
     let initrd = scratch.file("initramfs");
@@ -357,9 +357,9 @@ fn a_guest_boots_from_vhost_user_from_nbd_and_from_qcow2_and_installs_files() {
 }
 
 /// Checks an image with QEMU's program, and converts it to a raw one with that program.
-fn read_by_qemu(image: &Path, scratch: &Scratch) -> PathBuf {
+fn read_by_qemu(image: &Path, scratch: &ScratchDir) -> PathBuf {
     let disk = scratch.file("converted.raw");
-    let qemu = tools::Peer::require("qemu-img").expect("QEMU's emulator was here");
+    let qemu = tools::PeerProgram::require("qemu-img").expect("QEMU's emulator was here");
     peer(&qemu, &["check", "-f", "qcow2", text(image)]);
     peer(&qemu, &["convert", "-f", "qcow2", "-O", "raw", text(image), text(&disk)]);
     disk

@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::os::unix::fs::FileExt as _;
 
 use blockhaul_testkit::rng::Rng;
-use blockhaul_testkit::tools::{self, Scratch};
+use blockhaul_testkit::tools::{self, ScratchDir};
 use blockhaul_tests::exercise::{Exercise, Rules};
 use blockhaul_tests::{serve, text};
 
@@ -16,7 +16,7 @@ fn steps() -> u64 {
 }
 
 /// A file with random bytes, of no whole number of pages.
-fn image(scratch: &Scratch, rng: &mut Rng) -> std::path::PathBuf {
+fn image(scratch: &ScratchDir, rng: &mut Rng) -> std::path::PathBuf {
     let path = scratch.file("image");
     let mut bytes = vec![0; (4 << 20) + 512];
     rng.fill(&mut bytes);
@@ -30,7 +30,7 @@ fn the_file_of_a_mount_is_its_model_after_any_operations() {
         return;
     }
     let (_, mut rng) = random();
-    let scratch = Scratch::on_disk().unwrap();
+    let scratch = ScratchDir::on_disk().unwrap();
     let image = image(&scratch, &mut rng);
     for (cache, served) in [("open", false), ("none", false), ("keep", true)] {
         // It locks the image.
@@ -56,7 +56,7 @@ fn a_file_in_a_file_system_on_a_mount_is_its_model_after_any_operations() {
         return;
     }
     let (_, mut rng) = random();
-    let scratch = Scratch::on_disk().unwrap();
+    let scratch = ScratchDir::on_disk().unwrap();
     let image = empty_image(&scratch, 64 << 20);
     let disk = Disk::of(&scratch.file("mnt"), &[text(&image)]);
     let Some(mut live) = Live::make(&KINDS[0], &disk, &scratch) else { return };

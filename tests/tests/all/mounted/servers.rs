@@ -8,17 +8,17 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use blockhaul_testkit::rng::Rng;
-use blockhaul_testkit::tools::{self, Scratch, Server, until};
+use blockhaul_testkit::tools::{self, PeerServer, ScratchDir, until};
 use blockhaul_tests::{LIMIT, done, serve, text};
 
 use super::{Disk, KINDS, Live, can_mount, empty_image, is_unmounted, random};
 
-fn signal(server: &Server, name: &str) {
+fn signal(server: &PeerServer, name: &str) {
     done(Command::new("kill").args(["-s", name, &server.pid().to_string()]));
 }
 
 /// Stops a server, and waits until all of its threads have stopped: until then they answer requests.
-fn stop(server: &Server) {
+fn stop(server: &PeerServer) {
     signal(server, "STOP");
     let threads = format!("/proc/{}/task", server.pid());
     let is_stopped = |thread: std::io::Result<std::fs::DirEntry>| {
@@ -34,7 +34,7 @@ fn a_file_system_goes_on_when_its_server_was_killed_and_started_again() {
         return;
     }
     let (seed, _) = random();
-    let scratch = Scratch::on_disk().unwrap();
+    let scratch = ScratchDir::on_disk().unwrap();
     let image = empty_image(&scratch, 64 << 20);
     let mut server = serve(&scratch, "s", &[text(&image)]);
     let retry = "retry?retries=10000&retry-delay=20ms&retry-exponential=off";
@@ -94,7 +94,7 @@ fn requests_fail_within_the_timeout_when_a_server_hangs() {
     if !can_mount() {
         return;
     }
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let server = serve(&scratch, "s", &["memory:16M"]);
     let args = ["--timeout", "1s", "--cache", "none", &server.uri("")];
     let mut disk = Disk::of(&scratch.file("mnt"), &args);

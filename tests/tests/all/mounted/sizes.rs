@@ -5,7 +5,7 @@ use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::time::Duration;
 
-use blockhaul_testkit::tools::{Scratch, until};
+use blockhaul_testkit::tools::{ScratchDir, until};
 use blockhaul_tests::{serve, succeed, text};
 use rustix::fs::{FallocateFlags, SeekFrom, fallocate, seek};
 
@@ -52,7 +52,7 @@ fn a_mount_shows_a_disk_that_grows_and_shrinks() {
     if !can_mount() {
         return;
     }
-    let scratch = Scratch::on_disk().unwrap();
+    let scratch = ScratchDir::on_disk().unwrap();
     let image = scratch.file("image");
     for served in [false, true] {
         for (number, (is_folder, cache)) in
@@ -98,7 +98,7 @@ fn a_request_beyond_the_end_finds_what_was_added() {
     if !can_mount() {
         return;
     }
-    let scratch = Scratch::on_disk().unwrap();
+    let scratch = ScratchDir::on_disk().unwrap();
     let image = scratch.file("image");
     fs::write(&image, vec![1; MIB as usize]).unwrap();
     let disk = Disk::of(&scratch.file("mnt"), &["--cache", "none", text(&image)]);
@@ -121,7 +121,7 @@ fn an_image_that_is_resized_shows_its_new_size() {
     if !can_mount() {
         return;
     }
-    let scratch = Scratch::on_disk().unwrap();
+    let scratch = ScratchDir::on_disk().unwrap();
     let spec = format!("qcow2:{}", text(&scratch.file("image.qcow2")));
     succeed(&["create", &spec, "1M"]);
     let disk = Disk::of(&scratch.file("mnt"), &["-e", "disk=[", &spec, "--readonly", "]"]);
@@ -137,7 +137,7 @@ fn another_file_of_the_same_name_is_another_disk() {
     if !can_mount() {
         return;
     }
-    let scratch = Scratch::on_disk().unwrap();
+    let scratch = ScratchDir::on_disk().unwrap();
     let [image, other] = ["image", "other"].map(|name| scratch.file(name));
     fs::write(&image, vec![1; MIB as usize]).unwrap();
     fs::write(&other, vec![2; 2 * MIB as usize]).unwrap();

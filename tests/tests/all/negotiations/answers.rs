@@ -1,6 +1,6 @@
 //! What the protocol document allows a server to answer to a request, with a model of what is stored.
 
-use blockhaul_wire::{Replies, magic};
+use blockhaul_wire::{ReplyForm, magic};
 
 use super::judge::READ_ONLY;
 use super::requests::{DF, FAST_ZERO, FUA, NO_HOLE, PAYLOAD_LEN, REQ_ONE, Request};
@@ -56,15 +56,15 @@ impl Numbers<'_> {
 }
 
 /// Reads a whole reply, judging its form.
-pub fn told(request: &Request, replies: Replies, messages: &[Message]) -> Result<Told, String> {
+pub fn told(request: &Request, replies: ReplyForm, messages: &[Message]) -> Result<Told, String> {
     let mut told = Told::default();
     for (index, message) in messages.iter().enumerate() {
         let is_last = index + 1 == messages.len();
         match message {
             Message::Simple { error, data } => {
-                ask!(replies != Replies::Extended, "a simple reply with extended headers");
+                ask!(replies != ReplyForm::Extended, "a simple reply with extended headers");
                 let chunks_due =
-                    replies == Replies::Structured && request.command == magic::CMD_READ;
+                    replies == ReplyForm::Structured && request.command == magic::CMD_READ;
                 ask!(!chunks_due, "a simple reply to a read, with structured replies");
                 let status = request.command == magic::CMD_BLOCK_STATUS && *error == 0;
                 ask!(!status, "a simple reply to block status");
@@ -88,7 +88,7 @@ impl Told {
     fn chunk(
         &mut self,
         request: &Request,
-        replies: Replies,
+        replies: ReplyForm,
         kind: u16,
         payload: &[u8],
     ) -> Result<(), String> {
@@ -109,11 +109,11 @@ impl Told {
                 ask!(len > 0 && len <= request.length, "a hole of {len}");
                 self.pieces.push((at, vec![0; len as usize]));
             }
-            magic::REPLY_BLOCK_STATUS if status && replies == Replies::Structured => {
+            magic::REPLY_BLOCK_STATUS if status && replies == ReplyForm::Structured => {
                 let id = numbers.next(4)? as u32;
                 self.status.push((id, extents(&mut numbers, 4)?));
             }
-            magic::REPLY_BLOCK_STATUS_EXT if status && replies == Replies::Extended => {
+            magic::REPLY_BLOCK_STATUS_EXT if status && replies == ReplyForm::Extended => {
                 let id = numbers.next(4)? as u32;
                 let count = numbers.next(4)?;
                 let extents = extents(&mut numbers, 8)?;
@@ -170,7 +170,7 @@ pub struct Model {
 
 /// What holds for the requests of a connection.
 pub struct Session {
-    pub replies: Replies,
+    pub replies: ReplyForm,
     /// Of the export.
     pub flags: u16,
     /// Numbers of the selected contexts.
@@ -227,8 +227,8 @@ impl Session {
 
     /// Flags that a command may have.
     fn flags_of(&self, command: u16) -> u16 {
-        let extended = if self.replies == Replies::Extended { PAYLOAD_LEN } else { 0 };
-        let chunks = if self.replies == Replies::Simple { 0 } else { DF };
+        let extended = if self.replies == ReplyForm::Extended { PAYLOAD_LEN } else { 0 };
+        let chunks = if self.replies == ReplyForm::Simple { 0 } else { DF };
         FUA | match command {
             magic::CMD_READ => chunks,
             magic::CMD_WRITE => extended,
@@ -255,7 +255,7 @@ impl Session {
         ask!(may_succeed, "success, where {errors:?} is due");
         match request.command {
             magic::CMD_READ => {
-                let one = self.replies == Replies::Simple || request.flags & DF == 0;
+                let one = self.replies == ReplyForm::Simple || request.flags & DF == 0;
                 ask!(one || told.pieces.len() == 1, "{} pieces", told.pieces.len());
                 let bytes = told.bytes(request)?;
                 let due = model.range(request);
@@ -345,7 +345,7 @@ mod tests {
         let length = 8;
         let payload = vec![];
         let request = Request { command, flags, cookie: 0, offset, length, payload, filter: None };
-        let session = Session { replies: Replies::Structured, flags: 1, contexts: vec![3] };
+        let session = Session { replies: ReplyForm::Structured, flags: 1, contexts: vec![3] };
         let mut model = Model { bytes: vec![0; SIZE as usize] };
         model.bytes[100..104].copy_from_slice(b"data");
         session.judge(&request, messages, &mut model).is_ok()

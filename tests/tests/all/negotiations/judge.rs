@@ -2,7 +2,7 @@
 //! before it have made.
 
 use blockhaul_testkit::peer::OptionReply;
-use blockhaul_wire::{Replies, magic};
+use blockhaul_wire::{ReplyForm, magic};
 
 use super::options::{Ask, Meaning};
 use super::{SIZE, ask};
@@ -54,7 +54,7 @@ fn kind(reply: &OptionReply) -> String {
 /// What has been negotiated.
 #[derive(Debug, Clone)]
 pub struct State {
-    pub replies: Replies,
+    pub replies: ReplyForm,
     /// The export for which contexts are selected, and their numbers.
     selected: Option<(Vec<u8>, Vec<u32>)>,
     no_zeroes: bool,
@@ -69,7 +69,7 @@ pub struct State {
 impl State {
     pub fn new(no_zeroes: bool) -> State {
         State {
-            replies: Replies::Simple,
+            replies: ReplyForm::Simple,
             selected: None,
             no_zeroes,
             chosen: None,
@@ -91,10 +91,10 @@ impl State {
         let agreed = replies.last().is_some_and(|reply| reply.kind == magic::REP_ACK);
         match &ask.meaning {
             Meaning::Abort => self.over = true,
-            Meaning::StructuredReply if agreed && self.replies == Replies::Simple => {
-                self.replies = Replies::Structured;
+            Meaning::StructuredReply if agreed && self.replies == ReplyForm::Simple => {
+                self.replies = ReplyForm::Structured;
             }
-            Meaning::ExtendedHeaders if agreed => self.replies = Replies::Extended,
+            Meaning::ExtendedHeaders if agreed => self.replies = ReplyForm::Extended,
             Meaning::Info { go: true, name, .. } if agreed => {
                 let flags = replies.iter().find_map(export);
                 self.choose(name, flags.map_or(0, |(_, flags)| flags));
@@ -123,12 +123,12 @@ impl State {
         let replies = match (came, &ask.meaning) {
             (Came::Replies(replies), _) => replies,
             (Came::Export(size, flags, zeroes), Meaning::ExportName(name)) => {
-                ask!(self.replies != Replies::Extended, "EXPORT_NAME with extended headers");
+                ask!(self.replies != ReplyForm::Extended, "EXPORT_NAME with extended headers");
                 ask!(*zeroes != self.no_zeroes, "zeroes behind the flags: {zeroes}");
                 return self.judge_export(name, *size, *flags);
             }
             (Came::Nothing(_), Meaning::ExportName(name)) => {
-                let impossible = self.replies == Replies::Extended || known(name).is_none();
+                let impossible = self.replies == ReplyForm::Extended || known(name).is_none();
                 ask!(impossible, "an export that is there was refused");
                 return Ok(());
             }
@@ -142,7 +142,7 @@ impl State {
             ask!(replies.len() == 1, "an error behind other replies");
             ask!(std::str::from_utf8(&reply.payload).is_ok(), "an error's text is no text");
         }
-        let plain = self.replies == Replies::Simple;
+        let plain = self.replies == ReplyForm::Simple;
         match &ask.meaning {
             Meaning::Malformed if ask.code == magic::OPT_STARTTLS => {
                 one_of(replies, &[magic::REP_ERR_INVALID, magic::REP_ERR_UNSUP])
@@ -154,13 +154,13 @@ impl State {
             // None is set up here.
             Meaning::StartTls => one_of(replies, &[magic::REP_ERR_UNSUP, magic::REP_ERR_POLICY]),
             Meaning::StructuredReply => match self.replies {
-                Replies::Simple => one_of(replies, &[magic::REP_ACK]),
-                Replies::Structured => one_of(replies, &[magic::REP_ERR_INVALID]),
-                Replies::Extended => {
+                ReplyForm::Simple => one_of(replies, &[magic::REP_ACK]),
+                ReplyForm::Structured => one_of(replies, &[magic::REP_ERR_INVALID]),
+                ReplyForm::Extended => {
                     one_of(replies, &[magic::REP_ERR_EXT_HEADER_REQD, magic::REP_ERR_INVALID])
                 }
             },
-            Meaning::ExtendedHeaders if self.replies == Replies::Extended => {
+            Meaning::ExtendedHeaders if self.replies == ReplyForm::Extended => {
                 one_of(replies, &[magic::REP_ERR_INVALID])
             }
             Meaning::ExtendedHeaders => one_of(replies, &[magic::REP_ACK]),
@@ -221,10 +221,10 @@ impl State {
         ask!(size == SIZE, "its size is {size}");
         ask!(flags & HAS_FLAGS != 0, "flags {flags:#x}");
         ask!((flags & READ_ONLY != 0) == read_only, "flags {flags:#x}");
-        ask!((flags & DF != 0) == (self.replies != Replies::Simple), "flags {flags:#x}");
+        ask!((flags & DF != 0) == (self.replies != ReplyForm::Simple), "flags {flags:#x}");
         let selected =
             self.selected.as_ref().is_some_and(|(of, ids)| of == name && !ids.is_empty());
-        let payload = self.replies == Replies::Extended && selected;
+        let payload = self.replies == ReplyForm::Extended && selected;
         ask!((flags & PAYLOAD != 0) == payload, "flags {flags:#x}");
         // What changes is not offered for what cannot be changed; no command but these has a bit to itself.
         ask!(!read_only || flags & (1 << 5 | 1 << 6 | 1 << 11) == 0, "flags {flags:#x}");

@@ -18,9 +18,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use blockhaul_testkit::rng::{self, Rng};
-use blockhaul_testkit::tools::{Peer, Scratch, Server};
+use blockhaul_testkit::tools::{PeerProgram, PeerServer, ScratchDir};
 use blockhaul_tests::{program, text};
-use blockhaul_wire::Replies;
+use blockhaul_wire::ReplyForm;
 use rustix::fs::{FallocateFlags, fallocate};
 
 use talk::{Script, Step, talk};
@@ -43,7 +43,7 @@ pub(crate) use ask;
 
 /// A server, and the disk that it serves.
 struct Place {
-    server: Server,
+    server: PeerServer,
     disk: PathBuf,
     /// What is on the disk before a conversation.
     content: Vec<u8>,
@@ -54,9 +54,9 @@ struct Place {
 
 impl Place {
     fn new(
-        scratch: &Scratch,
+        scratch: &ScratchDir,
         name: &str,
-        start: impl Fn(&str, &str) -> Result<Server, String>,
+        start: impl Fn(&str, &str) -> Result<PeerServer, String>,
     ) -> Place {
         let disk = scratch.file(&format!("{name}.img"));
         File::create(&disk).unwrap().set_len(SIZE).unwrap();
@@ -90,26 +90,26 @@ impl Place {
     }
 }
 
-fn ours(scratch: &Scratch) -> Place {
+fn ours(scratch: &ScratchDir) -> Place {
     Place::new(scratch, "ours", |name, disk| {
         let args = ["-e", "disk=[", disk, "--description", "a disk", "]"];
         let more = ["-e", "ro=[", disk, "--readonly", "]"];
-        Server::blockhaul(program(), &scratch.socket(name), &[&args[..], &more].concat())
+        PeerServer::blockhaul(program(), &scratch.socket(name), &[&args[..], &more].concat())
     })
 }
 
 /// The peers that are there.
-fn peers(scratch: &Scratch) -> Vec<Place> {
+fn peers(scratch: &ScratchDir) -> Vec<Place> {
     let mut places = Vec::new();
-    if let Ok(nbdkit) = Peer::find("nbdkit") {
+    if let Ok(nbdkit) = PeerProgram::find("nbdkit") {
         places.push(Place::new(scratch, "nbdkit", |name, disk| {
-            Server::nbdkit(&nbdkit, &scratch.socket(name), &["file", disk])
+            PeerServer::nbdkit(&nbdkit, &scratch.socket(name), &["file", disk])
         }));
     }
-    if let Ok(qemu_nbd) = Peer::find("qemu-nbd") {
+    if let Ok(qemu_nbd) = PeerProgram::find("qemu-nbd") {
         places.push(Place::new(scratch, "qemu-nbd", |name, disk| {
             let args = ["-f", "raw", "-e", "9", "-x", "disk", "-D", "a disk", disk];
-            Server::qemu_nbd(&qemu_nbd, &scratch.socket(name), &args)
+            PeerServer::qemu_nbd(&qemu_nbd, &scratch.socket(name), &args)
         }));
     }
     places
@@ -129,7 +129,7 @@ fn wrong(seed: u64, run: &Result<Vec<Step>, String>) -> Option<String> {
 }
 
 /// What the peers say to a seed for which ours is wrong.
-fn shown(seed: u64, scratch: &Scratch) -> String {
+fn shown(seed: u64, scratch: &ScratchDir) -> String {
     let mut all = String::new();
     for mut place in peers(scratch) {
         let name = place.disk.file_stem().unwrap().to_owned();
@@ -154,7 +154,7 @@ fn compare(seed: u64, ours: &[Step], peers: &[Vec<Step>], differences: &mut Diff
         let beside: Vec<_> = beside
             .filter(|other| other.replies == step.replies && other.asked == step.asked)
             .collect();
-        let due = if step.replies == Replies::Extended { 1 } else { 2 };
+        let due = if step.replies == ReplyForm::Extended { 1 } else { 2 };
         if beside.len() >= due && beside.iter().all(|other| other.came != step.came) {
             let theirs: Vec<_> = beside.iter().map(|other| other.came.as_str()).collect();
             let what = format!(
@@ -182,7 +182,7 @@ fn seeds() -> Vec<u64> {
 
 #[test]
 fn random_options_and_requests_are_answered_as_the_protocol_allows() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let mut ours = ours(&scratch);
     let failed: Vec<_> = seeds()
         .into_iter()
@@ -200,7 +200,7 @@ fn differences_to_both_peers_can_be_shown() {
     if std::env::var_os("BLOCKHAUL_DIFFERENCES").is_none() {
         return;
     }
-    let mut scratches = vec![Scratch::new().unwrap()];
+    let mut scratches = vec![ScratchDir::new().unwrap()];
     let mut ours = ours(&scratches[0]);
     let mut beside = peers(&scratches[0]);
     let mut differences = Differences::new();
@@ -210,7 +210,7 @@ fn differences_to_both_peers_can_be_shown() {
         // Some requests that should not be made end a peer.
         if let Some(why) = runs.iter().find_map(|run| run.as_ref().err()) {
             eprintln!("seed {seed}: {why}");
-            scratches.push(Scratch::new().unwrap());
+            scratches.push(ScratchDir::new().unwrap());
             beside = peers(&scratches[scratches.len() - 1]);
         }
         let there: Vec<_> = runs.into_iter().flatten().collect();

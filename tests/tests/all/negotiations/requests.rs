@@ -1,7 +1,7 @@
 //! Random requests, right and wrong.
 
 use blockhaul_testkit::rng::Rng;
-use blockhaul_wire::Replies;
+use blockhaul_wire::ReplyForm;
 use blockhaul_wire::magic;
 
 use super::SIZE;
@@ -38,7 +38,7 @@ pub struct Filter {
 
 impl Request {
     /// A random one for this form of messages.
-    pub fn random(rng: &mut Rng, cookie: u64, replies: Replies) -> Request {
+    pub fn random(rng: &mut Rng, cookie: u64, replies: ReplyForm) -> Request {
         let command = match rng.below(20) {
             0..5 => magic::CMD_READ,
             5..9 => magic::CMD_WRITE,
@@ -63,8 +63,8 @@ impl Request {
         self.filter.as_ref().map_or(self.length, |filter| filter.length)
     }
 
-    pub fn bytes(&self, replies: Replies) -> Vec<u8> {
-        let extended = replies == Replies::Extended;
+    pub fn bytes(&self, replies: ReplyForm) -> Vec<u8> {
+        let extended = replies == ReplyForm::Extended;
         let mut bytes = Vec::with_capacity(32 + self.payload.len());
         bytes.extend(if extended { magic::EXTENDED_REQUEST } else { magic::REQUEST }.to_be_bytes());
         bytes.extend(self.flags.to_be_bytes());
@@ -109,8 +109,8 @@ impl Request {
     }
 
     /// Gives it the payload that its header announces.
-    fn fill(&mut self, rng: &mut Rng, replies: Replies) {
-        let flagged = replies == Replies::Extended && self.flags & PAYLOAD_LEN != 0;
+    fn fill(&mut self, rng: &mut Rng, replies: ReplyForm) {
+        let flagged = replies == ReplyForm::Extended && self.flags & PAYLOAD_LEN != 0;
         if self.command == magic::CMD_BLOCK_STATUS && flagged {
             return self.select(rng);
         }
@@ -141,7 +141,7 @@ impl Request {
     }
 }
 
-fn range(rng: &mut Rng, command: u16, replies: Replies) -> (u64, u64) {
+fn range(rng: &mut Rng, command: u16, replies: ReplyForm) -> (u64, u64) {
     if command == magic::CMD_FLUSH && rng.chance(90) {
         return (0, 0);
     }
@@ -158,7 +158,7 @@ fn range(rng: &mut Rng, command: u16, replies: Replies) -> (u64, u64) {
         0 => 0,
         1..3 => rest,
         3 => rest + rng.between(1, 600),
-        4 if replies == Replies::Extended => *rng.pick(&[1 << 32, 1 << 40, 1 << 63, u64::MAX]),
+        4 if replies == ReplyForm::Extended => *rng.pick(&[1 << 32, 1 << 40, 1 << 63, u64::MAX]),
         4 | 5 => *rng.pick(&[u64::from(u32::MAX), 1 << 31, 33 << 20, 65 << 20]),
         6..9 => rng.below(SIZE),
         _ => (rng.below(100_000) / grain * grain).max(1).min(rest.max(1)),
@@ -166,21 +166,23 @@ fn range(rng: &mut Rng, command: u16, replies: Replies) -> (u64, u64) {
     (at, len)
 }
 
-fn flags(rng: &mut Rng, command: u16, replies: Replies) -> u16 {
+fn flags(rng: &mut Rng, command: u16, replies: ReplyForm) -> u16 {
     // Set always with extended headers, says the document; servers take writes without it, too.
     let due = match (command, replies) {
-        (magic::CMD_WRITE, Replies::Extended) if rng.chance(95) => PAYLOAD_LEN,
+        (magic::CMD_WRITE, ReplyForm::Extended) if rng.chance(95) => PAYLOAD_LEN,
         _ => 0,
     };
     due | match rng.below(20) {
         0 => 1 << rng.below(16),
         1 => rng.below(64) as u16,
         2..6 => FUA,
-        6..10 if command == magic::CMD_READ && replies != Replies::Simple => DF,
+        6..10 if command == magic::CMD_READ && replies != ReplyForm::Simple => DF,
         6..10 if command == magic::CMD_WRITE_ZEROES => NO_HOLE,
         10..12 if command == magic::CMD_WRITE_ZEROES => FAST_ZERO,
         6..12 if command == magic::CMD_BLOCK_STATUS => REQ_ONE,
-        12..16 if command == magic::CMD_BLOCK_STATUS && replies == Replies::Extended => PAYLOAD_LEN,
+        12..16 if command == magic::CMD_BLOCK_STATUS && replies == ReplyForm::Extended => {
+            PAYLOAD_LEN
+        }
         _ => 0,
     }
 }

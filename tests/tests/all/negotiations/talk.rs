@@ -1,8 +1,8 @@
 //! One script with one server: what was said, what came, what the judge says to it.
 
-use blockhaul_testkit::peer::{Conversation, Said};
+use blockhaul_testkit::peer::{Conversation, ScriptResult};
 use blockhaul_testkit::rng::Rng;
-use blockhaul_wire::{Replies, magic};
+use blockhaul_wire::{ReplyForm, magic};
 
 use super::answers::{Message, Model, Session};
 use super::judge::{Came, State};
@@ -35,7 +35,7 @@ impl Script {
 #[derive(Debug)]
 pub struct Step {
     /// With which form of replies.
-    pub replies: Replies,
+    pub replies: ReplyForm,
     pub asked: String,
     pub came: String,
     pub wrong: Option<String>,
@@ -79,14 +79,14 @@ pub fn talk(place: &Place, script: &Script) -> Result<Vec<Step>, String> {
     Ok(steps)
 }
 
-fn open(place: &Place, script: &Script) -> Said<Conversation> {
+fn open(place: &Place, script: &Script) -> ScriptResult<Conversation> {
     let mut talk = Conversation::connect(place.server.socket())?;
     talk.patience(place.patience)?;
     talk.hello(script.flags)?;
     Ok(talk)
 }
 
-fn ended(talk: &mut Conversation) -> Said {
+fn ended(talk: &mut Conversation) -> ScriptResult {
     match talk.receive(1) {
         Err(why) if why.contains("ended") || why.contains("reset") => Ok(()),
         other => Err(format!("the connection does not end: {other:?}")),
@@ -101,7 +101,10 @@ fn option(talk: &mut Conversation, ask: &Ask, flags: u32) -> Came {
     came.unwrap_or_else(Came::Nothing)
 }
 
-fn replies(talk: &mut Conversation, code: u32) -> Said<Vec<blockhaul_testkit::peer::OptionReply>> {
+fn replies(
+    talk: &mut Conversation,
+    code: u32,
+) -> ScriptResult<Vec<blockhaul_testkit::peer::OptionReply>> {
     let mut replies = Vec::new();
     loop {
         let reply = talk.receive_option_reply(code)?;
@@ -113,7 +116,7 @@ fn replies(talk: &mut Conversation, code: u32) -> Said<Vec<blockhaul_testkit::pe
     }
 }
 
-fn export(talk: &mut Conversation, flags: u32) -> Said<Came> {
+fn export(talk: &mut Conversation, flags: u32) -> ScriptResult<Came> {
     let size = talk.receive_u64()?;
     let of_export = talk.receive_u16()?;
     let zeroes = flags & NO_ZEROES == 0;
@@ -229,7 +232,7 @@ fn whole(
 }
 
 /// Reads what a request was about.
-fn read(talk: &mut Conversation, of: &Request, replies: Replies) -> Result<Vec<u8>, String> {
+fn read(talk: &mut Conversation, of: &Request, replies: ReplyForm) -> Result<Vec<u8>, String> {
     let flags = 0;
     let cookie = of.cookie | 1 << 63;
     let request = Request { command: magic::CMD_READ, flags, cookie, ..of.clone() };
@@ -239,7 +242,11 @@ fn read(talk: &mut Conversation, of: &Request, replies: Replies) -> Result<Vec<u
 }
 
 /// Sends a request, receives all messages of its reply.
-fn ask(talk: &mut Conversation, request: &Request, replies: Replies) -> Said<Vec<Message>> {
+fn ask(
+    talk: &mut Conversation,
+    request: &Request,
+    replies: ReplyForm,
+) -> ScriptResult<Vec<Message>> {
     talk.send(&request.bytes(replies))?;
     let mut messages = Vec::new();
     loop {
@@ -251,9 +258,13 @@ fn ask(talk: &mut Conversation, request: &Request, replies: Replies) -> Said<Vec
     }
 }
 
-fn message(talk: &mut Conversation, request: &Request, replies: Replies) -> Said<(Message, bool)> {
+fn message(
+    talk: &mut Conversation,
+    request: &Request,
+    replies: ReplyForm,
+) -> ScriptResult<(Message, bool)> {
     let due = match replies {
-        Replies::Extended => magic::EXTENDED_REPLY,
+        ReplyForm::Extended => magic::EXTENDED_REPLY,
         _ => magic::STRUCTURED_REPLY,
     };
     let found = talk.receive_u32()?;
@@ -264,14 +275,14 @@ fn message(talk: &mut Conversation, request: &Request, replies: Replies) -> Said
         let data = talk.receive(if brings { request.length as usize } else { 0 })?;
         return Ok((Message::Simple { error, data }, true));
     }
-    if found != due || replies == Replies::Simple {
+    if found != due || replies == ReplyForm::Simple {
         return Err(format!("a reply starts with {found:#x}"));
     }
     let flags = talk.receive_u16()?;
     let kind = talk.receive_u16()?;
     same(talk, "cookie", request.cookie)?;
     let length = match replies {
-        Replies::Extended => {
+        ReplyForm::Extended => {
             same(talk, "offset", request.offset)?;
             talk.receive_u64()?
         }
@@ -284,7 +295,7 @@ fn message(talk: &mut Conversation, request: &Request, replies: Replies) -> Said
     Ok((Message::Chunk { flags, kind, payload }, flags & 1 != 0))
 }
 
-fn same(talk: &mut Conversation, what: &str, due: u64) -> Said {
+fn same(talk: &mut Conversation, what: &str, due: u64) -> ScriptResult {
     let found = talk.receive_u64()?;
     if found == due { Ok(()) } else { Err(format!("{what} {found:#x} instead of {due:#x}")) }
 }

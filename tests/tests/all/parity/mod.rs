@@ -14,7 +14,7 @@ use std::os::unix::fs::{FileExt as _, symlink};
 use std::path::Path;
 
 use blockhaul_testkit::rng::Rng;
-use blockhaul_testkit::tools::{Peer, Scratch, Server, among_peers};
+use blockhaul_testkit::tools::{PeerProgram, PeerServer, ScratchDir, among_peers};
 use blockhaul_tests::{program, text};
 
 use lines::Line;
@@ -43,7 +43,7 @@ fn image(path: &Path, size: u64, rng: &mut Rng) {
 fn compare(seed: u64) -> Result<(), String> {
     let rng = &mut Rng::new(seed);
     let line = Line::random(rng);
-    let scratch = Scratch::on_disk().unwrap();
+    let scratch = ScratchDir::on_disk().unwrap();
     let link = scratch.file("nbdkit");
     symlink(program(), &link).unwrap();
     let start = |name: &str, program: &Path| {
@@ -53,7 +53,7 @@ fn compare(seed: u64) -> Result<(), String> {
         let mut command = among_peers(program).unwrap();
         command.args(["--foreground", "--exit-with-parent", "--unix"]).arg(&socket);
         command.args(line.words(text(&disk)));
-        (disk, Server::start(command, &socket))
+        (disk, PeerServer::start(command, &socket))
     };
     let (our_disk, ours) = start("ours", &link);
     let (their_disk, theirs) = start("theirs", Path::new("nbdkit"));
@@ -79,7 +79,7 @@ fn compare(seed: u64) -> Result<(), String> {
             Err(why) => return Err(told(why)),
         }
     }
-    let ends = |server: Server| server.stop().map(|status| status.code());
+    let ends = |server: PeerServer| server.stop().map(|status| status.code());
     let ours = ends(ours);
     let theirs = ends(theirs);
     if ours != theirs {
@@ -93,7 +93,7 @@ fn compare(seed: u64) -> Result<(), String> {
 
 #[test]
 fn the_same_command_line_and_requests_give_the_same_answers() {
-    if Peer::require("nbdkit").is_none() {
+    if PeerProgram::require("nbdkit").is_none() {
         return;
     }
     let long = std::env::var_os("BLOCKHAUL_LONG").is_some();

@@ -1,10 +1,10 @@
 //! The same conversation with two servers.
 
-use blockhaul_testkit::peer::{Answer, Conversation};
+use blockhaul_testkit::peer::{Conversation, PeerReply};
 use blockhaul_testkit::rng::Rng;
-use blockhaul_testkit::tools::Server;
-use blockhaul_wire::request::Header;
-use blockhaul_wire::{Command, CommandFlags, Replies, magic};
+use blockhaul_testkit::tools::PeerServer;
+use blockhaul_wire::request::RequestHeader;
+use blockhaul_wire::{CommandCode, CommandFlags, ReplyForm, magic};
 
 use super::lines::Line;
 
@@ -47,7 +47,7 @@ impl Greeting {
 }
 
 /// Opens a connection, asks for facts in all ways.
-fn greet(server: &Server, replies: Replies) -> Result<(Conversation, Greeting, u16), String> {
+fn greet(server: &PeerServer, replies: ReplyForm) -> Result<(Conversation, Greeting, u16), String> {
     let mut talk = Conversation::connect(server.socket())?;
     let flags = talk.hello(3)?;
     talk.negotiate(replies)?;
@@ -68,12 +68,12 @@ fn greet(server: &Server, replies: Replies) -> Result<(Conversation, Greeting, u
     let mut list = vec![0; 4];
     list.extend(0_u32.to_be_bytes());
     // Without structured replies there are none, says the protocol; nbdkit lists them all the same.
-    if replies != Replies::Simple {
+    if replies != ReplyForm::Simple {
         ask(&mut talk, magic::OPT_LIST_META_CONTEXT, &list)?;
     }
     ask(&mut talk, magic::OPT_INFO, &[0, 0, 0, 0, 0, 1, 0, 3])?;
     let contexts = match replies {
-        Replies::Simple => 0,
+        ReplyForm::Simple => 0,
         _ => talk.select("", &CONTEXTS)?.len(),
     };
     let mut told = Vec::new();
@@ -96,21 +96,21 @@ fn greet(server: &Server, replies: Replies) -> Result<(Conversation, Greeting, u
 }
 
 /// Whether a server rejects clients.
-pub fn refuses(server: &Server) -> bool {
-    greet(server, Replies::Structured).is_err()
+pub fn refuses(server: &PeerServer) -> bool {
+    greet(server, ReplyForm::Structured).is_err()
 }
 
 /// One connection to each, the same requests on both, which are added to `asked`; what is different. False:
 /// what is stored need not be the same any more.
 pub fn compare(
-    ours: &Server,
-    theirs: &Server,
+    ours: &PeerServer,
+    theirs: &PeerServer,
     line: &Line,
     rng: &mut Rng,
     requests: usize,
-    asked: &mut Vec<Header>,
+    asked: &mut Vec<RequestHeader>,
 ) -> Result<bool, String> {
-    let replies = *rng.pick(&[Replies::Structured, Replies::Structured, Replies::Simple]);
+    let replies = *rng.pick(&[ReplyForm::Structured, ReplyForm::Structured, ReplyForm::Simple]);
     let ours_greeted = greet(ours, replies);
     let theirs_greeted = greet(theirs, replies);
     let ((mut ours, our_facts, here), (mut theirs, their_facts, there)) =
@@ -137,7 +137,7 @@ pub fn compare(
         asked.push(header);
         let here = ours.ask(&header, &payload);
         let there = theirs.ask(&header, &payload);
-        theirs.request(Command::Flush, 0, 0);
+        theirs.request(CommandCode::Flush, 0, 0);
         let (here, there) = match (here, there) {
             // Both have hung up.
             (Err(_), Err(_)) => return Ok(true),
@@ -151,7 +151,7 @@ pub fn compare(
             }
             (Ok(here), Ok(there)) => (here, there),
             (here, there) => {
-                let of = |answer: &Result<Answer, String>| match answer {
+                let of = |answer: &Result<PeerReply, String>| match answer {
                     Ok(answer) => format!("error {}", answer.error),
                     Err(why) => why.clone(),
                 };
@@ -162,20 +162,21 @@ pub fn compare(
             .map_err(|why| format!("{header:?}: {why}"))?;
         // How much of what has failed was written is not said.
         let within = header.offset.saturating_add(header.length) <= size;
-        if header.command == Command::Write && [5, 28].contains(&here.error) && within {
+        if header.command == CommandCode::Write && [5, 28].contains(&here.error) && within {
             return Ok(false);
         }
         // After a failed flush, or a failed request with FUA, which may have flushed, flushes fail here.
-        let flushes = header.command == Command::Flush || header.flags.contains(CommandFlags::FUA);
+        let flushes =
+            header.command == CommandCode::Flush || header.flags.contains(CommandFlags::FUA);
         if flushes && [1, 5, 28].contains(&here.error) && within {
             return Ok(false);
         }
     }
     // Zeroes are where zeroes are reported.
     if our_facts.contexts > 0 && size > 0 && !line.stale_extents() {
-        let header = ours.request(Command::BlockStatus, 0, size);
+        let header = ours.request(CommandCode::BlockStatus, 0, size);
         let answer = ours.ask(&header, &[])?;
-        theirs.request(Command::Flush, 0, 0);
+        theirs.request(CommandCode::Flush, 0, 0);
         let mut at = 0;
         for (len, state) in answer.status.iter().flat_map(|(_, runs)| runs) {
             let end = at + (*len).min(size - at);
@@ -187,7 +188,7 @@ pub fn compare(
                     break;
                 }
                 let bytes = ours.read(at, len as usize)?;
-                theirs.request(Command::Flush, 0, 0);
+                theirs.request(CommandCode::Flush, 0, 0);
                 if state & 2 != 0 && bytes.iter().any(|byte| *byte != 0) {
                     return Err(format!("no zeroes in the {len} bytes at {at}, {state}"));
                 }
@@ -198,7 +199,7 @@ pub fn compare(
     let mut at = 0;
     while at < size {
         let len = (size - at).min(1 << 20);
-        let header = ours.request(Command::Read, at, len);
+        let header = ours.request(CommandCode::Read, at, len);
         let here = ours.ask(&header, &[])?;
         let there = theirs.ask(&header, &[])?;
         differ(&header, &here, &there, 0, asked, loose, line)
@@ -207,7 +208,7 @@ pub fn compare(
     }
     // nbdkit's `cache` loses what was not flushed.
     if both & FLUSH != 0 {
-        let header = ours.request(Command::Flush, 0, 0);
+        let header = ours.request(CommandCode::Flush, 0, 0);
         ours.ask(&header, &[])?;
         theirs.ask(&header, &[])?;
     }
@@ -220,22 +221,22 @@ pub fn compare(
 fn random(
     talk: &mut Conversation,
     size: u64,
-    replies: Replies,
+    replies: ReplyForm,
     both: u16,
     (least, one_extent): (u64, bool),
     rng: &mut Rng,
-) -> (Header, Vec<u8>) {
+) -> (RequestHeader, Vec<u8>) {
     let command = match rng.below(20) {
-        0..4 => Command::Read,
-        4..9 => Command::Write,
-        9..12 if both & (ZEROES | READ_ONLY) != 0 => Command::WriteZeroes,
-        9..12 => Command::Write,
-        12 | 13 if both & (TRIM | READ_ONLY) != 0 => Command::Trim,
-        14 if both & FLUSH != 0 => Command::Flush,
-        15 => Command::Cache,
-        16 if rng.chance(10) => Command::Other(rng.between(8, 20) as u16),
-        _ if replies == Replies::Simple && rng.chance(90) => Command::Read,
-        _ => Command::BlockStatus,
+        0..4 => CommandCode::Read,
+        4..9 => CommandCode::Write,
+        9..12 if both & (ZEROES | READ_ONLY) != 0 => CommandCode::WriteZeroes,
+        9..12 => CommandCode::Write,
+        12 | 13 if both & (TRIM | READ_ONLY) != 0 => CommandCode::Trim,
+        14 if both & FLUSH != 0 => CommandCode::Flush,
+        15 => CommandCode::Cache,
+        16 if rng.chance(10) => CommandCode::Other(rng.between(8, 20) as u16),
+        _ if replies == ReplyForm::Simple && rng.chance(90) => CommandCode::Read,
+        _ => CommandCode::BlockStatus,
     };
     let grain = *rng.pick(&[1, 512, 4096, 65536]);
     let at = match rng.below(20) {
@@ -250,7 +251,7 @@ fn random(
         0 => rng.below(2),
         1 | 2 => size.saturating_sub(at),
         3 => size.saturating_sub(at) + rng.below(2),
-        4 if command != Command::Write && rng.chance(20) => {
+        4 if command != CommandCode::Write && rng.chance(20) => {
             *rng.pick(&[u64::from(u32::MAX), 1 << 31, 65 << 20, (1 << 32) - 512, (1 << 32) - 65536])
         }
         5..8 => rng.below(size),
@@ -258,8 +259,8 @@ fn random(
     };
     let len = len.min(u64::from(u32::MAX));
     let (at, len) = match command {
-        Command::Flush => (0, 0),
-        Command::Write if len > 8 << 20 => (at, 1),
+        CommandCode::Flush => (0, 0),
+        CommandCode::Write if len > 8 << 20 => (at, 1),
         _ => (at, len),
     };
     let at = at / least * least;
@@ -267,12 +268,12 @@ fn random(
     let mut header = talk.request(command, at, len);
     let flags = match rng.below(20) {
         0 => 1 << rng.below(16),
-        1 if command == Command::WriteZeroes => rng.below(32) as u16,
-        2..8 if command == Command::WriteZeroes => 1 << 1,
-        8..10 if command == Command::WriteZeroes => 1 << 4,
+        1 if command == CommandCode::WriteZeroes => rng.below(32) as u16,
+        2..8 if command == CommandCode::WriteZeroes => 1 << 1,
+        8..10 if command == CommandCode::WriteZeroes => 1 << 4,
         2..5 => 1,
-        5..8 if command == Command::BlockStatus => 1 << 3,
-        5..8 if command == Command::Read && replies != Replies::Simple => 1 << 2,
+        5..8 if command == CommandCode::BlockStatus => 1 << 3,
+        5..8 if command == CommandCode::Read && replies != ReplyForm::Simple => 1 << 2,
         _ => 0,
     };
     // What is not offered is not asked for: servers may or may not see it.
@@ -283,7 +284,7 @@ fn random(
     let flags = flags & !withheld;
     header.flags = CommandFlags::from_bits(flags);
     let mut payload = Vec::new();
-    if command == Command::Write {
+    if command == CommandCode::Write {
         payload = vec![0; len as usize];
         if rng.chance(80) {
             rng.fill(&mut payload);
@@ -293,17 +294,18 @@ fn random(
 }
 
 /// In how many ways a request is wrong, of those that are told apart by numbers.
-fn faults(header: &Header, size: u64, both: u16) -> usize {
-    let changes = matches!(header.command, Command::Write | Command::WriteZeroes | Command::Trim);
+fn faults(header: &RequestHeader, size: u64, both: u16) -> usize {
+    let changes =
+        matches!(header.command, CommandCode::Write | CommandCode::WriteZeroes | CommandCode::Trim);
     let fua = if both & FUA == 0 { 0 } else { 1 };
     let allowed = match header.command {
-        Command::WriteZeroes => fua | 1 << 1 | 1 << 4,
-        Command::BlockStatus => fua | 1 << 3,
-        Command::Read => fua | 1 << 2,
+        CommandCode::WriteZeroes => fua | 1 << 1 | 1 << 4,
+        CommandCode::BlockStatus => fua | 1 << 3,
+        CommandCode::Read => fua | 1 << 2,
         _ => fua,
     };
     let beyond = header.offset.checked_add(header.length).is_none_or(|end| end > size);
-    let long = header.command == Command::Read && header.length > 64 << 20;
+    let long = header.command == CommandCode::Read && header.length > 64 << 20;
     let flags = header.flags.bits() & !allowed != 0;
     let refused = changes && both & READ_ONLY != 0;
     [beyond, long, flags, refused].into_iter().filter(|fault| *fault).count()
@@ -311,11 +313,11 @@ fn faults(header: &Header, size: u64, both: u16) -> usize {
 
 /// Whether two answers differ where they may not.
 fn differ(
-    header: &Header,
-    here: &Answer,
-    there: &Answer,
+    header: &RequestHeader,
+    here: &PeerReply,
+    there: &PeerReply,
     faults: usize,
-    asked: &[Header],
+    asked: &[RequestHeader],
     loose: bool,
     line: &Line,
 ) -> Result<(), String> {
@@ -331,7 +333,7 @@ fn differ(
     if here.error != 0 {
         return Ok(());
     }
-    if header.command == Command::Read {
+    if header.command == CommandCode::Read {
         let len = header.length as usize;
         let here = here.bytes(header.offset, len)?;
         let there = there.bytes(header.offset, len)?;
@@ -347,7 +349,7 @@ fn differ(
             ));
         }
     }
-    if header.command == Command::BlockStatus {
+    if header.command == CommandCode::BlockStatus {
         if here.status.len() != there.status.len() {
             return Err(format!("contexts: {:?} here, {:?} there", here.status, there.status));
         }
@@ -389,20 +391,20 @@ fn common(one: &[(u64, u64)], other: &[(u64, u64)]) -> u64 {
 
 /// Whether a byte may be in a range that is allocated, but not written: the kernel reports such a range as a
 /// hole, or as data if it is in the page cache, also by reading ahead.
-fn may_be_unwritten(asked: &[Header], place: u64) -> bool {
+fn may_be_unwritten(asked: &[RequestHeader], place: u64) -> bool {
     asked.iter().any(|asked| {
         let blocks = asked.offset.saturating_sub(4096)..asked.offset.saturating_add(asked.length);
-        asked.command == Command::WriteZeroes
+        asked.command == CommandCode::WriteZeroes
             && asked.flags.contains(CommandFlags::NO_HOLE)
             && blocks.contains(&place)
     })
 }
 
 /// The last requests that changed what is around a byte.
-fn changed(asked: &[Header], place: u64) -> String {
-    let near = |asked: &&Header| {
+fn changed(asked: &[RequestHeader], place: u64) -> String {
+    let near = |asked: &&RequestHeader| {
         let end = asked.offset.saturating_add(asked.length);
-        let reads = [Command::Read, Command::BlockStatus, Command::Cache];
+        let reads = [CommandCode::Read, CommandCode::BlockStatus, CommandCode::Cache];
         asked.offset <= place + 4096
             && place < end.saturating_add(4096)
             && !reads.contains(&asked.command)

@@ -4,8 +4,8 @@ use super::*;
 
 /// Runs lines of Python with libnbd: `h` is a handle that is not connected yet, `uri` the address.
 #[track_caller]
-fn nbdsh(server: &Server, script: &str) {
-    let Some(nbdsh) = Peer::require("nbdsh") else { return };
+fn nbdsh(server: &PeerServer, script: &str) {
+    let Some(nbdsh) = PeerProgram::require("nbdsh") else { return };
     let mut command = nbdsh.command();
     let begin = "import os, errno\nuri = os.environ['TEST_URI']";
     command.env("TEST_URI", server.uri("")).args(["-c", begin, "-c", script]);
@@ -14,7 +14,7 @@ fn nbdsh(server: &Server, script: &str) {
 
 #[test]
 fn libnbd_negotiates_everything() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let server = serve(&scratch, "s", &["-e", "disk", "--description", "a disk", "memory:1M"]);
     nbdsh(
         &server,
@@ -92,7 +92,7 @@ for flags in [0, nbd.HANDSHAKE_FLAG_FIXED_NEWSTYLE, nbd.HANDSHAKE_FLAG_NO_ZEROES
 
 #[test]
 fn libnbd_reads_chunks_holes_and_whole_fragments() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let image = scratch.file("image");
     let file = fs::File::create(&image).unwrap();
     file.set_len(4 << 20).unwrap();
@@ -135,7 +135,7 @@ for extended in [False, True]:
 
 #[test]
 fn libnbd_asks_for_the_status_of_blocks() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let huge = serve(&scratch, "z", &["zero:100T"]);
     nbdsh(
         &huge,
@@ -210,7 +210,7 @@ assert sum(pairs[::2]) > 0 and all(flags & nbd.STATE_ZERO for flags in pairs[1::
 
 #[test]
 fn libnbd_writes_zeroes_and_gets_errors() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let file = scratch.file("file");
     let sealed = scratch.file("sealed");
     for path in [&file, &sealed] {
@@ -286,7 +286,7 @@ h.shutdown()
 /// writes find no space. nbdkit and QEMU answer so, too.
 #[test]
 fn trims_beyond_the_end_are_invalid() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let server = serve(&scratch, "s", &["memory:1M"]);
     nbdsh(
         &server,
@@ -304,7 +304,7 @@ except nbd.Error as error:
 
 #[test]
 fn libnbd_has_many_requests_in_flight() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     // Longer than this client may be held up between its first request and its last.
     let layer = ["--layer", "delay?read=5s"];
     let server = serve(&scratch, "s", &[&layer[..], &["memory:64M"]].concat());

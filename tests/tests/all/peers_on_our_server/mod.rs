@@ -10,7 +10,7 @@ use std::path::Path;
 use blockhaul_testkit::image;
 use blockhaul_testkit::require_peer;
 use blockhaul_testkit::rng::{self, Rng};
-use blockhaul_testkit::tools::{Peer, Scratch, Server};
+use blockhaul_testkit::tools::{PeerProgram, PeerServer, ScratchDir};
 use blockhaul_tests::{assert_same, done, garbage, nonzero, peer, serve, text};
 
 /// A random sparse image; prints its seed.

@@ -5,7 +5,7 @@ use super::*;
 #[test]
 fn nbdcopy_copies_from_and_to_us() {
     let nbdcopy = require_peer!("nbdcopy");
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let image = scratch.file("image");
     let copied = scratch.file("copied");
     let target = scratch.file("target");
@@ -33,7 +33,7 @@ fn nbdcopy_copies_from_and_to_us() {
 #[test]
 fn qemu_img_converts_and_compares() {
     let qemu_img = require_peer!("qemu-img");
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let image = scratch.file("image");
     let copied = scratch.file("copied");
     let target = scratch.file("target");
@@ -58,7 +58,7 @@ fn qemu_img_converts_and_compares() {
 #[test]
 fn qemu_io_writes_zeroes_and_discards() {
     let qemu_io = require_peer!("qemu-io");
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let file = scratch.file("file");
     fs::File::create(&file).unwrap().set_len(16 << 20).unwrap();
     let devices = [text(&file).to_owned(), "memory:16M".to_owned()];
@@ -113,7 +113,7 @@ fn qemu_io_writes_zeroes_and_discards() {
 #[test]
 fn fio_verifies_what_it_wrote() {
     let fio = require_peer!("fio");
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let file = scratch.file("file");
     fs::File::create(&file).unwrap().set_len(64 << 20).unwrap();
     let devices = [text(&file).to_owned(), "memory:64M".to_owned()];
@@ -142,8 +142,8 @@ fn fio_verifies_what_it_wrote() {
 }
 
 /// A line per server of what a client says, with the addresses taken out.
-fn told(servers: &[(&str, &Server)], client: &Peer, args: &[&str]) -> Vec<String> {
-    let tell = |server: &&Server| {
+fn told(servers: &[(&str, &PeerServer)], client: &PeerProgram, args: &[&str]) -> Vec<String> {
+    let tell = |server: &&PeerServer| {
         let said = peer(client, &[args, &[&server.uri("")]].concat());
         said.replace(text(server.socket()), "SOCKET")
     };
@@ -156,16 +156,16 @@ fn maps_and_sizes_are_those_of_other_servers() {
     let nbdinfo = require_peer!("nbdinfo");
     let qemu_img = require_peer!("qemu-img");
     let qemu_nbd = require_peer!("qemu-nbd");
-    let scratch = Scratch::on_disk().unwrap();
+    let scratch = ScratchDir::on_disk().unwrap();
     let image = scratch.file("image");
     random_image(&image, 100 << 20);
     let file = text(&image);
     let ours = serve(&scratch, "s", &["-r", file]);
-    let nbdkits = Server::nbdkit(&nbdkit, &scratch.socket("k"), &["-r", "file", file]).unwrap();
+    let nbdkits = PeerServer::nbdkit(&nbdkit, &scratch.socket("k"), &["-r", "file", file]).unwrap();
     let args = ["-r", "-e", "4", "-f", "raw", file];
-    let qemus = Server::qemu_nbd(&qemu_nbd, &scratch.socket("q"), &args).unwrap();
+    let qemus = PeerServer::qemu_nbd(&qemu_nbd, &scratch.socket("q"), &args).unwrap();
     let servers = [("blockhaul", &ours), ("nbdkit", &nbdkits), ("qemu-nbd", &qemus)];
-    let questions: [(&Peer, &[&str]); 9] = [
+    let questions: [(&PeerProgram, &[&str]); 9] = [
         (&nbdinfo, &["--size"]),
         (&nbdinfo, &["--map"]),
         (&nbdinfo, &["--map", "--json"]),
@@ -190,12 +190,12 @@ fn maps_and_sizes_are_those_of_other_servers() {
 fn nbdinfo_describes_us_as_it_describes_nbdkit() {
     let nbdkit = require_peer!("nbdkit");
     let nbdinfo = require_peer!("nbdinfo");
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let image = scratch.file("image");
     random_image(&image, 1_234_567);
     let ours = serve(&scratch, "s", &[text(&image)]);
     let args = ["file", text(&image)];
-    let nbdkits = Server::nbdkit(&nbdkit, &scratch.socket("k"), &args).unwrap();
+    let nbdkits = PeerServer::nbdkit(&nbdkit, &scratch.socket("k"), &args).unwrap();
     let servers = [("blockhaul", &ours), ("nbdkit", &nbdkits)];
     // We have extended headers, fast zeroing and block sizes, nbdkit has not.
     let more = ["protocol:", "can_block_status_payload", "can_fast_zero", "block_size_"];
@@ -233,7 +233,7 @@ fn generated_devices_are_served() {
     let nbdkit = require_peer!("nbdkit");
     let nbdcopy = require_peer!("nbdcopy");
     let nbdinfo = require_peer!("nbdinfo");
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let one = scratch.file("one");
     let two = scratch.file("two");
     let data = r#""hello" @0x200 0x55 0xAA @+100 "ab\x07"*3 @^4096 1"#;
@@ -248,7 +248,7 @@ fn generated_devices_are_served() {
     for (number, (device, args)) in cases.into_iter().enumerate() {
         let ours = serve(&scratch, &format!("s{number}"), &[device]);
         let theirs = scratch.socket(&format!("k{number}"));
-        let theirs = Server::nbdkit(&nbdkit, &theirs, args).unwrap();
+        let theirs = PeerServer::nbdkit(&nbdkit, &theirs, args).unwrap();
         peer(&nbdcopy, &[&ours.uri(""), text(&one)]);
         peer(&nbdcopy, &[&theirs.uri(""), text(&two)]);
         assert_same(&one, &two, device);

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 
-use blockhaul_testkit::tools::{Scratch, until};
+use blockhaul_testkit::tools::{ScratchDir, until};
 use blockhaul_tests::program;
 
 use super::{Process, Root, report, scratch, succeeded};
@@ -16,7 +16,7 @@ const RECIPES: &str = include_str!("../../../../docs/recipes.md");
 /// The daemon in a root, with the volume `NAME` in the pool `POOL`.
 struct Incus {
     root: Root,
-    scratch: Scratch,
+    scratch: ScratchDir,
     daemon: Option<Process>,
 }
 

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use blockhaul_testkit::tools::{Scratch, until};
+use blockhaul_testkit::tools::{ScratchDir, until};
 
 use super::guest::{Image, KERNEL_ARGUMENTS, Shell};
 use super::{Process, Root, report, scratch};
@@ -12,7 +12,7 @@ use super::{Process, Root, report, scratch};
 /// A libvirt daemon in a root, with one machine.
 pub struct Libvirt {
     pub root: Root,
-    pub scratch: Scratch,
+    pub scratch: ScratchDir,
     image: Image,
     _daemon: Process,
 }

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::time::Duration;
 
-use blockhaul_testkit::tools::{self, Reason, Scratch};
+use blockhaul_testkit::tools::{self, ScratchDir, SkipReason};
 use blockhaul_tests::{bounded, lossy, program};
 
 /// Longer than any command takes with an emulated guest on a busy machine.
@@ -29,7 +29,7 @@ impl Root {
     /// `cargo xtask platforms`.
     pub fn find(name: &str) -> Option<Root> {
         let Some(roots) = std::env::var_os("BLOCKHAUL_PLATFORMS") else {
-            let wanted = Reason::new(format!(
+            let wanted = SkipReason::new(format!(
                 "needs a root with {name}; see `cargo xtask platforms --help`"
             ));
             tools::skip(wanted);
@@ -123,8 +123,8 @@ impl Drop for Process {
 }
 
 /// A scratch directory below `/tmp`, which the roots have, too.
-fn scratch() -> Scratch {
-    let scratch = Scratch::on_disk().unwrap();
+fn scratch() -> ScratchDir {
+    let scratch = ScratchDir::on_disk().unwrap();
     assert!(scratch.path().starts_with("/tmp"), "{} is not below /tmp", scratch.path().display());
     scratch
 }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use blockhaul_testkit::tools::Scratch;
+use blockhaul_testkit::tools::ScratchDir;
 use blockhaul_tests::{bounded, done, lossy};
 
 use super::guest::Shell;
@@ -54,7 +54,7 @@ fn partition_table() -> [u8; 512] {
 }
 
 /// Makes the disk of a Debian guest: one partition with ext4.
-fn guest(scratch: &Scratch) -> Option<Guest> {
+fn guest(scratch: &ScratchDir) -> Option<Guest> {
     let root = Root::find("guest")?;
     let tree = scratch.file("tree");
     fs::create_dir(&tree).unwrap();
@@ -147,7 +147,7 @@ fn convert(root: &Root, in_place: bool) {
 }
 
 /// Starts the converted guest and looks at its files.
-fn start(root: &Root, scratch: &Scratch, guest: &Guest, disk: &Path) {
+fn start(root: &Root, scratch: &ScratchDir, guest: &Guest, disk: &Path) {
     let serial = scratch.socket("serial");
     let mut qemu = root.command("qemu-system-x86_64");
     qemu.args(["-machine", "q35", "-accel", "tcg", "-cpu", "max", "-m", "512", "-nodefaults"]);

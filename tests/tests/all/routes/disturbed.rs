@@ -6,7 +6,7 @@ use super::*;
 
 #[test]
 fn interrupted_calls_are_gone_on_with() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let source = scratch.file("source.img");
     let size = (3 << 20) + 1234;
     garbage(&source, size).unwrap();
@@ -60,8 +60,8 @@ const REFUSED: [(&str, &[&str]); 8] = [
 
 #[test]
 fn what_a_sandbox_refuses_is_done_another_way() {
-    let scratch = Scratch::new().unwrap();
-    let disk = Scratch::on_disk().unwrap();
+    let scratch = ScratchDir::new().unwrap();
+    let disk = ScratchDir::on_disk().unwrap();
     let xfs = Mounted::xfs();
     let source = image(&scratch);
     let cold = disk.file("source.img");
@@ -102,7 +102,7 @@ const LOOKS: [(&str, &str); 2] = [("0", "socket-to-socket"), ("4096", "vmsplice"
 
 #[test]
 fn writes_that_fail_in_the_middle_are_repeated_with_the_right_bytes() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let source = image(&scratch);
     let target = scratch.file("target.img");
     let from = serve(&scratch, "from", &["--read-only", text(&source)]);
@@ -120,7 +120,7 @@ fn writes_that_fail_in_the_middle_are_repeated_with_the_right_bytes() {
 
 #[test]
 fn a_connection_that_dies_with_payloads_on_their_way_leaves_the_right_bytes() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let source = image(&scratch);
     let target = scratch.file("target.img");
     let from = serve(&scratch, "from", &["--read-only", text(&source)]);

@@ -4,7 +4,7 @@ use super::*;
 
 #[test]
 fn what_is_cold_and_large_goes_past_the_page_cache() {
-    let scratch = Scratch::on_disk().unwrap();
+    let scratch = ScratchDir::on_disk().unwrap();
     let source = scratch.file("source.img");
     let target = scratch.file("target.img");
     let size = (64 << 20) + 1234;
@@ -88,7 +88,7 @@ fn files_of_one_xfs_share_their_data() {
         assert_same(&source, &target, &options.join(" "));
     }
     // Neither a file of another file system nor a part of a block can be shared.
-    let other = Scratch::on_disk().unwrap();
+    let other = ScratchDir::on_disk().unwrap();
     let far = other.file("target.img");
     none(&routes(&mut copy(&[text(&source), text(&far)])), &["reflink"]);
     assert_same(&source, &far, "to another file system");
@@ -100,7 +100,7 @@ fn files_of_one_xfs_share_their_data() {
 }
 
 /// A file of data that fits no block and no step, long enough for every way to be measured.
-fn dense(scratch: &Scratch) -> (std::path::PathBuf, u64) {
+fn dense(scratch: &ScratchDir) -> (std::path::PathBuf, u64) {
     let path = scratch.file("dense.img");
     let size = (48 << 20) + 1234;
     let mut bytes = vec![0; size];
@@ -111,7 +111,7 @@ fn dense(scratch: &Scratch) -> (std::path::PathBuf, u64) {
 
 #[test]
 fn copying_by_the_kernel_is_measured_between_files() {
-    for scratch in [Scratch::new().unwrap(), Scratch::on_disk().unwrap()] {
+    for scratch in [ScratchDir::new().unwrap(), ScratchDir::on_disk().unwrap()] {
         let (source, size) = dense(&scratch);
         let target = scratch.file("target.img");
         for options in [&["-S", "0"][..], &["-C", "1"], &[]] {
@@ -150,7 +150,7 @@ fn copying_by_the_kernel_is_measured_between_files() {
             assert_same(&source, &target, option);
         }
     }
-    let scratch = Scratch::on_disk().unwrap();
+    let scratch = ScratchDir::on_disk().unwrap();
     let (source, _) = dense(&scratch);
     let target = scratch.file("target.img");
     none(&routes(&mut copy(&["--direct=on", text(&source), text(&target)])), &["copy-file-range"]);
@@ -159,7 +159,7 @@ fn copying_by_the_kernel_is_measured_between_files() {
 
 #[test]
 fn what_the_kernel_does_not_copy_is_read_and_written() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let (source, size) = dense(&scratch);
     let target = scratch.file("target.img");
     let command = copy(&["-S", "0", text(&source), text(&target)]);
@@ -188,7 +188,7 @@ fn what_the_kernel_does_not_copy_is_read_and_written() {
 
 #[test]
 fn copying_by_the_kernel_goes_on_when_it_is_interrupted() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let (source, size) = dense(&scratch);
     let target = scratch.file("target.img");
     for _ in 0..4 {

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use blockhaul_testkit::image;
 use blockhaul_testkit::rng::{Rng, seed};
-use blockhaul_testkit::tools::{self, Peer, Scratch};
+use blockhaul_testkit::tools::{self, PeerProgram, ScratchDir};
 use blockhaul_tests::{LIMIT, assert_same, blockhaul, bounded, garbage, lossy, serve, text};
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -45,7 +45,7 @@ fn copy(args: &[&str]) -> Command {
 }
 
 /// An image on a file system in memory, whose content is always in the page cache.
-fn image(scratch: &Scratch) -> std::path::PathBuf {
+fn image(scratch: &ScratchDir) -> std::path::PathBuf {
     let path = scratch.file("source.img");
     image::sparse(&path, SIZE, seed()).unwrap();
     path
@@ -78,18 +78,18 @@ fn make_cold(path: &Path) -> blockhaul_io::File {
 
 /// A file system that is mounted for a test.
 struct Mounted {
-    scratch: Scratch,
+    scratch: ScratchDir,
 }
 
 impl Mounted {
     /// An XFS in a file. `None` where this machine does not let us, or has no mkfs.xfs.
     fn xfs() -> Option<Mounted> {
-        let scratch = Scratch::on_disk().unwrap();
+        let scratch = ScratchDir::on_disk().unwrap();
         let image = scratch.file("xfs.img");
         let folder = scratch.file("mounted");
         std::fs::create_dir(&folder).unwrap();
         std::fs::File::create(&image).unwrap().set_len(512 << 20).unwrap();
-        let mut mkfs = Peer::require("mkfs.xfs")?.command();
+        let mut mkfs = PeerProgram::require("mkfs.xfs")?.command();
         mkfs.args(["-q", text(&image)]);
         let mut mount = Command::new("mount");
         mount.args(["-o", "loop", text(&image), text(&folder)]);
@@ -105,7 +105,7 @@ impl Mounted {
 
     /// A file system in memory with room for so many bytes. `None` where this machine does not let us.
     fn memory(bytes: u64) -> Option<Mounted> {
-        let scratch = Scratch::new().unwrap();
+        let scratch = ScratchDir::new().unwrap();
         let folder = scratch.file("mounted");
         std::fs::create_dir(&folder).unwrap();
         let mut mount = Command::new("mount");

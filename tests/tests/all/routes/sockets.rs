@@ -4,7 +4,7 @@ use super::*;
 
 #[test]
 fn payloads_stay_in_the_kernel_between_files_and_sockets() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let source = image(&scratch);
     let targets = ["a.img", "b.img", "c.img"].map(|name| scratch.file(name));
     let from = serve(&scratch, "from", &["--read-only", text(&source)]);
@@ -36,7 +36,7 @@ fn payloads_stay_in_the_kernel_between_files_and_sockets() {
 
 #[test]
 fn what_is_looked_at_goes_through_memory_and_zeroes_are_counted() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let source = image(&scratch);
     let target = scratch.file("target.img");
     let from = serve(&scratch, "from", &["--read-only", text(&source)]);
@@ -54,7 +54,7 @@ fn what_is_looked_at_goes_through_memory_and_zeroes_are_counted() {
 
 #[test]
 fn no_zero_copy_takes_everything_through_memory() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let source = image(&scratch);
     let target = scratch.file("target.img");
     let from = serve(&scratch, "from", &["--read-only", "--no-zero-copy", text(&source)]);

@@ -6,7 +6,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use blockhaul_testkit::tools::{Peer, Scratch, among_peers};
+use blockhaul_testkit::tools::{PeerProgram, ScratchDir, among_peers};
 use blockhaul_tests::{LIMIT, assert_same, bounded, lossy, program, text};
 
 const DISK: &str = include_str!("disk.sh");
@@ -20,7 +20,7 @@ fn blockhaul(args: &[&str]) -> Command {
 }
 
 /// A script that can be started.
-fn script(scratch: &Scratch, lines: &str) -> PathBuf {
+fn script(scratch: &ScratchDir, lines: &str) -> PathBuf {
     let path = scratch.file("script");
     fs::write(&path, lines).unwrap();
     fs::set_permissions(&path, fs::Permissions::from_mode(0o700)).unwrap();
@@ -49,8 +49,8 @@ fn calls(log: &Path) -> Vec<String> {
 
 #[test]
 fn a_script_serves_as_under_nbdkit_and_sees_the_same_calls() {
-    let Some(nbdkit) = Peer::require("nbdkit") else { return };
-    let scratch = Scratch::new().unwrap();
+    let Some(nbdkit) = PeerProgram::require("nbdkit") else { return };
+    let scratch = ScratchDir::new().unwrap();
     let disk = script(&scratch, DISK);
     let client = scratch.file("client.py");
     fs::write(&client, CLIENT).unwrap();
@@ -85,8 +85,8 @@ fn a_script_serves_as_under_nbdkit_and_sees_the_same_calls() {
 
 #[test]
 fn commands_in_place_serve_as_under_nbdkit() {
-    let Some(nbdkit) = Peer::require("nbdkit") else { return };
-    let scratch = Scratch::new().unwrap();
+    let Some(nbdkit) = PeerProgram::require("nbdkit") else { return };
+    let scratch = ScratchDir::new().unwrap();
     let config = [
         ("config", "test $2 = text || exit 1; printf %s \"$3\" > $tmpdir/text"),
         ("text", "100% of it & more"),
@@ -126,7 +126,7 @@ fn commands_in_place_serve_as_under_nbdkit() {
 
 #[test]
 fn what_a_script_says_of_an_error_reaches_the_client() {
-    if Peer::require("nbdsh").is_none() {
+    if PeerProgram::require("nbdsh").is_none() {
         return;
     }
     let device = "eval:get_size=echo 1M&pread=echo ENOSPC the cellar is full >%262; exit 1";
@@ -143,7 +143,7 @@ fn what_a_script_says_of_an_error_reaches_the_client() {
 
 #[test]
 fn a_run_without_end_is_killed_and_the_server_goes_on() {
-    if Peer::require("nbdsh").is_none() {
+    if PeerProgram::require("nbdsh").is_none() {
         return;
     }
     let device = "eval:get_size=echo 1M&thread_model=echo parallel&@timeout=5s\
@@ -160,7 +160,7 @@ fn a_run_without_end_is_killed_and_the_server_goes_on() {
 
 #[test]
 fn runs_are_in_parallel_or_not_as_the_script_says() {
-    if Peer::require("nbdsh").is_none() {
+    if PeerProgram::require("nbdsh").is_none() {
         return;
     }
     let run = "nbdsh -u \"$uri\" \
@@ -189,10 +189,10 @@ fn runs_are_in_parallel_or_not_as_the_script_says() {
 
 #[test]
 fn a_script_may_end_the_server_or_the_connection() {
-    if Peer::require("nbdsh").is_none() {
+    if PeerProgram::require("nbdsh").is_none() {
         return;
     }
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let client = scratch.file("client.py");
     let lines =
         "try:\n  h.pwrite(b'1' * 512, 0)\n  print('done')\nexcept nbd.Error:\n  print('lost')\n";
@@ -224,7 +224,7 @@ fn a_script_may_end_the_server_or_the_connection() {
 
 #[test]
 fn a_script_may_come_on_standard_input() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let lines =
         "case $1 in get_size) echo 12345 ;; pread) head -c $3 /dev/zero ;; *) exit 2 ;; esac\n";
     let path = script(&scratch, lines);
@@ -243,7 +243,7 @@ fn a_script_may_come_on_standard_input() {
 
 #[test]
 fn bad_scripts_and_parameters_are_refused_with_a_reason() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let empty = script(&scratch, "#!/bin/sh\nexit 2\n");
     let with = |options: &str| format!("sh:{}{options}", text(&empty));
     for (device, reason) in [
@@ -275,7 +275,7 @@ fn bad_scripts_and_parameters_are_refused_with_a_reason() {
 
 #[test]
 fn the_plugin_of_the_manual_is_read_and_written() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let manual = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/plugins-script.md");
     let manual = fs::read_to_string(manual).unwrap();
     let lines = manual.split("```sh\n").nth(1).unwrap().split("```").next().unwrap();

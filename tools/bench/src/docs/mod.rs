@@ -11,11 +11,11 @@ use serde::Deserialize;
 
 use crate::cells::{cell_text, median};
 use crate::notes::circumstances;
-use crate::result::{Cell, Metric, Report, is_ours};
+use crate::result::{CellReport, Metric, ScenarioReport, is_ours};
 use crate::scenario::BUILT_IN;
 use crate::{save, table};
 use blockhaul_measure::number;
-use blockhaul_measure::{Error, Result};
+use blockhaul_measure::{MeasureError, Result};
 
 /// Where results are, from the root of the tree.
 const RESULTS: &str = "bench/results";
@@ -39,11 +39,12 @@ pub fn documents(root: &Path) -> Result<Vec<(PathBuf, String)>> {
     let reports = newest(&root.join(RESULTS))?;
     let reasons = Reasons::load(&root.join(REASONS))?;
     let settings = root.join(SETTINGS);
-    let settings =
-        fs::read_to_string(&settings).map_err(|error| Error::file("read", &settings, error))?;
+    let settings = fs::read_to_string(&settings)
+        .map_err(|error| MeasureError::file("read", &settings, error))?;
     let readme = root.join(README);
-    let old = fs::read_to_string(&readme).map_err(|error| Error::file("read", &readme, error))?;
-    let misses = || Error::file("write figures into", &readme, "it has no marks for them");
+    let old =
+        fs::read_to_string(&readme).map_err(|error| MeasureError::file("read", &readme, error))?;
+    let misses = || MeasureError::file("write figures into", &readme, "it has no marks for them");
     let (before, rest) = old.split_once(MARKS.0).ok_or_else(misses)?;
     let (_, after) = rest.split_once(MARKS.1).ok_or_else(misses)?;
     let figures = match reports.iter().find(|(_, report)| report.name == SHOWN) {
@@ -65,9 +66,10 @@ pub fn write(root: &Path) -> Result<Vec<PathBuf>> {
     for (path, text) in documents(root)? {
         if fs::read_to_string(&path).ok().as_ref() != Some(&text) {
             if let Some(folder) = path.parent() {
-                fs::create_dir_all(folder).map_err(|error| Error::file("make", folder, error))?;
+                fs::create_dir_all(folder)
+                    .map_err(|error| MeasureError::file("make", folder, error))?;
             }
-            fs::write(&path, &text).map_err(|error| Error::file("write", &path, error))?;
+            fs::write(&path, &text).map_err(|error| MeasureError::file("write", &path, error))?;
             written.push(path);
         }
     }
@@ -75,8 +77,8 @@ pub fn write(root: &Path) -> Result<Vec<PathBuf>> {
 }
 
 /// The newest result of each scenario in the order of the scenarios, with its folder from the root.
-fn newest(dir: &Path) -> Result<Vec<(String, Report)>> {
-    let mut found: BTreeMap<String, (String, Report)> = BTreeMap::new();
+fn newest(dir: &Path) -> Result<Vec<(String, ScenarioReport)>> {
+    let mut found: BTreeMap<String, (String, ScenarioReport)> = BTreeMap::new();
     for day in folders(dir)? {
         for folder in folders(&day)?.into_iter().filter(|folder| save::is_result(folder)) {
             let report = save::load(&folder)?;
@@ -95,7 +97,7 @@ fn newest(dir: &Path) -> Result<Vec<(String, Report)>> {
 }
 
 fn folders(dir: &Path) -> Result<Vec<PathBuf>> {
-    let entries = fs::read_dir(dir).map_err(|error| Error::file("read", dir, error))?;
+    let entries = fs::read_dir(dir).map_err(|error| MeasureError::file("read", dir, error))?;
     let mut all: Vec<PathBuf> =
         entries.flatten().map(|entry| entry.path()).filter(|path| path.is_dir()).collect();
     all.sort();
@@ -111,8 +113,9 @@ struct Reasons {
 
 impl Reasons {
     fn load(path: &Path) -> Result<Reasons> {
-        let text = fs::read_to_string(path).map_err(|error| Error::file("read", path, error))?;
-        toml::from_str(&text).map_err(|error| Error::file("understand", path, error))
+        let text =
+            fs::read_to_string(path).map_err(|error| MeasureError::file("read", path, error))?;
+        toml::from_str(&text).map_err(|error| MeasureError::file("understand", path, error))
     }
 
     /// The reason with the longest part that the label has.
@@ -124,11 +127,11 @@ impl Reasons {
 }
 
 /// The median wall time of a cell, if it has one.
-fn wall(cell: &Cell) -> Option<f64> {
+fn wall(cell: &CellReport) -> Option<f64> {
     cell.wall_s.as_ref().map(|summary| summary.median)
 }
 
-fn best<'a>(cells: impl Iterator<Item = &'a Cell>) -> Option<&'a Cell> {
+fn best<'a>(cells: impl Iterator<Item = &'a CellReport>) -> Option<&'a CellReport> {
     cells
         .filter(|cell| wall(cell).is_some())
         .min_by(|a, b| wall(a).unwrap_or(f64::MAX).total_cmp(&wall(b).unwrap_or(f64::MAX)))
@@ -136,7 +139,7 @@ fn best<'a>(cells: impl Iterator<Item = &'a Cell>) -> Option<&'a Cell> {
 
 /// Wall time and processor time of every cell; in bold the fastest of a row and those that tie with
 /// it.
-fn times(report: &Report) -> String {
+fn times(report: &ScenarioReport) -> String {
     let plain = |text: &str| text.replace('|', "\\|");
     let mut out = String::from("| |");
     for column in &report.columns {
@@ -170,7 +173,7 @@ fn times(report: &Report) -> String {
 }
 
 /// Kernel and versions of what was measured, without ours, which the commit tells.
-fn versions(report: &Report) -> String {
+fn versions(report: &ScenarioReport) -> String {
     let of = |(name, text): (&String, &String)| {
         let version = text.split([' ', '(']).find(|word| {
             word.contains('.')
@@ -182,7 +185,7 @@ fn versions(report: &Report) -> String {
     [report.machine.kernel.clone()].into_iter().chain(programs).collect::<Vec<_>>().join(", ")
 }
 
-fn commit(report: &Report) -> String {
+fn commit(report: &ScenarioReport) -> String {
     match &report.commit {
         Some(commit) => format!(", commit {}", &commit[..commit.len().min(12)]),
         None => String::new(),
@@ -190,7 +193,7 @@ fn commit(report: &Report) -> String {
 }
 
 /// What the README shows.
-fn short(dir: &str, report: &Report) -> String {
+fn short(dir: &str, report: &ScenarioReport) -> String {
     let first = report.description.replace('\n', " ");
     let first = first.split_inclusive(". ").take(2).collect::<String>();
     format!(
@@ -208,7 +211,7 @@ fn short(dir: &str, report: &Report) -> String {
     )
 }
 
-fn document(reports: &[(String, Report)], settings: &str) -> String {
+fn document(reports: &[(String, ScenarioReport)], settings: &str) -> String {
     format!(
         "# Performance\n\n\
          Generated by `cargo xtask bench docs` from `bench/settings.md`, `bench/reasons.toml` and the newest \
@@ -226,7 +229,7 @@ fn document(reports: &[(String, Report)], settings: &str) -> String {
 }
 
 /// The page of a scenario.
-fn page(dir: &str, report: &Report, reasons: &Reasons) -> String {
+fn page(dir: &str, report: &ScenarioReport, reasons: &Reasons) -> String {
     let more: String = report.show.iter().filter_map(|metric| folded(report, *metric)).collect();
     format!(
         "# {}: {}\n\n\
@@ -249,15 +252,15 @@ fn page(dir: &str, report: &Report, reasons: &Reasons) -> String {
 }
 
 /// A further table, which a reader unfolds.
-fn folded(report: &Report, metric: Metric) -> Option<String> {
+fn folded(report: &ScenarioReport, metric: Metric) -> Option<String> {
     let title = metric.title(report);
     let table = table::markdown_grid(report, metric)?;
     Some(format!("\n<details><summary>{title}</summary>\n\n{table}\n</details>\n"))
 }
 
 /// Rows in which another column is faster than all of ours.
-fn behind(report: &Report, reasons: &Reasons) -> String {
-    let ours = |cell: &&Cell| is_ours(&report.columns[cell.column]);
+fn behind(report: &ScenarioReport, reasons: &Reasons) -> String {
+    let ours = |cell: &&CellReport| is_ours(&report.columns[cell.column]);
     let mut lines = String::new();
     for (row, heading) in report.rows.iter().enumerate() {
         let cells = report.row(row);

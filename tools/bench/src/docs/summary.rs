@@ -2,12 +2,12 @@
 //! blockhaul takes 1, and in how many rows it is the first.
 
 use super::{best, wall};
-use crate::result::{Cell, Report, is_ours};
+use crate::result::{CellReport, ScenarioReport, is_ours};
 use blockhaul_measure::number;
 
 /// How one row ended for us.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
+enum RowRank {
     First,
     /// The intervals of our best column and of the best other one overlap.
     Tie,
@@ -15,13 +15,13 @@ enum Place {
 }
 
 /// A line for each scenario that has other columns beside ours.
-pub(super) fn table(reports: &[(String, Report)]) -> String {
+pub(super) fn table(reports: &[(String, ScenarioReport)]) -> String {
     let mut out = String::from(
         "| scenario | rows in which blockhaul is faster, ties, is slower | time of the others, blockhaul = \
          1: median row (minimum to maximum) |\n|---|---|---|\n",
     );
     for (_, report) in reports {
-        let places: Vec<Place> =
+        let places: Vec<RowRank> =
             (0..report.rows.len()).filter_map(|row| place(report, row)).collect();
         if places.is_empty() {
             continue;
@@ -33,32 +33,32 @@ pub(super) fn table(reports: &[(String, Report)]) -> String {
             "| [{}](performance/{}.md) | {}, {}, {} | {} |\n",
             report.title,
             report.name,
-            count(Place::First),
-            count(Place::Tie),
-            count(Place::Behind),
+            count(RowRank::First),
+            count(RowRank::Tie),
+            count(RowRank::Behind),
             ratios.join("; ").replace('|', "\\|")
         ));
     }
     out
 }
 
-fn ours(report: &Report, cell: &Cell) -> bool {
+fn ours(report: &ScenarioReport, cell: &CellReport) -> bool {
     is_ours(&report.columns[cell.column])
 }
 
-fn place(report: &Report, row: usize) -> Option<Place> {
+fn place(report: &ScenarioReport, row: usize) -> Option<RowRank> {
     let cells = report.row(row);
     let mine = best(cells.iter().filter(|cell| ours(report, cell)))?.wall_s?;
     let theirs = best(cells.iter().filter(|cell| !ours(report, cell)))?.wall_s?;
     Some(match (mine.low <= theirs.high && theirs.low <= mine.high, mine.median < theirs.median) {
-        (true, _) => Place::Tie,
-        (false, true) => Place::First,
-        (false, false) => Place::Behind,
+        (true, _) => RowRank::Tie,
+        (false, true) => RowRank::First,
+        (false, false) => RowRank::Behind,
     })
 }
 
 /// The ratios of one column that is not ours, over all rows: `nbdcopy 1.25 (0.955 to 3.86)`.
-fn against(report: &Report, column: usize) -> Option<String> {
+fn against(report: &ScenarioReport, column: usize) -> Option<String> {
     let label = &report.columns[column];
     if is_ours(label) {
         return None;

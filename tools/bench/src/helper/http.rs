@@ -6,7 +6,7 @@ use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::path::Path;
 use std::sync::Arc;
 
-use blockhaul_measure::{Error, Result};
+use blockhaul_measure::{MeasureError, Result};
 
 /// A request with a longer line or more lines is not one of ours.
 const LINE_MAX: u64 = 8192;
@@ -17,7 +17,7 @@ const CLIENTS_MAX: usize = 1024;
 /// Serves the files of a directory on the loopback address until it is killed.
 pub fn serve(dir: &Path, port: u16) -> Result<()> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port))
-        .map_err(|error| Error::new(format!("cannot listen on port {port}: {error}")))?;
+        .map_err(|error| MeasureError::new(format!("cannot listen on port {port}: {error}")))?;
     run(&listener, dir);
     Ok(())
 }

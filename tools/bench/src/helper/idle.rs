@@ -2,20 +2,22 @@
 
 use std::time::Duration;
 
-use blockhaul_catalog::Spec;
-use blockhaul_io::{Config, Engine, Runtime};
+use blockhaul_catalog::DeviceSpec;
+use blockhaul_io::{IoEngine, Runtime, RuntimeConfig};
 
-use blockhaul_measure::{Error, Result};
+use blockhaul_measure::{MeasureError, Result};
 
 /// Opens connections to a server and keeps them open for a while once they are all there.
 pub fn keep(uri: &str, connections: u32, time: Duration) -> Result<()> {
-    let failed = |error: &dyn std::fmt::Display| Error::new(format!("cannot connect: {error}"));
-    let runtime = Runtime::start(&Config { workers: 1, engine: Engine::Auto })
+    let failed =
+        |error: &dyn std::fmt::Display| MeasureError::new(format!("cannot connect: {error}"));
+    let runtime = Runtime::start(&RuntimeConfig { workers: 1, engine: IoEngine::Auto })
         .map_err(|error| failed(&error))?;
-    let spec = Spec::parse(uri.as_ref()).map_err(|error| Error::usage(error.to_string()))?;
+    let spec =
+        DeviceSpec::parse(uri.as_ref()).map_err(|error| MeasureError::usage(error.to_string()))?;
     let open = runtime.block_on(move || async move {
         let registry = blockhaul_catalog::Registry {
-            backends: blockhaul_client::all(blockhaul_client::Options::default()),
+            backends: blockhaul_client::all(blockhaul_client::ConnectOptions::default()),
             path: "file",
             command: "command",
             ..blockhaul_catalog::Registry::default()

@@ -9,20 +9,20 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 use serde_json::{Map, Value, json};
 
-use blockhaul_measure::{Error, Result};
+use blockhaul_measure::{MeasureError, Result};
 
 /// Without a word for so long, the daemon hangs.
 const SILENCE_MAX: Duration = Duration::from_secs(600);
 
 /// What job, between what.
 #[derive(Debug, Args)]
-pub struct Job {
+pub struct QmpJobArgs {
     /// The daemon's QMP socket
     #[arg(long)]
     qmp: PathBuf,
     /// Which job
     #[arg(long, value_enum)]
-    kind: Kind,
+    kind: QmpJobKind,
     /// Where it copies from: options of a block device as in --blockdev, without node-name
     #[arg(long)]
     source: String,
@@ -39,15 +39,15 @@ pub struct Job {
 
 /// Which job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Kind {
+enum QmpJobKind {
     Mirror,
     Backup,
 }
 
-impl Job {
+impl QmpJobArgs {
     /// Runs the job to its end.
     pub fn run(&self) -> Result<()> {
-        let mut qmp = Qmp::connect(&self.qmp)?;
+        let mut qmp = QmpConnection::connect(&self.qmp)?;
         for (name, options) in [("source", &self.source), ("target", &self.target)] {
             let mut node = nested(options)?;
             node.insert("node-name".to_owned(), json!(name));
@@ -58,8 +58,8 @@ impl Job {
             "auto-dismiss": false,
         });
         let command = match self.kind {
-            Kind::Mirror => "blockdev-mirror",
-            Kind::Backup => {
+            QmpJobKind::Mirror => "blockdev-mirror",
+            QmpJobKind::Backup => {
                 let mut perf = Map::new();
                 if self.copy_range {
                     perf.insert("use-copy-range".to_owned(), json!(true));
@@ -84,7 +84,7 @@ impl Job {
         }
         let jobs = qmp.execute("query-jobs", json!({}))?;
         if let Some(error) = jobs[0]["error"].as_str() {
-            return Err(Error::new(format!("the job failed: {error}")));
+            return Err(MeasureError::new(format!("the job failed: {error}")));
         }
         qmp.execute("job-dismiss", json!({ "id": "job" }))?;
         // A mirror has put the target in the place of the source, where it has no other user.
@@ -94,17 +94,17 @@ impl Job {
 }
 
 /// A connection to a QMP monitor.
-struct Qmp {
+struct QmpConnection {
     reader: BufReader<UnixStream>,
     events: Vec<Value>,
 }
 
-impl Qmp {
-    fn connect(path: &std::path::Path) -> Result<Qmp> {
-        let failed = |error: std::io::Error| Error::file("connect to", path, error);
+impl QmpConnection {
+    fn connect(path: &std::path::Path) -> Result<QmpConnection> {
+        let failed = |error: std::io::Error| MeasureError::file("connect to", path, error);
         let stream = UnixStream::connect(path).map_err(failed)?;
         stream.set_read_timeout(Some(SILENCE_MAX)).map_err(failed)?;
-        let mut qmp = Qmp { reader: BufReader::new(stream), events: Vec::new() };
+        let mut qmp = QmpConnection { reader: BufReader::new(stream), events: Vec::new() };
         qmp.next()?;
         qmp.execute("qmp_capabilities", json!({}))?;
         Ok(qmp)
@@ -113,26 +113,28 @@ impl Qmp {
     fn next(&mut self) -> Result<Value> {
         let mut line = String::new();
         match self.reader.read_line(&mut line) {
-            Ok(0) => Err(Error::new("the daemon closed its QMP socket")),
-            Ok(_) => serde_json::from_str(&line)
-                .map_err(|error| Error::new(format!("the daemon's answer is no JSON: {error}"))),
-            Err(error) => Err(Error::new(format!("cannot read from the QMP socket: {error}"))),
+            Ok(0) => Err(MeasureError::new("the daemon closed its QMP socket")),
+            Ok(_) => serde_json::from_str(&line).map_err(|error| {
+                MeasureError::new(format!("the daemon's answer is no JSON: {error}"))
+            }),
+            Err(error) => {
+                Err(MeasureError::new(format!("cannot read from the QMP socket: {error}")))
+            }
         }
     }
 
     fn execute(&mut self, command: &str, arguments: Value) -> Result<Value> {
         let line = format!("{}\n", json!({ "execute": command, "arguments": arguments }));
-        self.reader
-            .get_mut()
-            .write_all(line.as_bytes())
-            .map_err(|error| Error::new(format!("cannot write to the QMP socket: {error}")))?;
+        self.reader.get_mut().write_all(line.as_bytes()).map_err(|error| {
+            MeasureError::new(format!("cannot write to the QMP socket: {error}"))
+        })?;
         loop {
             let mut answer = self.next()?;
             if answer.get("event").is_some() {
                 self.events.push(answer);
             } else if answer.get("error").is_some() {
                 let why = answer["error"]["desc"].as_str().unwrap_or("no reason given");
-                return Err(Error::new(format!("{command}: {why}")));
+                return Err(MeasureError::new(format!("{command}: {why}")));
             } else {
                 return Ok(answer["return"].take());
             }
@@ -154,7 +156,7 @@ impl Qmp {
 fn nested(options: &str) -> Result<Map<String, Value>> {
     let mut all = Map::new();
     for option in options.split(',') {
-        let wrong = || Error::usage(format!("'{option}' is not NAME=VALUE"));
+        let wrong = || MeasureError::usage(format!("'{option}' is not NAME=VALUE"));
         let (name, value) = option.split_once('=').ok_or_else(wrong)?;
         let mut place = &mut all;
         let (path, last) = name.rsplit_once('.').map_or((None, name), |(p, l)| (Some(p), l));

@@ -15,9 +15,9 @@ use blockhaul_measure::Result;
 
 /// Which helper.
 #[derive(Debug, Subcommand)]
-pub enum Helper {
+pub enum HelperCommand {
     /// Runs a job of qemu-storage-daemon to its end
-    Job(job::Job),
+    Job(job::QmpJobArgs),
     /// Serves the files of a folder over HTTP on the loopback address until it is killed
     Http {
         /// The folder
@@ -41,22 +41,22 @@ pub enum Helper {
     Work {
         /// Which
         #[arg(value_enum)]
-        kind: work::Kind,
+        kind: work::WorkloadKind,
         /// How often
         count: u32,
     },
 }
 
-impl Helper {
+impl HelperCommand {
     /// Does it.
     pub fn run(&self) -> Result<()> {
         match self {
-            Helper::Job(job) => job.run(),
-            Helper::Http { dir, port } => http::serve(dir, *port),
-            Helper::Idle { uri, connections, keep_ms } => {
+            HelperCommand::Job(job) => job.run(),
+            HelperCommand::Http { dir, port } => http::serve(dir, *port),
+            HelperCommand::Idle { uri, connections, keep_ms } => {
                 idle::keep(uri, *connections, std::time::Duration::from_millis(*keep_ms))
             }
-            Helper::Work { kind, count } => work::run(*kind, *count),
+            HelperCommand::Work { kind, count } => work::run(*kind, *count),
         }
     }
 }

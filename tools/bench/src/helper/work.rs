@@ -6,17 +6,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blockhaul_block::{DeviceExt as _, Extents, HOLE, ZERO};
-use blockhaul_catalog::{Intent, Registry, Spec};
-use blockhaul_io::{Config, Engine, Listener, Pool, Runtime};
-use blockhaul_wire::request::Headers;
+use blockhaul_catalog::{DeviceSpec, Intent, Registry};
+use blockhaul_io::{IoEngine, Listener, Pool, Runtime, RuntimeConfig};
+use blockhaul_wire::request::RequestForm;
 use clap::ValueEnum;
 
-use crate::folder::Folder;
-use blockhaul_measure::{Error, Result};
+use crate::folder::ScratchFolder;
+use blockhaul_measure::{MeasureError, Result};
 
 /// Which workload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Kind {
+pub enum WorkloadKind {
     /// A request header and a reply header, encoded and parsed, in all three forms, and a status of
     /// 64 extents.
     Codec,
@@ -29,48 +29,49 @@ pub enum Kind {
 }
 
 /// Carries out a workload so many times.
-pub fn run(kind: Kind, count: u32) -> Result<()> {
+pub fn run(kind: WorkloadKind, count: u32) -> Result<()> {
     match kind {
-        Kind::Codec => (0..count).try_for_each(codec),
-        Kind::Extents => {
+        WorkloadKind::Codec => (0..count).try_for_each(codec),
+        WorkloadKind::Extents => {
             (0..count).for_each(extents);
             Ok(())
         }
-        Kind::Request => requests(count),
-        Kind::Plan => plan(count),
+        WorkloadKind::Request => requests(count),
+        WorkloadKind::Plan => plan(count),
     }
 }
 
 fn codec(number: u32) -> Result<()> {
-    let broken = |error: blockhaul_wire::Error| Error::new(format!("codec: {error}"));
+    let broken =
+        |error: blockhaul_wire::ProtocolError| MeasureError::new(format!("codec: {error}"));
     let cookie = u64::from(number);
     for (headers, replies) in [
-        (Headers::Compact, blockhaul_wire::Replies::Simple),
-        (Headers::Compact, blockhaul_wire::Replies::Structured),
-        (Headers::Extended, blockhaul_wire::Replies::Extended),
+        (RequestForm::Compact, blockhaul_wire::ReplyForm::Simple),
+        (RequestForm::Compact, blockhaul_wire::ReplyForm::Structured),
+        (RequestForm::Extended, blockhaul_wire::ReplyForm::Extended),
     ] {
-        let request = blockhaul_wire::request::Header {
+        let request = blockhaul_wire::request::RequestHeader {
             flags: blockhaul_wire::flags::CommandFlags::from_bits(0),
-            command: blockhaul_wire::request::Command::Read,
+            command: blockhaul_wire::request::CommandCode::Read,
             cookie,
             offset: cookie << 12,
             length: 4096,
         };
         let bytes = request.encode(headers).map_err(broken)?;
-        let parsed =
-            blockhaul_wire::request::Header::parse(black_box(&bytes), headers).map_err(broken)?;
-        let answer = blockhaul_wire::reply::Answer { replies, cookie, offset: cookie << 12 };
+        let parsed = blockhaul_wire::request::RequestHeader::parse(black_box(&bytes), headers)
+            .map_err(broken)?;
+        let answer = blockhaul_wire::reply::ReplyEncoder { replies, cookie, offset: cookie << 12 };
         let flags = blockhaul_wire::flags::ReplyFlags::from_bits(1);
         let head = answer.data(flags, request.offset, 4096).map_err(broken)?;
         let reply =
-            blockhaul_wire::reply::Header::parse(black_box(&head), replies).map_err(broken)?;
+            blockhaul_wire::reply::ReplyHeader::parse(black_box(&head), replies).map_err(broken)?;
         black_box((parsed, reply));
-        if replies == blockhaul_wire::Replies::Simple {
+        if replies == blockhaul_wire::ReplyForm::Simple {
             continue;
         }
-        let list =
-            (0..64_u64).map(|at| blockhaul_wire::status::Extent { len: 4096 + at, flags: at & 3 });
-        let wanted = blockhaul_wire::status::Wanted::new(1 << 20);
+        let list = (0..64_u64)
+            .map(|at| blockhaul_wire::status::StatusExtent { len: 4096 + at, flags: at & 3 });
+        let wanted = blockhaul_wire::status::StatusLimits::new(1 << 20);
         let mut out = Vec::new();
         let chunk = blockhaul_wire::status::StatusChunk { flags, context: 1, wanted };
         blockhaul_wire::status::emit(&answer, chunk, list, &mut out).map_err(broken)?;
@@ -92,18 +93,18 @@ fn extents(number: u32) {
 }
 
 fn requests(count: u32) -> Result<()> {
-    let dir = Folder::new(&std::env::temp_dir(), "temporary", false)?;
+    let dir = ScratchFolder::new(&std::env::temp_dir(), "temporary", false)?;
     let path = dir.path.join("socket");
     let uri = format!("nbd+unix:///?socket={}", path.display());
     over("request", move |registry| async move {
         let served = registry.open(&spec("memory:1M")?, Vec::new(), Intent::WRITE).await?;
         served.device().write(0, blockhaul_io::Data::copy_of(&[7; 65536])).await?;
-        let server = blockhaul_server::Server::new(blockhaul_server::Config {
-            exports: blockhaul_catalog::Shared::new("", "", served.device().clone()),
+        let server = blockhaul_server::Server::new(blockhaul_server::ServerConfig {
+            exports: blockhaul_catalog::SharedDevice::new("", "", served.device().clone()),
             limits: blockhaul_server::Limits::default(),
             offers: blockhaul_server::Offers::default(),
             pool: Pool::new(16 << 20),
-            tls: blockhaul_server::Tls::Off,
+            tls: blockhaul_server::TlsPolicy::Off,
         });
         let listener = Listener::bind_unix(&path).map_err(|error| {
             blockhaul_block::Error::new(blockhaul_block::Kind::Io, error.to_string())
@@ -126,19 +127,19 @@ fn plan(count: u32) -> Result<()> {
         let source = registry.open(&spec(&source)?, Vec::new(), Intent::READ).await?;
         let size = source.device().facts().size;
         let target = registry.open(&spec("null:")?, Vec::new(), Intent::target(size)).await?;
-        let options = blockhaul_engine::Options {
+        let options = blockhaul_engine::EngineOptions {
             sparse: 0,
             adaptive: false,
-            ..blockhaul_engine::Options::default()
+            ..blockhaul_engine::EngineOptions::default()
         };
-        let progress = Arc::new(blockhaul_engine::Progress::new());
+        let progress = Arc::new(blockhaul_engine::CopyProgress::new());
         blockhaul_engine::copy(&source, &target, &options, &Pool::new(16 << 20), &progress).await?;
         Ok(())
     })
 }
 
-fn spec(text: &str) -> blockhaul_block::Result<Spec> {
-    Spec::parse(text.as_ref())
+fn spec(text: &str) -> blockhaul_block::Result<DeviceSpec> {
+    DeviceSpec::parse(text.as_ref())
 }
 
 /// On one worker and without io_uring, whose instructions the kernel spends unseen.
@@ -146,11 +147,12 @@ fn over<F>(what: &str, work: impl FnOnce(Registry) -> F + Send + 'static) -> Res
 where
     F: Future<Output = blockhaul_block::Result<()>> + 'static,
 {
-    let failed = |error: &dyn std::fmt::Display| Error::new(format!("workload {what}: {error}"));
-    let runtime = Runtime::start(&Config { workers: 1, engine: Engine::Threads })
+    let failed =
+        |error: &dyn std::fmt::Display| MeasureError::new(format!("workload {what}: {error}"));
+    let runtime = Runtime::start(&RuntimeConfig { workers: 1, engine: IoEngine::Threads })
         .map_err(|error| failed(&error))?;
     let mut backends = blockhaul_backends::all();
-    backends.extend(blockhaul_client::all(blockhaul_client::Options::default()));
+    backends.extend(blockhaul_client::all(blockhaul_client::ConnectOptions::default()));
     let registry = Registry {
         backends,
         path: blockhaul_backends::PATH_SCHEME,
@@ -166,7 +168,7 @@ mod tests {
 
     #[test]
     fn every_workload_can_be_carried_out() {
-        for kind in Kind::value_variants() {
+        for kind in WorkloadKind::value_variants() {
             run(*kind, 2).unwrap();
         }
     }

@@ -6,27 +6,29 @@ use std::path::{Path, PathBuf};
 
 use super::needs::{absent, unmet};
 use super::{
-    Act, Body, Cell, Choice, ImagePlan, MountPlan, Places, Plan, Ready, Row, ServerPlan,
-    commands_of,
+    BenchPaths, CellPlan, ImagePlan, MountPlan, PlanCell, PlanRow, PlanStep, ReadyCondition,
+    RunSelection, ScenarioPlan, ServerPlan, commands_of,
 };
 use crate::metric::Metric;
-use crate::scenario::{Case, Command, Environment, Image, Scenario, Step};
-use crate::vars::{Scope, Value, Vars};
-use blockhaul_measure::{Error, Result};
+use crate::scenario::{
+    Environment, Scenario, ScenarioCase, ScenarioImage, ScenarioStep, StepCommand,
+};
+use crate::vars::{VariableScope, VariableValue, Vars};
+use blockhaul_measure::{MeasureError, Result};
 
 /// More cells than this are a mistake in a matrix, not a benchmark that anyone waits for.
 const CELLS_MAX: usize = 4096;
 
-impl Plan {
+impl ScenarioPlan {
     /// Works out what is to be done. `seed` is used if neither the choice nor the scenario has one.
     pub fn new(
         name: &str,
         scenario: &Scenario,
-        choice: &Choice,
-        places: &Places,
+        choice: &RunSelection,
+        places: &BenchPaths,
         seed: u64,
-    ) -> Result<Plan> {
-        let within = |error: Error| Error::usage(format!("scenario {name}: {error}"));
+    ) -> Result<ScenarioPlan> {
+        let within = |error: MeasureError| MeasureError::usage(format!("scenario {name}: {error}"));
         let size = if choice.full { &scenario.full } else { &scenario.quick };
         let mut matrix = scenario.matrix.clone();
         matrix.extend(size.matrix.clone());
@@ -38,11 +40,12 @@ impl Plan {
         let given = [choice.set.clone()];
         let usual =
             [size.variables.clone(), scenario.variables.clone(), built_in(places, scenario)];
-        let making = Making { scenario, choice, places, columns: &columns, given, usual };
+        let making = RowBuilder { scenario, choice, places, columns: &columns, given, usual };
         let maps = making.maps(&[]);
-        let description = Scope::new(&maps).text(scenario.description.trim()).map_err(within)?;
+        let description =
+            VariableScope::new(&maps).text(scenario.description.trim()).map_err(within)?;
         let reference = scenario.reference.as_ref().unwrap_or(&scenario.environment[0].label);
-        let mut plan = Plan {
+        let mut plan = ScenarioPlan {
             name: name.to_owned(),
             title: scenario.title.clone(),
             description,
@@ -75,7 +78,7 @@ impl Plan {
             }
         }
         if plan.cells.is_empty() {
-            return Err(within(Error::usage(
+            return Err(within(MeasureError::usage(
                 "no cell is left; --row and --column must each be part of a label",
             )));
         }
@@ -87,8 +90,8 @@ impl Plan {
         &mut self,
         first: usize,
         scenario: &Scenario,
-        places: &Places,
-        scope: &Scope<'_>,
+        places: &BenchPaths,
+        scope: &VariableScope<'_>,
     ) -> Result<()> {
         for name in self.cells[first..].iter().flatten().flat_map(|body| &body.mounts) {
             if let (None, Some(mount)) =
@@ -106,7 +109,7 @@ impl Plan {
         Ok(())
     }
 
-    fn add_images(&mut self, images: &[Image], scope: &Scope<'_>) -> Result<()> {
+    fn add_images(&mut self, images: &[ScenarioImage], scope: &VariableScope<'_>) -> Result<()> {
         for image in images {
             let size = scope.size(&image.size)?;
             let new = ImagePlan {
@@ -117,7 +120,7 @@ impl Plan {
                 seed: image.seed,
             };
             if new.data > new.size || new.run == 0 {
-                return Err(Error::usage(format!(
+                return Err(MeasureError::usage(format!(
                     "image {}: 'data' must not be larger than 'size', and 'run' not 0",
                     image.path
                 )));
@@ -126,7 +129,7 @@ impl Plan {
                 None => self.images.push(new),
                 Some(known) if *known == new => {}
                 Some(_) => {
-                    return Err(Error::usage(format!(
+                    return Err(MeasureError::usage(format!(
                         "image {}: two rows want different content; put a variable of the matrix \
                          into 'path'",
                         image.path
@@ -139,10 +142,10 @@ impl Plan {
 }
 
 /// What rows are made from.
-struct Making<'a> {
+struct RowBuilder<'a> {
     scenario: &'a Scenario,
-    choice: &'a Choice,
-    places: &'a Places,
+    choice: &'a RunSelection,
+    places: &'a BenchPaths,
     columns: &'a [&'a Environment],
     /// Variables that win over those of a row.
     given: [Vars; 1],
@@ -150,7 +153,7 @@ struct Making<'a> {
     usual: [Vars; 3],
 }
 
-impl Making<'_> {
+impl RowBuilder<'_> {
     /// All variables, the strongest first, with `row`'s in their place.
     fn maps(&self, row: &[&Vars]) -> Vec<Vars> {
         let row = row.iter().copied();
@@ -158,9 +161,9 @@ impl Making<'_> {
     }
 
     /// Adds a case at a point of the matrix, if it is chosen.
-    fn add_row(&self, plan: &mut Plan, case: &Case, point: &Vars) -> Result<()> {
+    fn add_row(&self, plan: &mut ScenarioPlan, case: &ScenarioCase, point: &Vars) -> Result<()> {
         let maps = self.maps(&[&case.variables, point]);
-        let scope = Scope::new(&maps);
+        let scope = VariableScope::new(&maps);
         let label = row_label(case, point, &scope)?;
         if !chosen(&self.choice.rows, &label) {
             return Ok(());
@@ -169,19 +172,20 @@ impl Making<'_> {
             return Err(too_many());
         }
         let row = self.row(plan, case, point, label.clone(), &scope);
-        plan.rows.push(row.map_err(|error| Error::usage(format!("case '{label}': {error}")))?);
+        plan.rows
+            .push(row.map_err(|error| MeasureError::usage(format!("case '{label}': {error}")))?);
         Ok(())
     }
 
     /// Adds the cells of a row, and what they need; gives its heading.
     fn row(
         &self,
-        plan: &mut Plan,
-        case: &Case,
+        plan: &mut ScenarioPlan,
+        case: &ScenarioCase,
         point: &Vars,
         label: String,
-        scope: &Scope<'_>,
-    ) -> Result<Row> {
+        scope: &VariableScope<'_>,
+    ) -> Result<PlanRow> {
         let scenario = self.scenario;
         let setup = acts(scenario.setup.iter().chain(&case.setup), scope)?;
         let cannot = self.cannot(plan, case, &setup, scope)?;
@@ -191,8 +195,10 @@ impl Making<'_> {
                 Some(reason) => Err(reason.clone()),
                 None => {
                     let maps = self.maps(&[&case.variables, point, &column.variables]);
-                    let found = cell(scenario, case, column, self.places, &Scope::new(&maps));
-                    let within = |e| Error::usage(format!("environment '{}': {e}", column.label));
+                    let found =
+                        cell(scenario, case, column, self.places, &VariableScope::new(&maps));
+                    let within =
+                        |e| MeasureError::usage(format!("environment '{}': {e}", column.label));
                     found.map_err(within)?
                 }
             });
@@ -213,16 +219,16 @@ impl Making<'_> {
             Some(rate) => Some(scope.size(&rate.amount)? as f64 / rate.divide as f64),
             None => None,
         };
-        Ok(Row { label, variables, unchecked: case.unchecked.clone(), curve_at, amount })
+        Ok(PlanRow { label, variables, unchecked: case.unchecked.clone(), curve_at, amount })
     }
 
     /// Why no cell of a row can be run here.
     fn cannot(
         &self,
-        plan: &Plan,
-        case: &Case,
-        setup: &[Act],
-        scope: &Scope<'_>,
+        plan: &ScenarioPlan,
+        case: &ScenarioCase,
+        setup: &[PlanStep],
+        scope: &VariableScope<'_>,
     ) -> Result<Option<String>> {
         for needs in [&self.scenario.needs, &case.needs] {
             if let Some(reason) = unmet(self.scenario, needs, self.places, scope)? {
@@ -236,8 +242,8 @@ impl Making<'_> {
     }
 }
 
-fn built_in(places: &Places, scenario: &Scenario) -> Vars {
-    let text = |path: &Path| Value::Text(path.display().to_string());
+fn built_in(places: &BenchPaths, scenario: &Scenario) -> Vars {
+    let text = |path: &Path| VariableValue::Text(path.display().to_string());
     let blockhaul = places.blockhaul.as_deref().unwrap_or(Path::new("blockhaul"));
     let mut vars: Vars = [
         ("scratch", text(&places.scratch)),
@@ -257,7 +263,7 @@ fn chosen(texts: &[String], label: &str) -> bool {
 }
 
 /// All combinations of the values of all axes; the last axis changes fastest.
-fn product(matrix: &BTreeMap<String, Vec<Value>>) -> Result<Vec<Vars>> {
+fn product(matrix: &BTreeMap<String, Vec<VariableValue>>) -> Result<Vec<Vars>> {
     let mut points = vec![Vars::new()];
     for (axis, values) in matrix {
         if points.len().saturating_mul(values.len()) > CELLS_MAX {
@@ -277,11 +283,11 @@ fn product(matrix: &BTreeMap<String, Vec<Value>>) -> Result<Vec<Vars>> {
     Ok(points)
 }
 
-fn too_many() -> Error {
-    Error::usage(format!("more than {CELLS_MAX} cells; choose some with --row or --column"))
+fn too_many() -> MeasureError {
+    MeasureError::usage(format!("more than {CELLS_MAX} cells; choose some with --row or --column"))
 }
 
-fn row_label(case: &Case, point: &Vars, scope: &Scope<'_>) -> Result<String> {
+fn row_label(case: &ScenarioCase, point: &Vars, scope: &VariableScope<'_>) -> Result<String> {
     let mut label = scope.text(&case.label)?;
     for (name, value) in point {
         if !case.label.contains(&format!("{{{name}}}")) {
@@ -291,51 +297,58 @@ fn row_label(case: &Case, point: &Vars, scope: &Scope<'_>) -> Result<String> {
     Ok(label)
 }
 
-fn axis(name: &str, scope: &Scope<'_>) -> Result<f64> {
+fn axis(name: &str, scope: &VariableScope<'_>) -> Result<f64> {
     let text = scope.text(&format!("{{{name}}}"))?;
     text.parse().map_err(|_| {
-        Error::usage(format!("'curve' is over {name}, whose value '{text}' is not a number"))
+        MeasureError::usage(format!("'curve' is over {name}, whose value '{text}' is not a number"))
     })
 }
 
-fn argv(command: &Command, scope: &Scope<'_>) -> Result<Vec<String>> {
+fn argv(command: &StepCommand, scope: &VariableScope<'_>) -> Result<Vec<String>> {
     match command {
-        Command::Shell(line) => Ok(vec!["/bin/sh".into(), "-c".into(), scope.text(line)?]),
-        Command::Words(words) => {
+        StepCommand::Shell(line) => Ok(vec!["/bin/sh".into(), "-c".into(), scope.text(line)?]),
+        StepCommand::Words(words) => {
             let words = scope.words(words)?;
             if words.first().is_some_and(|program| !program.is_empty()) {
                 Ok(words)
             } else {
-                Err(Error::usage("a command is empty when its variables are replaced"))
+                Err(MeasureError::usage("a command is empty when its variables are replaced"))
             }
         }
     }
 }
 
-fn act(step: &Step, scope: &Scope<'_>) -> Result<Act> {
+fn act(step: &ScenarioStep, scope: &VariableScope<'_>) -> Result<PlanStep> {
     let path = |text: &String| scope.text(text).map(PathBuf::from);
     Ok(match step {
-        Step::Run(command) => Act::Run(argv(command, scope)?),
-        Step::Fresh { path: file, size } => Act::Fresh(path(file)?, scope.size(size)?),
-        Step::Overwrite { path: file, like } => Act::Overwrite(path(file)?, path(like)?),
-        Step::Remove { path: file } => Act::Remove(path(file)?),
-        Step::Evict { path: file } => Act::Evict(path(file)?),
-        Step::Compare { expected, found } => Act::Compare(path(expected)?, path(found)?),
+        ScenarioStep::Run(command) => PlanStep::Run(argv(command, scope)?),
+        ScenarioStep::Fresh { path: file, size } => PlanStep::Fresh(path(file)?, scope.size(size)?),
+        ScenarioStep::Overwrite { path: file, like } => {
+            PlanStep::Overwrite(path(file)?, path(like)?)
+        }
+        ScenarioStep::Remove { path: file } => PlanStep::Remove(path(file)?),
+        ScenarioStep::Evict { path: file } => PlanStep::Evict(path(file)?),
+        ScenarioStep::Compare { expected, found } => {
+            PlanStep::Compare(path(expected)?, path(found)?)
+        }
     })
 }
 
-fn acts<'a>(steps: impl IntoIterator<Item = &'a Step>, scope: &Scope<'_>) -> Result<Vec<Act>> {
+fn acts<'a>(
+    steps: impl IntoIterator<Item = &'a ScenarioStep>,
+    scope: &VariableScope<'_>,
+) -> Result<Vec<PlanStep>> {
     steps.into_iter().map(|step| act(step, scope)).collect()
 }
 
 /// What one cell runs; an inner error is why it is skipped.
 fn cell(
     scenario: &Scenario,
-    case: &Case,
+    case: &ScenarioCase,
     environment: &Environment,
-    places: &Places,
-    scope: &Scope<'_>,
-) -> Result<Cell> {
+    places: &BenchPaths,
+    scope: &VariableScope<'_>,
+) -> Result<PlanCell> {
     if let Some(labels) = &case.environments
         && !labels.contains(&environment.label)
     {
@@ -351,7 +364,7 @@ fn cell(
     }
     let prepare = scenario.prepare.iter().chain(&case.prepare).chain(&environment.prepare);
     let mounts = [&scenario.needs, &case.needs, &environment.needs];
-    let body = Body {
+    let body = CellPlan {
         mounts: mounts.iter().flat_map(|needs| needs.mounts.clone()).collect(),
         prepare: acts(prepare, scope)?,
         servers,
@@ -364,25 +377,27 @@ fn cell(
     })
 }
 
-fn server(scenario: &Scenario, name: &str, scope: &Scope<'_>) -> Result<ServerPlan> {
+fn server(scenario: &Scenario, name: &str, scope: &VariableScope<'_>) -> Result<ServerPlan> {
     let server = scenario.server.get(name).ok_or_else(|| {
         let known: Vec<&str> = scenario.server.keys().map(String::as_str).collect();
-        Error::usage(format!(
+        MeasureError::usage(format!(
             "there is no [server.{name}]; there are: {}",
             if known.is_empty() { "none".to_owned() } else { known.join(", ") }
         ))
     })?;
-    let within = |error: Error| Error::usage(format!("[server.{name}]: {error}"));
+    let within = |error: MeasureError| MeasureError::usage(format!("[server.{name}]: {error}"));
     let path = |text: &String| scope.text(text).map(PathBuf::from).map_err(within);
     let ready = match (&server.socket, &server.port, &server.exists) {
-        (Some(socket), _, _) => Ready::Socket(path(socket)?),
+        (Some(socket), _, _) => ReadyCondition::Socket(path(socket)?),
         (_, Some(port), _) => {
             let port = scope.text(&port.to_string()).map_err(within)?;
-            let wrong = || within(Error::usage(format!("'{port}' is no TCP port")));
-            Ready::Port(port.parse().map_err(|_| wrong())?)
+            let wrong = || within(MeasureError::usage(format!("'{port}' is no TCP port")));
+            ReadyCondition::Port(port.parse().map_err(|_| wrong())?)
         }
-        (_, _, Some(file)) => Ready::Exists(path(file)?),
-        (None, None, None) => return Err(within(Error::usage("it does not say when it is ready"))),
+        (_, _, Some(file)) => ReadyCondition::Exists(path(file)?),
+        (None, None, None) => {
+            return Err(within(MeasureError::usage("it does not say when it is ready")));
+        }
     };
     let command = argv(&server.command, scope).map_err(within)?;
     Ok(ServerPlan { name: name.to_owned(), command, ready })
@@ -392,8 +407,8 @@ fn server(scenario: &Scenario, name: &str, scope: &Scope<'_>) -> Result<ServerPl
 mod tests {
     use super::*;
 
-    fn places() -> Places {
-        Places {
+    fn places() -> BenchPaths {
+        BenchPaths {
             scratch: "/scratch".into(),
             disk: "/disk".into(),
             blockhaul: None,
@@ -401,8 +416,8 @@ mod tests {
         }
     }
 
-    fn plan(text: &str, choice: &Choice) -> Result<Plan> {
-        Plan::new("t", &Scenario::parse("t", text)?, choice, &places(), 1)
+    fn plan(text: &str, choice: &RunSelection) -> Result<ScenarioPlan> {
+        ScenarioPlan::new("t", &Scenario::parse("t", text)?, choice, &places(), 1)
     }
 
     const TEXT: &str = "
@@ -441,7 +456,7 @@ mod tests {
 
     #[test]
     fn rows_are_cases_times_matrix() {
-        let plan = plan(TEXT, &Choice::default()).unwrap();
+        let plan = plan(TEXT, &RunSelection::default()).unwrap();
         let labels: Vec<&str> = plan.rows.iter().map(|row| row.label.as_str()).collect();
         assert_eq!(labels, ["case 1", "case 2", "other, n 1", "other, n 2"]);
         assert_eq!(plan.rows[1].curve_at, Some(2.0));
@@ -451,7 +466,7 @@ mod tests {
         let body = plan.cell(1, 0).as_ref().unwrap();
         assert_eq!(body.command, ["echo", "quick", "nice one"]);
         assert_eq!(body.servers[0].command, ["sleep", "2"]);
-        assert_eq!(body.servers[0].ready, Ready::Socket("/scratch/s".into()));
+        assert_eq!(body.servers[0].ready, ReadyCondition::Socket("/scratch/s".into()));
         assert_eq!(plan.cell(0, 1), &Err("does not take part".to_owned()));
         assert_eq!(plan.cell(0, 2), &Err("the program no-such-program is not there".to_owned()));
         assert_eq!(plan.setup.len(), 3, "equal steps are carried out once: {:?}", plan.setup);
@@ -471,21 +486,21 @@ mod tests {
             [[case]]
             label = 'row'
             unchecked = 'nothing is done'";
-        let plan = plan(text, &Choice::default()).unwrap();
+        let plan = plan(text, &RunSelection::default()).unwrap();
         assert!(plan.cell(0, 0).is_ok(), "{:?}", plan.cell(0, 0));
         assert_eq!(plan.cell(0, 1), &Err("there is no no/such/file.c here".to_owned()));
     }
 
     #[test]
     fn choices_go_before_the_scenario() {
-        let set = [("level".to_owned(), Value::Text("mine".into()))].into();
-        let choice = Choice {
+        let set = [("level".to_owned(), VariableValue::Text("mine".into()))].into();
+        let choice = RunSelection {
             full: true,
             warmup: Some(0),
             set,
             rows: vec!["other".into()],
             columns: vec!["one".into()],
-            ..Choice::default()
+            ..RunSelection::default()
         };
         let plan = plan(TEXT, &choice).unwrap();
         assert_eq!((plan.runs, plan.warmup, plan.rows.len()), (9, 0, 2));
@@ -495,19 +510,19 @@ mod tests {
 
     #[test]
     fn errors_name_the_case_and_the_environment() {
-        let none = Choice { rows: vec!["zzz".into()], ..Choice::default() };
+        let none = RunSelection { rows: vec!["zzz".into()], ..RunSelection::default() };
         let text = plan(TEXT, &none).unwrap_err().to_string();
         assert!(text.contains("scenario t: no cell is left"), "{text}");
-        let text = plan(&TEXT.replace("{level}", "{leval}"), &Choice::default());
+        let text = plan(&TEXT.replace("{level}", "{leval}"), &RunSelection::default());
         let text = text.unwrap_err().to_string();
         assert!(text.contains("case 'case 1': environment 'one': there is no variable"), "{text}");
-        let text = plan(&TEXT.replace("['one']", "['won']"), &Choice::default());
+        let text = plan(&TEXT.replace("['one']", "['won']"), &RunSelection::default());
         let text = text.unwrap_err().to_string();
         assert!(text.contains("there is no [server.won]; there are: one"), "{text}");
         let axis = format!("[{}]", "1, ".repeat(3000));
-        let text = plan(&TEXT.replace("[1, 2]", &axis), &Choice::default());
+        let text = plan(&TEXT.replace("[1, 2]", &axis), &RunSelection::default());
         assert!(text.unwrap_err().to_string().contains("more than 4096 cells"));
-        let text = plan(&TEXT.replace("[1, 2]", "['x']"), &Choice::default());
+        let text = plan(&TEXT.replace("[1, 2]", "['x']"), &RunSelection::default());
         let text = text.unwrap_err().to_string();
         assert!(text.contains("'x' is not a number"), "{text}");
     }
@@ -515,9 +530,9 @@ mod tests {
     #[test]
     fn images_are_made_once_and_do_not_clash() {
         let image = |path: &str| format!("[[image]]\npath = '{path}'\nsize = '{{n}}M'\n");
-        let good = plan(&format!("{TEXT}\n{}", image("{scratch}/{n}")), &Choice::default());
+        let good = plan(&format!("{TEXT}\n{}", image("{scratch}/{n}")), &RunSelection::default());
         assert_eq!(good.unwrap().images.len(), 2);
-        let clash = plan(&format!("{TEXT}\n{}", image("{scratch}/x")), &Choice::default());
+        let clash = plan(&format!("{TEXT}\n{}", image("{scratch}/x")), &RunSelection::default());
         let text = clash.unwrap_err().to_string();
         assert!(text.contains("two rows want different content"), "{text}");
     }

@@ -15,7 +15,7 @@ use blockhaul_measure::shell_line;
 
 /// What the person who starts it chose.
 #[derive(Clone, Debug, Default)]
-pub struct Choice {
+pub struct RunSelection {
     /// The full size rather than the quick one.
     pub full: bool,
     /// Runs of every cell, instead of the scenario's number.
@@ -36,7 +36,7 @@ pub struct Choice {
 
 /// Where things are on this machine.
 #[derive(Clone, Debug)]
-pub struct Places {
+pub struct BenchPaths {
     /// Folder for files in memory.
     pub scratch: PathBuf,
     /// Folder for files on a disk.
@@ -49,7 +49,7 @@ pub struct Places {
 
 /// What will be done.
 #[derive(Clone, Debug)]
-pub struct Plan {
+pub struct ScenarioPlan {
     /// Name of the scenario.
     pub name: String,
     /// Heading.
@@ -61,7 +61,7 @@ pub struct Plan {
     /// Whether the scenario has no other size.
     pub one_size: bool,
     /// Rows, in the scenario's order.
-    pub rows: Vec<Row>,
+    pub rows: Vec<PlanRow>,
     /// Labels of the columns.
     pub columns: Vec<String>,
     /// The column that others are compared with, if it takes part.
@@ -75,11 +75,11 @@ pub struct Plan {
     /// File systems to be mounted: those that a cell needs.
     pub mounts: Vec<MountPlan>,
     /// Cells, row by row; `rows.len() * columns.len()` of them.
-    pub cells: Vec<Cell>,
+    pub cells: Vec<PlanCell>,
     /// Images to be made.
     pub images: Vec<ImagePlan>,
     /// Steps before the first run.
-    pub setup: Vec<Act>,
+    pub setup: Vec<PlanStep>,
     /// Counted runs of each cell.
     pub runs: u32,
     /// Rounds before them.
@@ -96,7 +96,7 @@ pub struct Plan {
 
 /// A row.
 #[derive(Clone, Debug)]
-pub struct Row {
+pub struct PlanRow {
     /// Heading.
     pub label: String,
     /// Variables of the case and of the matrix.
@@ -110,21 +110,21 @@ pub struct Row {
 }
 
 /// A row in a column: what is run, or why it is not.
-pub type Cell = std::result::Result<Body, String>;
+pub type PlanCell = std::result::Result<CellPlan, String>;
 
 /// What one run of a cell consists of.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Body {
+pub struct CellPlan {
     /// File systems that it uses.
     pub mounts: Vec<String>,
     /// Steps before it.
-    pub prepare: Vec<Act>,
+    pub prepare: Vec<PlanStep>,
     /// Servers around it.
     pub servers: Vec<ServerPlan>,
     /// What is timed.
     pub command: Vec<String>,
     /// Steps after it.
-    pub check: Vec<Act>,
+    pub check: Vec<PlanStep>,
 }
 
 /// A server with all variables replaced.
@@ -135,12 +135,12 @@ pub struct ServerPlan {
     /// What is started.
     pub command: Vec<String>,
     /// When it is ready.
-    pub ready: Ready,
+    pub ready: ReadyCondition,
 }
 
 /// When a server is ready.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Ready {
+pub enum ReadyCondition {
     /// This Unix socket listens.
     Socket(PathBuf),
     /// This port of the loopback address accepts.
@@ -181,7 +181,7 @@ pub struct ImagePlan {
 
 /// A step with all variables replaced.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Act {
+pub enum PlanStep {
     /// Runs a command; it must exit with status 0.
     Run(Vec<String>),
     /// Makes an empty file of this size.
@@ -196,31 +196,33 @@ pub enum Act {
     Compare(PathBuf, PathBuf),
 }
 
-impl fmt::Display for Act {
+impl fmt::Display for PlanStep {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Act::Run(words) => f.write_str(&shell_line(words)),
-            Act::Fresh(path, size) => write!(f, "(fresh file {}, {size} bytes)", path.display()),
-            Act::Overwrite(path, like) => {
+            PlanStep::Run(words) => f.write_str(&shell_line(words)),
+            PlanStep::Fresh(path, size) => {
+                write!(f, "(fresh file {}, {size} bytes)", path.display())
+            }
+            PlanStep::Overwrite(path, like) => {
                 write!(f, "(wrong bytes into {} where {} has data)", path.display(), like.display())
             }
-            Act::Remove(path) => write!(f, "(remove {})", path.display()),
-            Act::Evict(path) => write!(f, "(out of the cache: {})", path.display()),
-            Act::Compare(expected, found) => {
+            PlanStep::Remove(path) => write!(f, "(remove {})", path.display()),
+            PlanStep::Evict(path) => write!(f, "(out of the cache: {})", path.display()),
+            PlanStep::Compare(expected, found) => {
                 write!(f, "(compare {} with {})", found.display(), expected.display())
             }
         }
     }
 }
 
-impl Plan {
+impl ScenarioPlan {
     /// The cell of a row and a column.
-    pub fn cell(&self, row: usize, column: usize) -> &Cell {
+    pub fn cell(&self, row: usize, column: usize) -> &PlanCell {
         &self.cells[row * self.columns.len() + column]
     }
 }
 
-impl Body {
+impl CellPlan {
     /// All commands that it runs.
     pub fn commands(&self) -> impl Iterator<Item = &Vec<String>> {
         let servers = self.servers.iter().map(|server| &server.command);
@@ -229,7 +231,7 @@ impl Body {
     }
 }
 
-impl Places {
+impl BenchPaths {
     /// Finds a program: a name along the search path, anything with a slash as it is.
     pub fn find(&self, program: &str) -> Option<PathBuf> {
         use std::os::unix::fs::PermissionsExt as _;
@@ -244,9 +246,9 @@ impl Places {
 }
 
 /// The commands among steps.
-fn commands_of(acts: &[Act]) -> impl Iterator<Item = &Vec<String>> {
+fn commands_of(acts: &[PlanStep]) -> impl Iterator<Item = &Vec<String>> {
     acts.iter().filter_map(|act| match act {
-        Act::Run(words) => Some(words),
+        PlanStep::Run(words) => Some(words),
         _ => None,
     })
 }

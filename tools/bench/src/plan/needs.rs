@@ -2,17 +2,17 @@
 
 use std::path::Path;
 
-use super::{Places, base_name};
-use crate::scenario::{Needs, Scenario};
-use crate::vars::Scope;
+use super::{BenchPaths, base_name};
+use crate::scenario::{Scenario, ScenarioNeeds};
+use crate::vars::VariableScope;
 use blockhaul_measure::Result;
 
 /// Why needs are not met on this machine; None if they are.
 pub(super) fn unmet(
     scenario: &Scenario,
-    needs: &Needs,
-    places: &Places,
-    scope: &Scope<'_>,
+    needs: &ScenarioNeeds,
+    places: &BenchPaths,
+    scope: &VariableScope<'_>,
 ) -> Result<Option<String>> {
     for program in &needs.programs {
         if places.find(&scope.text(program)?).is_none() {
@@ -62,7 +62,7 @@ pub(super) fn unmet(
 /// Tells the first program that is not there, if one is not.
 pub(super) fn absent<'a>(
     mut commands: impl Iterator<Item = &'a Vec<String>>,
-    places: &Places,
+    places: &BenchPaths,
 ) -> Option<String> {
     let words = commands.find(|words| places.find(&words[0]).is_none())?;
     Some(format!("the program {} is not there", base_name(&words[0])))

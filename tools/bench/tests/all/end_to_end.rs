@@ -3,8 +3,8 @@
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use blockhaul_bench::args::{Args, Options};
-use blockhaul_bench::result::{Metric, Report, State};
+use blockhaul_bench::args::{ScenarioArgs, ScenarioOptions};
+use blockhaul_bench::result::{CellState, Metric, ScenarioReport};
 use blockhaul_bench::scenario::Scenario;
 use blockhaul_bench::{html, save, table};
 use blockhaul_testkit::tools::until;
@@ -13,17 +13,17 @@ use clap::Parser;
 #[derive(Parser)]
 struct Cli {
     #[command(flatten)]
-    args: Args,
+    args: ScenarioArgs,
 }
 
-fn options(dir: &Path, more: &[&str]) -> Options {
+fn options(dir: &Path, more: &[&str]) -> ScenarioOptions {
     let place = dir.display().to_string();
     let mut words = vec!["bench", "x.toml", "--quiet", "--scratch", &place, "--disk", &place];
     words.extend(more);
     Cli::try_parse_from(words).unwrap().args.options
 }
 
-fn run(text: &str, more: &[&str]) -> Report {
+fn run(text: &str, more: &[&str]) -> ScenarioReport {
     let dir = tempfile::tempdir().unwrap();
     let scenario = Scenario::parse("x", text).unwrap();
     let stop = AtomicBool::new(false);
@@ -79,14 +79,14 @@ fn a_corrupting_copier_has_failed_and_is_not_fast() {
     assert!(report.is_whole());
     for row in 0..2 {
         let [good, corrupting, idle, absent] = report.row(row) else { panic!() };
-        assert!(matches!(good.state(Metric::Wall), State::Good(s) if s.count == 2));
+        assert!(matches!(good.state(Metric::Wall), CellState::Good(s) if s.count == 2));
         assert_eq!(good.ratio.unwrap().median, 1.0);
         for wrong in [corrupting, idle] {
-            assert_eq!(wrong.state(Metric::Wall), State::Failed(2), "row {row}");
+            assert_eq!(wrong.state(Metric::Wall), CellState::Failed(2), "row {row}");
             assert_eq!((wrong.wall_s, wrong.ratio), (None, None));
         }
         let reason = "the program no-such-copier is not there";
-        assert_eq!(absent.state(Metric::Wall), State::Skipped(reason));
+        assert_eq!(absent.state(Metric::Wall), CellState::Skipped(reason));
     }
     let run = report.runs.iter().find(|run| run.column == 1).unwrap();
     let failure = run.failure.as_ref().unwrap();

@@ -4,26 +4,26 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use blockhaul_block::{DeviceExt as _, Kind};
-use blockhaul_catalog::Spec;
+use blockhaul_catalog::DeviceSpec;
 use blockhaul_io::simulation::note;
 use blockhaul_jobs::{BackupConfig, BackupDisk, BitmapStep, SnapshotConfig};
-use blockhaul_snapshot::{OnFailure, Options, Trim};
+use blockhaul_snapshot::{OnFailure, PointOptions, ViewTrim};
 use blockhaul_transfer::NamedOption;
 
-use super::world::World;
+use super::world::JobWorld;
 use crate::oracle::SECTOR;
 
 /// The disk at a moment, once it is there.
 #[derive(Clone, Default)]
-struct Moment(Arc<Mutex<Option<Vec<u8>>>>);
+struct PointInTimeDisk(Arc<Mutex<Option<Vec<u8>>>>);
 
-impl Moment {
+impl PointInTimeDisk {
     fn seen(&self) -> Option<Vec<u8>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
-impl World {
+impl JobWorld {
     /// A full backup, perhaps with a bitmap that begins with it.
     pub(super) async fn full_backup(&mut self) -> Result<bool, String> {
         self.new_target(None).await?;
@@ -88,7 +88,7 @@ impl World {
     pub(super) async fn fleece(&mut self) -> Result<(), String> {
         let (worker, desk) = self.desk()?;
         let mut begin = self.point(None, None);
-        begin.trim = Trim::Refused;
+        begin.trim = ViewTrim::Refused;
         let (moment, look) = self.look()?;
         let before = self.starts;
         let there = desk.clone();
@@ -123,8 +123,8 @@ impl World {
     }
 
     /// Sees the disk at the moment when a point in time begins.
-    fn look(&self) -> Result<(Moment, BitmapStep), String> {
-        let moment = Moment::default();
+    fn look(&self) -> Result<(PointInTimeDisk, BitmapStep), String> {
+        let moment = PointInTimeDisk::default();
         let seen = moment.clone();
         let disk = self.disk()?;
         let look = move || {
@@ -138,7 +138,7 @@ impl World {
         let rng = &mut self.rng;
         let is_limited = !self.is_calm && rng.chance(10);
         let on_failure = [OnFailure::BreakSnapshot, OnFailure::FailWrite];
-        let options = Options {
+        let options = PointOptions {
             block: 4096 << rng.below(5),
             directory: Some(self.dir.clone()),
             max: if is_limited { 64 << 10 } else { u64::MAX },
@@ -151,8 +151,8 @@ impl World {
 }
 
 /// The target of a job.
-pub(super) fn target(uri: &str) -> Result<Spec, String> {
-    Spec::parse(uri.as_ref()).map_err(|error| error.to_string())
+pub(super) fn target(uri: &str) -> Result<DeviceSpec, String> {
+    DeviceSpec::parse(uri.as_ref()).map_err(|error| error.to_string())
 }
 
 /// Checks that a disk has these contents.

@@ -6,11 +6,11 @@ use crate::oracle::SECTOR;
 
 /// The bitmaps of the served disk.
 #[derive(Default)]
-pub(super) struct Bitmaps(Vec<Kept>);
+pub(super) struct Bitmaps(Vec<BitmapRecord>);
 
 /// The disk at the moment since which a bitmap shows differences.
 #[derive(Clone)]
-pub(super) struct Base {
+pub(super) struct BitmapBaseline {
     pub(super) contents: Vec<u8>,
     /// Sectors that requests of a lost connection could change after that moment, unseen by the bitmap: they
     /// are carried out by another server.
@@ -18,9 +18,9 @@ pub(super) struct Base {
 }
 
 /// One bitmap.
-struct Kept {
+struct BitmapRecord {
     name: String,
-    base: Base,
+    base: BitmapBaseline,
     /// It outlives the server.
     persistent: bool,
     /// The server did not end in order since the bitmap was seen: it may be inconsistent.
@@ -31,9 +31,15 @@ struct Kept {
 
 impl Bitmaps {
     /// A bitmap has begun when the disk had these contents. `doubtful`: its server has ended since.
-    pub(super) fn add(&mut self, name: &str, base: Base, persistent: bool, doubtful: bool) {
+    pub(super) fn add(
+        &mut self,
+        name: &str,
+        base: BitmapBaseline,
+        persistent: bool,
+        doubtful: bool,
+    ) {
         let name = name.to_string();
-        self.0.push(Kept { name, base, persistent, doubtful, frozen: false });
+        self.0.push(BitmapRecord { name, base, persistent, doubtful, frozen: false });
     }
 
     /// A job takes what is dirty.
@@ -42,7 +48,7 @@ impl Bitmaps {
     }
 
     /// That job has ended; if it is complete, the bitmap shows differences from these contents.
-    pub(super) fn give_back(&mut self, name: &str, base: Option<Base>) {
+    pub(super) fn give_back(&mut self, name: &str, base: Option<BitmapBaseline>) {
         for kept in self.0.iter_mut().filter(|kept| kept.name == name) {
             kept.frozen = false;
             if let Some(base) = &base {
@@ -78,7 +84,7 @@ impl Bitmaps {
     }
 }
 
-impl Kept {
+impl BitmapRecord {
     fn check(&mut self, export: &OpenExport, now: &[u8]) -> Result<(), String> {
         let name = &self.name;
         match export.bitmap(name) {

@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blockhaul_io::simulation::{choose, note};
-use blockhaul_io::{Lost, Ticket, sleep, timeout};
+use blockhaul_io::{LostCompletion, Ticket, sleep, timeout};
 use blockhaul_jobs::{CopyMode, Job, JobError, JobSettings, JobStatus, MirrorCompletion};
 use blockhaul_transfer::NamedOption;
 
-use super::world::World;
+use super::world::JobWorld;
 
 /// Virtual time in which a job ends once nothing goes wrong any more.
 const PATIENCE: Duration = Duration::from_secs(4 * 3600);
@@ -16,7 +16,7 @@ const PATIENCE: Duration = Duration::from_secs(4 * 3600);
 const ACTIONS: u32 = 30;
 
 /// What is known when a job begins.
-pub(super) struct Before {
+pub(super) struct JobBaseline {
     blame: u64,
     starts: u64,
     /// Something may go wrong that nobody counts.
@@ -24,17 +24,17 @@ pub(super) struct Before {
 }
 
 /// How a job went.
-pub(super) struct Ended {
+pub(super) struct JobResult {
     pub(super) completed: bool,
     /// Its server has ended before.
     pub(super) lost: bool,
 }
 
-impl World {
+impl JobWorld {
     /// Call it before a job begins. `may_fail`: the job itself has a reason.
-    pub(super) fn before(&self, may_fail: bool) -> Before {
+    pub(super) fn before(&self, may_fail: bool) -> JobBaseline {
         let may_fail = may_fail || self.has_bad_network() || self.has_bad_disk;
-        Before { blame: self.blame(), starts: self.starts, may_fail }
+        JobBaseline { blame: self.blame(), starts: self.starts, may_fail }
     }
 
     /// Waits until something has begun on the server, which may end meanwhile: `None`; or cannot get
@@ -57,8 +57,8 @@ impl World {
         &mut self,
         job: &Arc<Job>,
         ending: Option<MirrorCompletion>,
-        before: &Before,
-    ) -> Result<Ended, String> {
+        before: &JobBaseline,
+    ) -> Result<JobResult, String> {
         let begun = blockhaul_io::now();
         let cancels = !self.is_calm && self.rng.chance(25);
         let mut cancelled = false;
@@ -99,7 +99,7 @@ impl World {
         if self.starts != before.starts {
             // It may have been complete before.
             let completed = job.outcome().is_some_and(|(error, _)| error.is_none());
-            return Ok(Ended { completed, lost: true });
+            return Ok(JobResult { completed, lost: true });
         }
         let error = job.outcome().and_then(|(error, _)| error);
         note(&format!("the job has ended: {error:?}"));
@@ -108,7 +108,7 @@ impl World {
             Some(error) if !explained => {
                 Err(format!("a job fails without a reason: {error}: {:?}", job.report()))
             }
-            error => Ok(Ended { completed: error.is_none(), lost: false }),
+            error => Ok(JobResult { completed: error.is_none(), lost: false }),
         }
     }
 
@@ -160,7 +160,7 @@ impl World {
     }
 }
 
-fn begun<T>(ended: Result<Result<T, JobError>, Lost>) -> Result<Option<T>, String> {
+fn begun<T>(ended: Result<Result<T, JobError>, LostCompletion>) -> Result<Option<T>, String> {
     match ended {
         Ok(Ok(begun)) => Ok(Some(begun)),
         Ok(Err(failure)) => {
@@ -168,6 +168,6 @@ fn begun<T>(ended: Result<Result<T, JobError>, Lost>) -> Result<Option<T>, Strin
             note(&text);
             if text.contains("still in flight") { Ok(None) } else { Err(text) }
         }
-        Err(Lost) => Ok(None),
+        Err(LostCompletion) => Ok(None),
     }
 }

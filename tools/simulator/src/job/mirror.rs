@@ -9,7 +9,7 @@ use blockhaul_io::sleep;
 use blockhaul_jobs::{CopyMode, InitialCopy, JobTarget, MirrorCompletion, MirrorConfig};
 
 use super::backup::target;
-use super::world::World;
+use super::world::JobWorld;
 
 /// Time after which no request of a client without a reply is carried out any more.
 const SETTLED: Duration = Duration::from_secs(60);
@@ -18,9 +18,9 @@ const MOMENTS: usize = 16;
 
 /// The disk at the latest flushes of the target.
 #[derive(Clone, Default)]
-struct Moments(Arc<Mutex<VecDeque<Vec<u8>>>>);
+struct RecentFlushes(Arc<Mutex<VecDeque<Vec<u8>>>>);
 
-impl Moments {
+impl RecentFlushes {
     fn all(&self) -> MutexGuard<'_, VecDeque<Vec<u8>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -38,7 +38,7 @@ impl Moments {
     }
 }
 
-impl World {
+impl JobWorld {
     /// A mirror of the whole disk, whose target has other contents before.
     pub(super) async fn mirror_of_all(&mut self) -> Result<bool, String> {
         self.new_shared_target(None).await?;
@@ -84,7 +84,7 @@ impl World {
         let before = self.before(self.target_has_failed());
         let disk = self.disk()?;
         let moves = self.moves();
-        let moments = Moments::default();
+        let moments = RecentFlushes::default();
         let (seen, watched) = (moments.clone(), disk.clone());
         self.target.look().set(Some(Box::new(move || seen.add(watched.live()))));
         let modes = [CopyMode::Background, CopyMode::WriteBlocking];

@@ -5,8 +5,8 @@ use std::time::Duration;
 use blockhaul_io::simulation::note;
 use blockhaul_jobs::NewBitmap;
 
-use super::world::World;
-use crate::Setting;
+use super::world::JobWorld;
+use crate::ScenarioSetup;
 
 /// Attempts at a job that nothing prevents any more: clients may not be able to wait for it.
 const ATTEMPTS: u32 = 20;
@@ -14,8 +14,8 @@ const ATTEMPTS: u32 = 20;
 /// Requests of clients in quick succession, for each job: one of these.
 const QUICK: &[u64] = &[20, 60, 150];
 
-pub(crate) async fn run(setting: Setting) -> Result<(), String> {
-    let mut world = World::new(setting)?;
+pub(crate) async fn run(setting: ScenarioSetup) -> Result<(), String> {
+    let mut world = JobWorld::new(setting)?;
     world.set_calm(false);
     world.start().await?;
     world.start_target().await?;
@@ -38,7 +38,7 @@ pub(crate) async fn run(setting: Setting) -> Result<(), String> {
     world.end().await
 }
 
-impl World {
+impl JobWorld {
     /// Some job; whether it has succeeded.
     async fn job(&mut self) -> Result<bool, String> {
         self.tempo.hurry(*self.rng.pick(QUICK));

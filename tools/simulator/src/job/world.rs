@@ -5,22 +5,22 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use blockhaul_block::{BlockSizes, Can, DeviceExt as _, Error, Facts, Kind, OpKind};
-use blockhaul_client::Options;
-use blockhaul_io::simulation::{Faults, Machine, choose, note, set_faults};
-use blockhaul_io::{Remote, Ticket, sleep};
+use blockhaul_client::ConnectOptions;
+use blockhaul_io::simulation::{Faults, SimulatedMachine, choose, note, set_faults};
+use blockhaul_io::{Ticket, WorkerHandle, sleep};
 use blockhaul_testkit::crash::CrashDevice;
-use blockhaul_testkit::fault::{Rule, Then};
+use blockhaul_testkit::fault::{FaultEffect, FaultRule};
 use blockhaul_testkit::model::Model;
 use blockhaul_testkit::rng::Rng;
 
-use super::bitmaps::{Base, Bitmaps};
-use crate::Setting;
-use crate::clients::{Client, Guest, Tempo, lock, longest, open, work};
-use crate::desk::{Desk, OWN, Office};
+use super::bitmaps::{BitmapBaseline, Bitmaps};
+use crate::ScenarioSetup;
+use crate::clients::{ClientConfig, ClientPace, SimulatedClient, lock, longest, open, work};
+use crate::desk::{JobServer, JobServerConfig, OWN};
 use crate::noise::calm;
 use crate::oracle::{Oracle, SECTOR, image};
 use crate::serve::disk_faults;
-use crate::site::{Site, pause};
+use crate::site::{ServerSite, pause};
 
 /// Requests of each client: more than it makes until it is asked to end.
 const REQUESTS: u64 = 1_000_000;
@@ -30,16 +30,16 @@ const LATE: Duration = Duration::from_secs(100);
 const ATTEMPTS: u32 = 200;
 
 /// What there is.
-pub(super) struct World {
+pub(super) struct JobWorld {
     pub(super) rng: Rng,
     pub(super) dir: PathBuf,
     sectors: usize,
     /// The server of the disk, with the jobs.
-    pub(super) live: Site,
+    pub(super) live: ServerSite,
     /// Where the disk is, once clients have moved from the server's own disk to a target.
-    home: Option<Site>,
+    home: Option<ServerSite>,
     /// Where jobs write.
-    pub(super) target: Site,
+    pub(super) target: ServerSite,
     targets: u64,
     /// A flush of one connection to the target covers what the others have written.
     pub(super) target_is_shared: bool,
@@ -48,10 +48,10 @@ pub(super) struct World {
     pub(super) chain: Option<String>,
     /// Number of bitmaps so far.
     pub(super) begun: u64,
-    pub(super) tempo: Arc<Tempo>,
+    pub(super) tempo: Arc<ClientPace>,
     oracles: Vec<Arc<Mutex<Oracle>>>,
     longest: u64,
-    options: Options,
+    options: ConnectOptions,
     faults: Faults,
     /// Nothing goes wrong any more.
     pub(super) is_calm: bool,
@@ -68,7 +68,7 @@ pub(super) struct World {
 
 /// How a server ends.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum End {
+enum ServerShutdown {
     InOrder,
     /// In order, and then its machine loses power.
     InOrderThenPower,
@@ -77,14 +77,14 @@ enum End {
 }
 
 /// Clients at work, and their machine.
-pub(super) struct Working {
-    machine: Machine,
+pub(super) struct ClientMachine {
+    machine: SimulatedMachine,
     clients: Vec<Ticket<Result<Option<Vec<u64>>, String>>>,
 }
 
-impl World {
-    pub(super) fn new(setting: Setting) -> Result<World, String> {
-        let Setting { mut rng, dir, faults } = setting;
+impl JobWorld {
+    pub(super) fn new(setting: ScenarioSetup) -> Result<JobWorld, String> {
+        let ScenarioSetup { mut rng, dir, faults } = setting;
         // Mostly small ones: they are quick, and what happens concerns more of them.
         let sectors = *rng.pick(&[128, 128, 129, 300, 512, 2049]);
         let longest = longest(&mut rng);
@@ -92,20 +92,20 @@ impl World {
         std::fs::create_dir(&bitmaps).map_err(|error| error.to_string())?;
         let workers = rng.between(1, 2) as usize;
         let facts = facts(sectors, true);
-        let live = Site::new(dir.join("live"), workers, facts.clone(), image(sectors));
-        let live = live.with_jobs(Office { bitmaps, device: None });
-        let target = Site::new(dir.join("target-0"), 1, facts, vec![0; sectors * SECTOR]);
+        let live = ServerSite::new(dir.join("live"), workers, facts.clone(), image(sectors));
+        let live = live.with_jobs(JobServerConfig { bitmaps, device: None });
+        let target = ServerSite::new(dir.join("target-0"), 1, facts, vec![0; sectors * SECTOR]);
         let clients = rng.between(1, 3) as usize;
         let share = sectors / clients;
         let oracle = |index| Arc::new(Mutex::new(Oracle::new(index * share, share)));
         let oracles = (0..clients).map(oracle).collect();
-        let options = Options {
+        let options = ConnectOptions {
             timeout: Duration::from_secs(*rng.pick(&[5, 60])),
             extended: rng.chance(70),
-            ..Options::default()
+            ..ConnectOptions::default()
         };
         let pace = Duration::from_millis(*rng.pick(&[1, 10, 100]));
-        Ok(World {
+        Ok(JobWorld {
             dir,
             sectors,
             live,
@@ -116,7 +116,7 @@ impl World {
             bitmaps: Bitmaps::default(),
             chain: None,
             begun: 0,
-            tempo: Tempo::of(pace),
+            tempo: ClientPace::of(pace),
             oracles,
             longest,
             options,
@@ -163,7 +163,7 @@ impl World {
         let size = self.sectors * SECTOR;
         let garbage = |rng: &mut Rng| rng.disk(size, 50_000, 50);
         let contents = contents.unwrap_or_else(|| garbage(&mut self.rng));
-        let target = Site::new(path, self.rng.between(1, 2) as usize, facts, contents);
+        let target = ServerSite::new(path, self.rng.between(1, 2) as usize, facts, contents);
         let mut before = std::mem::replace(&mut self.target, target);
         before.lose_process().await;
         self.start_target().await
@@ -178,11 +178,11 @@ impl World {
     }
 
     /// Its clients begin to work.
-    pub(super) fn begin_work(&mut self) -> Result<Working, String> {
-        let machine = Machine::start(1).map_err(|error| error.to_string())?;
+    pub(super) fn begin_work(&mut self) -> Result<ClientMachine, String> {
+        let machine = SimulatedMachine::start(1).map_err(|error| error.to_string())?;
         let mut clients = Vec::new();
         for (number, oracle) in self.oracles.iter().enumerate() {
-            let guest = Guest {
+            let guest = ClientConfig {
                 number,
                 oracle: oracle.clone(),
                 uri: self.live.uri(),
@@ -192,14 +192,14 @@ impl World {
                 tempo: self.tempo.clone(),
             };
             let rng = Rng::new(self.rng.number());
-            let client = move || work(Client::new(guest), REQUESTS, rng);
+            let client = move || work(SimulatedClient::new(guest), REQUESTS, rng);
             clients.push(machine.workers()[0].spawn(client));
         }
-        Ok(Working { machine, clients })
+        Ok(ClientMachine { machine, clients })
     }
 
     /// Its clients end.
-    pub(super) async fn end_work(&mut self, working: Working) -> Result<(), String> {
+    pub(super) async fn end_work(&mut self, working: ClientMachine) -> Result<(), String> {
         self.tempo.end();
         for client in working.clients {
             client.await.map_err(|_| "a client was dropped")??;
@@ -210,12 +210,12 @@ impl World {
     }
 
     /// A worker of the server, and its jobs.
-    pub(super) fn desk(&self) -> Result<(Remote, Desk), String> {
+    pub(super) fn desk(&self) -> Result<(WorkerHandle, JobServer), String> {
         self.live.desk().ok_or_else(|| "the server is off".to_string())
     }
 
     /// The site with the disk.
-    fn site(&self) -> &Site {
+    fn site(&self) -> &ServerSite {
         self.home.as_ref().unwrap_or(&self.live)
     }
 
@@ -230,7 +230,8 @@ impl World {
 
     /// What may have made a job fail, as a number that grows.
     pub(super) fn blame(&self) -> u64 {
-        let failures = |site: &Site| site.faults().map_or(0, |faults| faults.failures().len());
+        let failures =
+            |site: &ServerSite| site.faults().map_or(0, |faults| faults.failures().len());
         let sites = [Some(&self.live), Some(&self.target), self.home.as_ref()];
         let failures: usize = sites.into_iter().flatten().map(failures).sum();
         self.troubles + failures as u64
@@ -263,14 +264,14 @@ impl World {
     /// Disks carry out what is asked of them from now on.
     pub(super) fn heal(&self) {
         let sites = [Some(&self.live), Some(&self.target), self.home.as_ref()];
-        for faults in sites.into_iter().flatten().filter_map(Site::faults) {
+        for faults in sites.into_iter().flatten().filter_map(ServerSite::faults) {
             faults.heal();
         }
     }
 
     /// Whether clients use another disk now than the server was started with.
     fn has_moved(&self) -> bool {
-        let started_with = self.home.as_ref().map_or(OWN.to_string(), Site::uri);
+        let started_with = self.home.as_ref().map_or(OWN.to_string(), ServerSite::uri);
         self.desk().is_ok_and(|(_, desk)| desk.export.storage() != started_with)
     }
 
@@ -288,7 +289,7 @@ impl World {
         self.moves += 1;
         self.live.serve_instead(self.target.uri());
         let path = self.dir.join("none");
-        let none = Site::new(path, 1, facts(1, true), vec![0; SECTOR]);
+        let none = ServerSite::new(path, 1, facts(1, true), vec![0; SECTOR]);
         let target = std::mem::replace(&mut self.target, none);
         if let Some(mut before) = self.home.replace(target) {
             before.lose_process().await;
@@ -297,10 +298,13 @@ impl World {
     }
 
     /// The base of a bitmap: these contents, which the disk had at a moment since the last restart.
-    pub(super) fn base(&self, contents: Vec<u8>) -> Base {
+    pub(super) fn base(&self, contents: Vec<u8>) -> BitmapBaseline {
         let is_elsewhere = self.home.is_some() || self.has_moved();
         let all = self.oracles().flat_map(|oracle| oracle.unsettled());
-        Base { contents, unsettled: if is_elsewhere { all.collect() } else { Vec::new() } }
+        BitmapBaseline {
+            contents,
+            unsettled: if is_elsewhere { all.collect() } else { Vec::new() },
+        }
     }
 
     /// Something bad, if it is time for that.
@@ -310,10 +314,12 @@ impl World {
         }
         self.calamities -= 1;
         let end = match self.rng.below(10) {
-            0 if choose("the server loses power", 100_000) => End::Power,
-            1 if choose("the server's process ends", 100_000) => End::Killed,
-            2 if choose("the server stops", 100_000) => End::InOrder,
-            3 if choose("the server stops, and loses power", 100_000) => End::InOrderThenPower,
+            0 if choose("the server loses power", 100_000) => ServerShutdown::Power,
+            1 if choose("the server's process ends", 100_000) => ServerShutdown::Killed,
+            2 if choose("the server stops", 100_000) => ServerShutdown::InOrder,
+            3 if choose("the server stops, and loses power", 100_000) => {
+                ServerShutdown::InOrderThenPower
+            }
             _ => return self.lesser_calamity().await,
         };
         self.troubles += 1;
@@ -355,15 +361,19 @@ impl World {
     /// Some requests of one side of a job fail.
     fn disk_fails(&mut self) {
         let kind = *self.rng.pick(&[Kind::Io, Kind::NoSpace]);
-        let rule = |then, on| Rule::new(then).kind(on);
+        let rule = |then, on| FaultRule::new(then).kind(on);
         let percent = self.rng.between(5, 60);
         let times = self.rng.between(1, 4);
         let (site, rules) = if self.rng.chance(40) {
-            (self.site(), vec![rule(Then::Fail(Kind::Io), OpKind::Read)])
+            (self.site(), vec![rule(FaultEffect::Fail(Kind::Io), OpKind::Read)])
         } else {
             let all = [OpKind::Write, OpKind::Zero, OpKind::Flush];
             let some = if self.rng.chance(80) { &all[..2] } else { &all[2..] };
-            let thens = [Then::Fail(kind), Then::FailAfter(kind), Then::FailHalfway(kind)];
+            let thens = [
+                FaultEffect::Fail(kind),
+                FaultEffect::FailAfter(kind),
+                FaultEffect::FailHalfway(kind),
+            ];
             let then = *self.rng.pick(&thens);
             (&self.target, some.iter().map(|on| rule(then, *on)).collect())
         };
@@ -382,13 +392,14 @@ impl World {
         if let Some(home) = &mut self.home {
             home.start(|_| {}).await?;
         }
-        let end = if self.rng.chance(50) { End::InOrder } else { End::Killed };
+        let end =
+            if self.rng.chance(50) { ServerShutdown::InOrder } else { ServerShutdown::Killed };
         self.restart(end).await
     }
 
     /// Ends the server of the disk, and starts it again.
-    async fn restart(&mut self, end: End) -> Result<(), String> {
-        let in_order = matches!(end, End::InOrder | End::InOrderThenPower);
+    async fn restart(&mut self, end: ServerShutdown) -> Result<(), String> {
+        let in_order = matches!(end, ServerShutdown::InOrder | ServerShutdown::InOrderThenPower);
         if in_order {
             self.live.quit().await?;
         }
@@ -396,7 +407,7 @@ impl World {
         let is_sound = in_order && self.can_flush();
         self.follow().await?;
         let is_here = self.home.is_none();
-        if matches!(end, End::Power | End::InOrderThenPower) {
+        if matches!(end, ServerShutdown::Power | ServerShutdown::InOrderThenPower) {
             self.live.lose_power().await;
             if is_here {
                 self.oracles().for_each(|mut oracle| oracle.power_cut());
@@ -434,7 +445,7 @@ impl World {
         if self.home.is_some() {
             self.home_restarts(false).await?;
         }
-        self.restart(End::InOrder).await?;
+        self.restart(ServerShutdown::InOrder).await?;
         self.target.stop().await?;
         self.has_bad_disk = false;
         self.start_target().await
@@ -463,7 +474,7 @@ impl World {
         self.target.is_tidy()?;
         self.check_bitmaps()?;
         self.read_back(true).await?;
-        let end = if self.home.is_some() { End::Killed } else { End::Power };
+        let end = if self.home.is_some() { ServerShutdown::Killed } else { ServerShutdown::Power };
         if self.home.is_some() {
             self.home_restarts(true).await?;
             self.oracles().for_each(|mut oracle| oracle.power_cut());
@@ -494,7 +505,7 @@ impl World {
 }
 
 /// Whether a request to the disk has failed since its server has started.
-fn has_failed(site: &Site) -> bool {
+fn has_failed(site: &ServerSite) -> bool {
     site.faults().is_some_and(|faults| !faults.failures().is_empty())
 }
 

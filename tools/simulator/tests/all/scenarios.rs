@@ -3,7 +3,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use blockhaul_simulator::{Ended, Run, SCENARIOS, Scenario, simulate};
+use blockhaul_simulator::{SCENARIOS, ScenarioKind, SimulationResult, SimulationRun, simulate};
 use blockhaul_testkit::rng::seed;
 
 /// Runs of a scenario in the ordinary test.
@@ -18,7 +18,7 @@ const RUNS_LONG: u64 = 100_000;
 const LOG: usize = 1_000_000;
 
 /// Runs a scenario with many seeds on all processors.
-fn many(scenario: &'static Scenario, runs: u64) {
+fn many(scenario: &'static ScenarioKind, runs: u64) {
     let (runs, first) = match std::env::var_os("BLOCKHAUL_LONG") {
         None => (runs, FIRST),
         Some(_) => (RUNS_LONG, seed() >> 16),
@@ -33,7 +33,7 @@ fn many(scenario: &'static Scenario, runs: u64) {
                     if index >= runs {
                         break;
                     }
-                    let run = Run::of(scenario, first + index);
+                    let run = SimulationRun::of(scenario, first + index);
                     let failure = simulate(&run).failure;
                     assert!(failure.is_none(), "{}; repeat it with: {run}", failure.unwrap());
                 }
@@ -69,7 +69,7 @@ fn the_same_seed_gives_the_same_events() {
     let mut encrypted = 0;
     for scenario in SCENARIOS {
         for seed in 0..60 {
-            let run = Run { log: LOG, ..Run::of(scenario, seed) };
+            let run = SimulationRun { log: LOG, ..SimulationRun::of(scenario, seed) };
             let one = simulate(&run);
             let two = simulate(&run);
             assert_eq!(one.failure, two.failure, "{run}");
@@ -88,6 +88,6 @@ fn the_same_seed_gives_the_same_events() {
 }
 
 /// Whether a run of `hostile` is one over TLS: its first note says so.
-fn uses_tls(ended: &Ended) -> bool {
+fn uses_tls(ended: &SimulationResult) -> bool {
     ended.report.log.iter().any(|line| line.ends_with(" tls true"))
 }

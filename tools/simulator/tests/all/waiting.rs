@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use blockhaul_block::{DeviceExt, Request};
-use blockhaul_catalog::{Intent, Registry, Shared, Spec};
-use blockhaul_client::Options;
-use blockhaul_io::simulation::{self, Faults, Report, Settings};
+use blockhaul_catalog::{DeviceSpec, Intent, Registry, SharedDevice};
+use blockhaul_client::ConnectOptions;
+use blockhaul_io::simulation::{self, Faults, SimulationReport, SimulationSettings};
 use blockhaul_io::{Data, Listener, Pool};
-use blockhaul_server::{Config, Limits, Offers, Server, Tls};
-use blockhaul_testkit::fault::{FaultDevice, Rule, Then};
-use blockhaul_testkit::model::{Completion, Model, ModelDevice};
+use blockhaul_server::{Limits, Offers, Server, ServerConfig, TlsPolicy};
+use blockhaul_testkit::fault::{FaultDevice, FaultEffect, FaultRule};
+use blockhaul_testkit::model::{CompletionOrder, Model, ModelDevice};
 
 /// Time that the device takes for each request.
 const SLOW: Duration = Duration::from_secs(30);
@@ -17,26 +17,26 @@ const SLOW: Duration = Duration::from_secs(30);
 const STEPS: u64 = 20_000;
 
 /// Requests of one client to a slow device, with these limits.
-fn steps(limits: Limits, pool: u64) -> Report {
+fn steps(limits: Limits, pool: u64) -> SimulationReport {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("server");
     let faults = Faults::default();
     let time = Duration::from_secs(86_400);
-    let settings = Settings { seed: 1, faults, keep: None, time, steps: STEPS, log: 0 };
+    let settings = SimulationSettings { seed: 1, faults, keep: None, time, steps: STEPS, log: 0 };
     let (output, report) = simulation::run(&settings, || async move {
-        let model = ModelDevice::new(Model::new(8 << 20), Completion::Immediate);
+        let model = ModelDevice::new(Model::new(8 << 20), CompletionOrder::Immediate);
         let device = FaultDevice::over(model, 1);
-        device.add(Rule::new(Then::Delay(SLOW)));
-        let exports = Shared::new("", "", blockhaul_block::fence(device));
+        device.add(FaultRule::new(FaultEffect::Delay(SLOW)));
+        let exports = SharedDevice::new("", "", blockhaul_block::fence(device));
         let offers = Offers::default();
-        let tls = Tls::Off;
+        let tls = TlsPolicy::Off;
         let pool = Pool::new(pool);
-        let server = Server::new(Config { exports, limits, offers, pool, tls });
+        let server = Server::new(ServerConfig { exports, limits, offers, pool, tls });
         drop(blockhaul_io::spawn(server.listen(Listener::bind_unix(&socket).unwrap())));
-        let options = Options { timeout: Duration::ZERO, ..Options::default() };
+        let options = ConnectOptions { timeout: Duration::ZERO, ..ConnectOptions::default() };
         let registry = Registry { backends: blockhaul_client::all(options), ..Registry::default() };
         let uri = format!("nbd+unix:///?socket={}", socket.display());
-        let spec = Spec::parse(uri.as_ref()).unwrap();
+        let spec = DeviceSpec::parse(uri.as_ref()).unwrap();
         let stack = registry.open(&spec, Vec::new(), Intent::WRITE).await.unwrap();
         let device = stack.device();
         let bytes = vec![7; 1 << 20];

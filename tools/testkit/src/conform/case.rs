@@ -4,13 +4,13 @@ use std::cell::RefCell;
 use std::ops::Range;
 use std::sync::Arc;
 
-use blockhaul_block::{Can, Device, Facts, Flags, Outcome, Pending, Reply, Request};
+use blockhaul_block::{Can, Device, Facts, Outcome, PendingRequest, Reply, Request, RequestFlags};
 use blockhaul_catalog::Stack;
 use blockhaul_io::Data;
 
-use super::options::{Content, Options};
+use super::options::{ConformOptions, InitialContent};
 use super::subject::Subject;
-use crate::arbitrary::Fill;
+use crate::arbitrary::WriteFill;
 use crate::rng::Rng;
 
 /// Devices up to this size are checked as a whole, larger ones only at some places.
@@ -22,24 +22,28 @@ const WINDOW: u64 = 1 << 20;
 /// Maximum bytes that the helpers here read or write at once.
 const CHUNK: u64 = 1 << 20;
 
-pub(super) struct Case {
+pub(super) struct CheckCase {
     pub device: Arc<dyn Device>,
     pub facts: Arc<Facts>,
-    pub options: Arc<Options>,
+    pub options: Arc<ConformOptions>,
     pub subject: Subject,
     pub seed: u64,
     rng: RefCell<Rng>,
 }
 
-impl Case {
-    pub fn new(subject: Subject, options: Arc<Options>, seed: u64) -> Result<Case, String> {
+impl CheckCase {
+    pub fn new(
+        subject: Subject,
+        options: Arc<ConformOptions>,
+        seed: u64,
+    ) -> Result<CheckCase, String> {
         let device = match &subject.stack {
             Some(stack) => stack.device().clone(),
             None => cover(subject.device.clone(), &options)?,
         };
         let facts = device.facts();
         let rng = RefCell::new(Rng::new(seed));
-        Ok(Case { device, facts, options, subject, seed, rng })
+        Ok(CheckCase { device, facts, options, subject, seed, rng })
     }
 
     /// Another handle to the same storage, fenced; `None` if the subject offers none.
@@ -135,7 +139,7 @@ impl Case {
     }
 
     /// Awaits the outcome, which must come in time.
-    pub async fn wait(&self, pending: Pending, what: &str) -> Result<Outcome, String> {
+    pub async fn wait(&self, pending: PendingRequest, what: &str) -> Result<Outcome, String> {
         let limit = self.options.request_timeout;
         let outcome = blockhaul_io::timeout(limit, pending).await;
         outcome.map_err(|_| format!("{what} did not complete within {limit:?}"))
@@ -179,7 +183,7 @@ impl Case {
 
     /// Writes bytes, however many.
     pub async fn write(&self, at: u64, bytes: &[u8]) -> Result<(), String> {
-        self.write_on(&self.device, at, bytes, Flags::empty()).await
+        self.write_on(&self.device, at, bytes, RequestFlags::empty()).await
     }
 
     pub async fn write_on(
@@ -187,7 +191,7 @@ impl Case {
         device: &dyn Device,
         mut at: u64,
         bytes: &[u8],
-        flags: Flags,
+        flags: RequestFlags,
     ) -> Result<(), String> {
         for piece in bytes.chunks(self.chunk() as usize) {
             self.ok_on(device, Request::write(at, Data::copy_of(piece)).with(flags)).await?;
@@ -198,22 +202,24 @@ impl Case {
 
     /// Random bytes, none of them zero.
     pub fn noise(&self, len: u64) -> Vec<u8> {
-        Fill::Random(self.random(u64::MAX)).bytes(len as usize)
+        WriteFill::Random(self.random(u64::MAX)).bytes(len as usize)
     }
 
     /// The initial contents of the device, if known.
     pub fn initial_content(&self, range: Range<u64>) -> Option<Vec<u8>> {
         match &self.options.content {
-            Content::Any if self.facts.zeroed => Some(vec![0; (range.end - range.start) as usize]),
-            Content::Any => None,
-            Content::Zeroes => Some(vec![0; (range.end - range.start) as usize]),
-            Content::Oracle(byte) => Some(range.map(|at| byte(at)).collect()),
+            InitialContent::Any if self.facts.zeroed => {
+                Some(vec![0; (range.end - range.start) as usize])
+            }
+            InitialContent::Any => None,
+            InitialContent::Zeroes => Some(vec![0; (range.end - range.start) as usize]),
+            InitialContent::Oracle(byte) => Some(range.map(|at| byte(at)).collect()),
         }
     }
 }
 
 /// The device with the emulation and fence of callers.
-fn cover(device: Arc<dyn Device>, options: &Options) -> Result<Arc<dyn Device>, String> {
+fn cover(device: Arc<dyn Device>, options: &ConformOptions) -> Result<Arc<dyn Device>, String> {
     if !options.emulate {
         return Ok(blockhaul_block::fence(device));
     }

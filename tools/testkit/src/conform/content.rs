@@ -3,14 +3,14 @@
 
 use std::ops::Range;
 
-use blockhaul_block::{Can, Flags, Kind, Reply, Request};
+use blockhaul_block::{Can, Kind, Reply, Request, RequestFlags};
 use blockhaul_io::Reservation;
 
-use super::case::{Case, WHOLE_MAX, read_bytes, same};
-use super::verdict::{Checked, Verdict, ensure, skip_if};
+use super::case::{CheckCase, WHOLE_MAX, read_bytes, same};
+use super::verdict::{CheckResult, Verdict, ensure, skip_if};
 
 /// The contents match the facts and the options, and are the same in pieces of any length.
-pub(super) async fn the_content_is_as_told(case: Case) -> Checked {
+pub(super) async fn the_content_is_as_told(case: CheckCase) -> CheckResult {
     skip_if!(case.reach() == 0, "the device is empty");
     for window in case.most() {
         // Piece by piece: two copies of everything would be a lot for many tests at a time.
@@ -32,7 +32,7 @@ pub(super) async fn the_content_is_as_told(case: Case) -> Checked {
 
 /// Ranges with odd starts, ends and lengths, as far as the minimum block allows, at both ends of
 /// the device and around the borders of sectors, pages and larger blocks.
-fn odd_ranges(case: &Case) -> Vec<Range<u64>> {
+fn odd_ranges(case: &CheckCase) -> Vec<Range<u64>> {
     let minimum = case.minimum();
     let reach = case.reach();
     let mut ranges = Vec::new();
@@ -59,7 +59,7 @@ fn odd_ranges(case: &Case) -> Vec<Range<u64>> {
 }
 
 /// 6. A read returns exactly the requested bytes, or `Hole` if all are zero.
-pub(super) async fn a_read_answers_exactly_the_bytes_asked_for(case: Case) -> Checked {
+pub(super) async fn a_read_answers_exactly_the_bytes_asked_for(case: CheckCase) -> CheckResult {
     skip_if!(case.reach() == 0, "the device is empty");
     let mut known = Vec::new();
     for window in case.windows() {
@@ -96,7 +96,7 @@ pub(super) async fn a_read_answers_exactly_the_bytes_asked_for(case: Case) -> Ch
 }
 
 /// A device with noise in its windows, and that noise.
-async fn with_noise(case: &Case) -> Result<Vec<(u64, Vec<u8>)>, String> {
+async fn with_noise(case: &CheckCase) -> Result<Vec<(u64, Vec<u8>)>, String> {
     let mut known = Vec::new();
     for window in case.windows() {
         let noise = case.noise(window.end - window.start);
@@ -115,7 +115,7 @@ fn slice(known: &mut [(u64, Vec<u8>)], range: Range<u64>) -> Option<&mut [u8]> {
 }
 
 /// Checks that all windows have their known contents.
-async fn unchanged(case: &Case, known: &[(u64, Vec<u8>)], after: &str) -> Result<(), String> {
+async fn unchanged(case: &CheckCase, known: &[(u64, Vec<u8>)], after: &str) -> Result<(), String> {
     for (start, bytes) in known {
         let found = case.read(*start..*start + bytes.len() as u64).await?;
         same(*start, &found, bytes).map_err(|text| format!("{after}: {text}"))?;
@@ -124,7 +124,7 @@ async fn unchanged(case: &Case, known: &[(u64, Vec<u8>)], after: &str) -> Result
 }
 
 /// 6. A write changes its range and nothing else, wherever it starts and ends.
-pub(super) async fn a_write_changes_its_range_and_nothing_else(case: Case) -> Checked {
+pub(super) async fn a_write_changes_its_range_and_nothing_else(case: CheckCase) -> CheckResult {
     skip_if!(!case.keeps(), "the device does not keep writes");
     skip_if!(case.reach() == 0, "the device is empty");
     let mut known = with_noise(&case).await?;
@@ -152,13 +152,13 @@ pub(super) async fn a_write_changes_its_range_and_nothing_else(case: Case) -> Ch
 // nbd: zeroes.read-back
 /// 7. Zero makes the range read as zeroes, with and without each flag, and may be longer than the
 ///    longest write.
-pub(super) async fn zero_makes_the_range_read_as_zeroes(case: Case) -> Checked {
+pub(super) async fn zero_makes_the_range_read_as_zeroes(case: CheckCase) -> CheckResult {
     skip_if!(!case.can(Can::WRITE | Can::ZERO), "the device has no zero");
     skip_if!(case.reach() == 0, "the device is empty");
-    let mut flags = vec![Flags::empty(), Flags::NO_HOLE];
+    let mut flags = vec![RequestFlags::empty(), RequestFlags::NO_HOLE];
     if case.can(Can::FUA) {
-        flags.push(Flags::FUA);
-        flags.push(Flags::FUA | Flags::NO_HOLE);
+        flags.push(RequestFlags::FUA);
+        flags.push(RequestFlags::FUA | RequestFlags::NO_HOLE);
     }
     if !case.keeps() {
         for flags in flags {
@@ -202,16 +202,16 @@ pub(super) async fn zero_makes_the_range_read_as_zeroes(case: Case) -> Checked {
 }
 
 /// 7. With FAST it works or fails as unsupported.
-pub(super) async fn fast_zero_works_or_is_unsupported(case: Case) -> Checked {
+pub(super) async fn fast_zero_works_or_is_unsupported(case: CheckCase) -> CheckResult {
     skip_if!(!case.can(Can::WRITE | Can::ZERO | Can::FAST_ZERO), "the device has no fast zero");
     for (index, place) in case.places(8, 8192).into_iter().enumerate() {
         let len = place.end - place.start;
         if case.keeps() {
             case.write(place.start, &case.noise(len)).await?;
         }
-        let mut flags = Flags::FAST;
+        let mut flags = RequestFlags::FAST;
         if index % 2 == 1 {
-            flags |= Flags::NO_HOLE;
+            flags |= RequestFlags::NO_HOLE;
         }
         let pending = case.device.submit(Request::zero(place.start, len).with(flags));
         match case.wait(pending, "a fast zero").await? {
@@ -231,7 +231,7 @@ pub(super) async fn fast_zero_works_or_is_unsupported(case: Case) -> Checked {
 
 /// 7. Trim may do nothing and leaves its range undefined, but nothing else; later writes are
 ///    visible.
-pub(super) async fn trim_leaves_its_neighbours_alone(case: Case) -> Checked {
+pub(super) async fn trim_leaves_its_neighbours_alone(case: CheckCase) -> CheckResult {
     skip_if!(!case.can(Can::WRITE | Can::TRIM), "the device has no trim");
     skip_if!(case.reach() == 0, "the device is empty");
     if !case.keeps() {

@@ -1,20 +1,20 @@
 //! Sentence 8 of the contract: reported extents are true.
 
-use blockhaul_block::{Can, Contexts, Extents, Flags, HOLE, Reply, Request, ZERO};
+use blockhaul_block::{Can, ContextSet, Extents, HOLE, Reply, Request, RequestFlags, ZERO};
 
-use super::case::Case;
-use super::verdict::{Checked, Verdict, ensure, skip_if};
+use super::case::CheckCase;
+use super::verdict::{CheckResult, Verdict, ensure, skip_if};
 
 /// Maximum number of replies for one walk.
 const ANSWERS_MAX: usize = 200_000;
 
 /// Requests extents once and checks the shape of the reply.
 pub(super) async fn ask(
-    case: &Case,
+    case: &CheckCase,
     at: u64,
     len: u64,
-    contexts: Contexts,
-    flags: Flags,
+    contexts: ContextSet,
+    flags: RequestFlags,
 ) -> Result<Vec<Extents>, String> {
     let what = format!("extents {at}+{len} {flags:?}");
     let reply = case.ok(Request::extents(at, len, contexts).with(flags)).await?;
@@ -34,7 +34,7 @@ pub(super) async fn ask(
             let fits = run.len.is_multiple_of(case.minimum()) || is_last;
             ensure!(fits, "{what}: a run of {} bytes at {start} is unaligned", run.len);
         }
-        let one = !flags.contains(Flags::ONE_EXTENT) || list.len() == 1;
+        let one = !flags.contains(RequestFlags::ONE_EXTENT) || list.len() == 1;
         ensure!(one, "{what}: {} extents instead of one", list.len());
     }
     Ok(lists)
@@ -42,7 +42,9 @@ pub(super) async fn ask(
 
 /// 8. Each list starts at the request's offset, is not empty and ends within the request; a walk
 ///    reaches the end.
-pub(super) async fn extents_start_at_the_offset_and_end_within_the_request(case: Case) -> Checked {
+pub(super) async fn extents_start_at_the_offset_and_end_within_the_request(
+    case: CheckCase,
+) -> CheckResult {
     skip_if!(!case.can(Can::EXTENTS), "the device has no extents");
     skip_if!(case.reach() == 0, "the device is empty");
     if case.keeps() {
@@ -66,23 +68,24 @@ pub(super) async fn extents_start_at_the_offset_and_end_within_the_request(case:
         for _ in 0..60 {
             let at = window.start + case.down(case.random(size));
             let len = case.up(1 + case.random(window.end - at)).min(window.end - at);
-            ask(&case, at, len, all, Flags::empty()).await?;
+            ask(&case, at, len, all, RequestFlags::empty()).await?;
         }
         for len in [minimum, case.up(513), case.up(4097)] {
             let len = len.min(size);
-            ask(&case, window.start, len, all, Flags::empty()).await?;
-            ask(&case, window.end - len, len, all, Flags::empty()).await?;
+            ask(&case, window.start, len, all, RequestFlags::empty()).await?;
+            ask(&case, window.end - len, len, all, RequestFlags::empty()).await?;
         }
     }
     for index in all.iter() {
-        let only = Contexts::empty().with(index);
+        let only = ContextSet::empty().with(index);
         walk(&case, 0, case.reach(), only, |_, _, _| Ok(())).await?;
     }
     // The same lists, in order of context, whether requested together or alone.
-    let together = ask(&case, 0, case.reach().min(1 << 20), all, Flags::ONE_EXTENT).await?;
+    let together = ask(&case, 0, case.reach().min(1 << 20), all, RequestFlags::ONE_EXTENT).await?;
     for (list, index) in together.iter().zip(all.iter()) {
-        let only = Contexts::empty().with(index);
-        let alone = ask(&case, 0, case.reach().min(1 << 20), only, Flags::ONE_EXTENT).await?;
+        let only = ContextSet::empty().with(index);
+        let alone =
+            ask(&case, 0, case.reach().min(1 << 20), only, RequestFlags::ONE_EXTENT).await?;
         let states = (list.runs()[0].state, alone[0].runs()[0].state);
         ensure!(states.0 == states.1, "context {index}: states {states:?} for the same bytes");
     }
@@ -91,16 +94,16 @@ pub(super) async fn extents_start_at_the_offset_and_end_within_the_request(case:
 
 /// Visits all runs of a range in one context: offset, length, state.
 async fn walk(
-    case: &Case,
+    case: &CheckCase,
     start: u64,
     end: u64,
-    context: Contexts,
+    context: ContextSet,
     mut visit: impl FnMut(u64, u64, u64) -> Result<(), String>,
 ) -> Result<(), String> {
     let mut at = start;
     let mut answers = 0;
     while at < end {
-        let lists = ask(case, at, end - at, context, Flags::empty()).await?;
+        let lists = ask(case, at, end - at, context, RequestFlags::empty()).await?;
         for (here, run) in lists[0].ranges(at) {
             visit(here, run.len, run.state)?;
         }
@@ -112,7 +115,7 @@ async fn walk(
 }
 
 /// 8. With ONE_EXTENT each list has one entry.
-pub(super) async fn one_extent_means_one(case: Case) -> Checked {
+pub(super) async fn one_extent_means_one(case: CheckCase) -> CheckResult {
     skip_if!(!case.can(Can::EXTENTS), "the device has no extents");
     let places = case.places(20, 4096);
     skip_if!(places.is_empty(), "the device is too small");
@@ -124,15 +127,15 @@ pub(super) async fn one_extent_means_one(case: Case) -> Checked {
     let all = case.facts.all_contexts();
     for place in places {
         for len in [place.end - place.start, case.reach() - place.start] {
-            ask(&case, place.start, len, all, Flags::ONE_EXTENT).await?;
+            ask(&case, place.start, len, all, RequestFlags::ONE_EXTENT).await?;
         }
     }
-    ask(&case, 0, case.reach(), all, Flags::ONE_EXTENT).await?;
+    ask(&case, 0, case.reach(), all, RequestFlags::ONE_EXTENT).await?;
     Ok(Verdict::Held)
 }
 
 /// 8. Data must never be called zero or hole.
-pub(super) async fn data_is_never_called_zero_or_hole(case: Case) -> Checked {
+pub(super) async fn data_is_never_called_zero_or_hole(case: CheckCase) -> CheckResult {
     skip_if!(!case.can(Can::EXTENTS), "the device has no extents");
     skip_if!(case.reach() == 0, "the device is empty");
     if case.keeps() {
@@ -159,7 +162,7 @@ pub(super) async fn data_is_never_called_zero_or_hole(case: Case) -> Checked {
         let mut runs = Vec::new();
         let start = window.start;
         let end = window.end;
-        walk(&case, start, end, Contexts::first(), |at, len, state| {
+        walk(&case, start, end, ContextSet::first(), |at, len, state| {
             if state & (ZERO | HOLE) != 0 {
                 runs.push((at, len, state));
             }
@@ -196,7 +199,7 @@ fn name(state: u64) -> &'static str {
 
 // nbd: zeroes.no-hole
 /// 7. Zero may free the storage unless `NO_HOLE`.
-pub(super) async fn no_hole_keeps_the_range_allocated(case: Case) -> Checked {
+pub(super) async fn no_hole_keeps_the_range_allocated(case: CheckCase) -> CheckResult {
     skip_if!(!case.can(Can::WRITE | Can::ZERO | Can::EXTENTS), "the device cannot show it");
     skip_if!(!case.keeps(), "the device does not keep writes");
     let unit = u64::from(case.facts.allocation_unit.max(1)).max(4096);
@@ -204,8 +207,8 @@ pub(super) async fn no_hole_keeps_the_range_allocated(case: Case) -> Checked {
     for place in case.places(8, unit * 3) {
         let len = place.end - place.start;
         case.write(place.start, &case.noise(len)).await?;
-        case.ok(Request::zero(place.start, len).with(Flags::NO_HOLE)).await?;
-        walk(&case, place.start, place.end, Contexts::first(), |at, len, state| {
+        case.ok(Request::zero(place.start, len).with(RequestFlags::NO_HOLE)).await?;
+        walk(&case, place.start, place.end, ContextSet::first(), |at, len, state| {
             ensure!(state & HOLE == 0, "{at}+{len} is a hole after zero with NO_HOLE");
             Ok(())
         })

@@ -1,11 +1,11 @@
 //! Hints: promises of the facts about memory, the path of payloads and all contents hold, also
 //! through layers that pass the promise on.
 
-use blockhaul_block::{Can, Contexts, Reply, Request};
-use blockhaul_io::{Data, File, Parked, Pool, Reservation};
+use blockhaul_block::{Can, ContextSet, Reply, Request};
+use blockhaul_io::{Data, File, ParkedPayload, Pool, Reservation};
 
-use super::case::{Case, read_bytes, same};
-use super::verdict::{Checked, Verdict, ensure, skip_if};
+use super::case::{CheckCase, read_bytes, same};
+use super::verdict::{CheckResult, Verdict, ensure, skip_if};
 
 /// Length of a payload that is worth parking.
 const PARKED: u64 = 64 << 10;
@@ -13,7 +13,7 @@ const PARKED: u64 = 64 << 10;
 const TURNS: usize = 50;
 
 /// `Facts::zeroed`: the whole device reads as zeroes.
-pub(super) async fn a_zeroed_device_reads_as_zeroes(case: Case) -> Checked {
+pub(super) async fn a_zeroed_device_reads_as_zeroes(case: CheckCase) -> CheckResult {
     skip_if!(!case.facts.zeroed, "it is not said to be zeroed");
     for window in case.most() {
         let at = window.start;
@@ -26,7 +26,7 @@ pub(super) async fn a_zeroed_device_reads_as_zeroes(case: Case) -> Checked {
 
 /// `Facts::claims_room`: a read with a late reservation waits for its memory, and never exceeds the
 /// limit.
-pub(super) async fn late_room_has_its_memory_with_the_answer(case: Case) -> Checked {
+pub(super) async fn late_room_has_its_memory_with_the_answer(case: CheckCase) -> CheckResult {
     skip_if!(!case.facts.claims_room, "it does not claim late room");
     let reach = case.reach();
     skip_if!(reach == 0, "the device is empty");
@@ -63,13 +63,13 @@ fn park(bytes: &[u8]) -> Result<Option<Data>, String> {
     let file = tempfile::tempfile().map_err(named)?;
     std::os::unix::fs::FileExt::write_all_at(&file, bytes, 0).map_err(named)?;
     let room = Reservation::unpooled(bytes.len()).parkable();
-    let Ok(mut parked) = Parked::begin(room) else { return Ok(None) };
+    let Ok(mut parked) = ParkedPayload::begin(room) else { return Ok(None) };
     parked.fill_from_file(File::new(file.into()), 0).map_err(named)?;
     Ok((parked.missing() == 0).then(|| Data::from(parked)))
 }
 
 /// `Facts::takes_parked`: a parked payload is written, and no layer reads it on the way.
-pub(super) async fn a_parked_payload_is_written_unseen(case: Case) -> Checked {
+pub(super) async fn a_parked_payload_is_written_unseen(case: CheckCase) -> CheckResult {
     skip_if!(!case.facts.takes_parked, "it does not take parked payloads");
     skip_if!(!case.can(Can::WRITE), "the device is read-only");
     skip_if!(u64::from(case.facts.block.maximum) < PARKED, "writes are shorter");
@@ -91,10 +91,10 @@ pub(super) async fn a_parked_payload_is_written_unseen(case: Case) -> Checked {
 }
 
 /// `Facts::contexts`: each of them is answered, alone and with all others.
-pub(super) async fn every_context_is_answered(case: Case) -> Checked {
+pub(super) async fn every_context_is_answered(case: CheckCase) -> CheckResult {
     skip_if!(!case.can(Can::EXTENTS), "the device has no extents");
     let all = case.facts.all_contexts();
-    let alone = all.iter().map(|index| Contexts::empty().with(index));
+    let alone = all.iter().map(|index| ContextSet::empty().with(index));
     let asked: Vec<_> = alone.chain([all]).collect();
     for window in case.windows() {
         let len = window.end - window.start;

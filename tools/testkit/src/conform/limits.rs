@@ -4,15 +4,17 @@
 use std::cell::Cell;
 use std::rc::Rc;
 
-use blockhaul_block::{Access, BASE_ALLOCATION, Can, Contexts, Flags, Kind, Op, Request};
+use blockhaul_block::{
+    BASE_ALLOCATION, Can, ContextSet, Kind, LeaseAccess, Op, Request, RequestFlags,
+};
 use blockhaul_io::{Buf, Data, Pool, Reservation};
 
-use super::case::{Case, WHOLE_MAX, same};
-use super::verdict::{Checked, Verdict, ensure, skip_if};
-use crate::arbitrary::Generator;
+use super::case::{CheckCase, WHOLE_MAX, same};
+use super::verdict::{CheckResult, Verdict, ensure, skip_if};
+use crate::arbitrary::StepGenerator;
 
 /// The facts follow their own rules.
-pub(super) async fn the_facts_are_consistent(case: Case) -> Checked {
+pub(super) async fn the_facts_are_consistent(case: CheckCase) -> CheckResult {
     for facts in [case.subject.device.facts(), case.facts.clone()] {
         let block = facts.block;
         ensure!(!facts.name.is_empty(), "the name is empty");
@@ -29,7 +31,7 @@ pub(super) async fn the_facts_are_consistent(case: Case) -> Checked {
         let fast = facts.can.contains(Can::FAST_ZERO) && !facts.can.contains(Can::ZERO);
         ensure!(!fast, "fast zero without zero");
         ensure!(facts.in_flight != Some(0), "no bytes in flight are worth keeping");
-        ensure!(facts.contexts.len() <= Contexts::MAX, "{} contexts", facts.contexts.len());
+        ensure!(facts.contexts.len() <= ContextSet::MAX, "{} contexts", facts.contexts.len());
         if facts.can.contains(Can::EXTENTS) {
             ensure!(!facts.contexts.is_empty(), "extents without a context");
         }
@@ -48,7 +50,7 @@ pub(super) async fn the_facts_are_consistent(case: Case) -> Checked {
 }
 
 /// Submits a request that must be refused.
-async fn refused(case: &Case, what: &str, request: Request, kind: Kind) -> Result<(), String> {
+async fn refused(case: &CheckCase, what: &str, request: Request, kind: Kind) -> Result<(), String> {
     let outcome = case.wait(case.device.submit(request), what).await?;
     match outcome {
         Ok(_) => Err(format!("{what} succeeded, {kind:?} was due")),
@@ -70,7 +72,7 @@ fn write(at: u64, len: u64) -> Request {
 // nbd: sizes.in-range
 /// 10. Ranges lie inside the device, are aligned and not empty; commands, flags and payloads are
 ///     those that the facts allow: everything else is refused.
-pub(super) async fn the_fence_refuses_what_the_facts_forbid(case: Case) -> Checked {
+pub(super) async fn the_fence_refuses_what_the_facts_forbid(case: CheckCase) -> CheckResult {
     let size = case.facts.size;
     let minimum = case.minimum();
     let last = case.down(size);
@@ -81,12 +83,12 @@ pub(super) async fn the_fence_refuses_what_the_facts_forbid(case: Case) -> Check
     let crooked = Request { len: 5, ..Request::flush() };
     let kind = if case.can(Can::FLUSH) { "a flush with a range" } else { "a flush" };
     refused(&case, kind, crooked, Kind::Invalid).await?;
-    let fua = read(0, minimum).with(Flags::FUA);
+    let fua = read(0, minimum).with(RequestFlags::FUA);
     refused(&case, "a read with FUA", fua, Kind::Invalid).await?;
-    let none = Request::extents(0, minimum, Contexts::empty());
+    let none = Request::extents(0, minimum, ContextSet::empty());
     refused(&case, "extents without context", none, Kind::Invalid).await?;
-    if case.facts.contexts.len() < Contexts::MAX {
-        let unknown = Contexts::empty().with(case.facts.contexts.len());
+    if case.facts.contexts.len() < ContextSet::MAX {
+        let unknown = ContextSet::empty().with(case.facts.contexts.len());
         let request = Request::extents(0, minimum, unknown);
         refused(&case, "extents of an unknown context", request, Kind::Invalid).await?;
     }
@@ -118,20 +120,20 @@ pub(super) async fn the_fence_refuses_what_the_facts_forbid(case: Case) -> Check
         refused(&case, "a trim", Request::trim(0, minimum), Kind::Invalid).await?;
     }
     if !case.can(Can::FUA) && size >= minimum {
-        let fua = write(0, minimum).with(Flags::FUA);
+        let fua = write(0, minimum).with(RequestFlags::FUA);
         refused(&case, "a write with FUA", fua, Kind::Invalid).await?;
     }
     if case.can(Can::ZERO) && !case.can(Can::FAST_ZERO) && size >= minimum {
-        let fast = Request::zero(0, minimum).with(Flags::FAST);
+        let fast = Request::zero(0, minimum).with(RequestFlags::FAST);
         refused(&case, "a fast zero", fast, Kind::Unsupported).await?;
     }
-    let odd = write(0, minimum).with(Flags::NO_HOLE);
+    let odd = write(0, minimum).with(RequestFlags::NO_HOLE);
     refused(&case, "a write with NO_HOLE", odd, Kind::Invalid).await?;
     Ok(Verdict::Held)
 }
 
 /// 10. Read-only devices are not changed.
-pub(super) async fn read_only_devices_refuse_changes(case: Case) -> Checked {
+pub(super) async fn read_only_devices_refuse_changes(case: CheckCase) -> CheckResult {
     skip_if!(case.can(Can::WRITE), "the device can be written");
     let minimum = case.minimum();
     for request in [write(0, minimum), Request::zero(0, minimum), Request::trim(0, minimum)] {
@@ -143,7 +145,7 @@ pub(super) async fn read_only_devices_refuse_changes(case: Case) -> Checked {
 
 /// 10. The maximum that the facts allow is served: the last byte, a tail that is not a whole block,
 ///     the longest request.
-pub(super) async fn requests_at_the_limits_are_served(case: Case) -> Checked {
+pub(super) async fn requests_at_the_limits_are_served(case: CheckCase) -> CheckResult {
     let reach = case.reach();
     let minimum = case.minimum();
     skip_if!(reach == 0, "the device is empty");
@@ -194,7 +196,7 @@ pub(super) async fn requests_at_the_limits_are_served(case: Case) -> Checked {
 }
 
 /// A lease on part of a file shows the same bytes as a read.
-pub(super) async fn a_lease_shows_the_same_bytes(case: Case) -> Checked {
+pub(super) async fn a_lease_shows_the_same_bytes(case: CheckCase) -> CheckResult {
     skip_if!(case.reach() == 0, "the device is empty");
     if case.keeps() {
         for place in case.places(16, 5000) {
@@ -206,10 +208,10 @@ pub(super) async fn a_lease_shows_the_same_bytes(case: Case) -> Checked {
         let at = window.start;
         let len = window.end - window.start;
         if !case.can(Can::WRITE) {
-            let writable = case.device.file_at(at, len, Access::Write).is_some();
+            let writable = case.device.file_at(at, len, LeaseAccess::Write).is_some();
             ensure!(!writable, "a lease for writing on a read-only device");
         }
-        let Some(lease) = case.device.file_at(at, len, Access::Read) else { continue };
+        let Some(lease) = case.device.file_at(at, len, LeaseAccess::Read) else { continue };
         let fits = lease.len > 0 && lease.len <= len;
         ensure!(fits, "a lease of {} bytes on a range of {len}", lease.len);
         let (result, buf) =
@@ -219,14 +221,17 @@ pub(super) async fn a_lease_shows_the_same_bytes(case: Case) -> Checked {
         same(at, &buf, &found).map_err(|text| format!("the leased file differs: {text}"))?;
         leases += 1;
     }
-    ensure!(case.device.file_at(0, u64::MAX, Access::Read).is_none(), "a lease beyond the end");
+    ensure!(
+        case.device.file_at(0, u64::MAX, LeaseAccess::Read).is_none(),
+        "a lease beyond the end"
+    );
     skip_if!(leases == 0, "the device gives no leases");
     Ok(Verdict::Held)
 }
 
 /// Every stack works with a pool for exactly one request: no task waits for a buffer of the
 /// caller's pool while holding one, and all buffers are returned.
-pub(super) async fn a_pool_of_one_request_is_enough(case: Case) -> Checked {
+pub(super) async fn a_pool_of_one_request_is_enough(case: CheckCase) -> CheckResult {
     let windows = case.windows();
     skip_if!(windows.is_empty(), "the device is empty");
     let len_max = case.chunk().min(128 << 10);
@@ -234,7 +239,7 @@ pub(super) async fn a_pool_of_one_request_is_enough(case: Case) -> Checked {
     let done = Rc::new(Cell::new(0_usize));
     let mut tasks = Vec::new();
     for task in 0..16 {
-        let generator = Generator::new(&case.facts, case.seed ^ task);
+        let generator = StepGenerator::new(&case.facts, case.seed ^ task);
         let steps = generator.windows(windows.clone()).len_max(len_max).steps(12);
         let device = case.device.clone();
         let pool = pool.clone();
@@ -252,7 +257,7 @@ pub(super) async fn a_pool_of_one_request_is_enough(case: Case) -> Checked {
                 let unsupported =
                     |error: &blockhaul_block::Error| error.kind() == Kind::Unsupported;
                 if let Err(error) = outcome
-                    && !(step.flags.contains(Flags::FAST) && unsupported(&error))
+                    && !(step.flags.contains(RequestFlags::FAST) && unsupported(&error))
                 {
                     return Err(format!("{step:?} failed: {error}"));
                 }

@@ -13,10 +13,10 @@
 //! ```
 //!
 //! The device is made anew for each check, on a worker; the suite puts `blockhaul_block::emulate`
-//! (unless the options say [`Options::raw`]) and `blockhaul_block::fence` over it, as every caller
+//! (unless the options say [`ConformOptions::raw`]) and `blockhaul_block::fence` over it, as every caller
 //! does. A device with a minimum block above one byte should be checked both ways. The device's
 //! abilities are read from its facts; a check that does not apply is skipped, and the report says
-//! why. The initial contents may be anything: they are read, and known from then on ([`Content`]
+//! why. The initial contents may be anything: they are read, and known from then on ([`InitialContent`]
 //! says more).
 //!
 //! What the suite cannot see: whether a flush makes data durable (unless [`Subject::durable`] shows
@@ -41,16 +41,16 @@ use std::fmt::Write as _;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Mutex};
 
-use blockhaul_io::{Config, Engine, Remote, Runtime};
+use blockhaul_io::{IoEngine, Runtime, RuntimeConfig, WorkerHandle};
 
-use self::case::Case;
-pub use self::options::{Content, Options};
+use self::case::CheckCase;
+pub use self::options::{ConformOptions, InitialContent};
 pub use self::subject::Subject;
-use self::verdict::Checked;
+use self::verdict::CheckResult;
 pub use self::verdict::Verdict;
 use crate::{rng, tools};
 
-type Check = fn(Case) -> std::pin::Pin<Box<dyn Future<Output = Checked>>>;
+type CheckFunction = fn(CheckCase) -> std::pin::Pin<Box<dyn Future<Output = CheckResult>>>;
 
 macro_rules! checks {
     ($($module:ident::$name:ident,)+) => {
@@ -59,7 +59,7 @@ macro_rules! checks {
 }
 
 /// All checks, in the order of the sentences of the contract.
-const CHECKS: &[(&str, Check)] = checks![
+const CHECKS: &[(&str, CheckFunction)] = checks![
     limits::the_facts_are_consistent,
     requests::submit_never_blocks,
     requests::a_request_has_started_when_submit_returns,
@@ -105,18 +105,18 @@ pub fn names() -> impl Iterator<Item = &'static str> {
 
 /// The results of all checks of one subject.
 #[derive(Debug)]
-pub struct Report {
+pub struct ConformReport {
     /// The subject.
     pub name: String,
     /// The seed of everything random; `BLOCKHAUL_SEED` repeats it.
     pub seed: u64,
     /// Engine, check, and result.
-    pub results: Vec<(Engine, &'static str, Result<Verdict, String>)>,
+    pub results: Vec<(IoEngine, &'static str, Result<Verdict, String>)>,
 }
 
-impl Report {
+impl ConformReport {
     /// The checks that failed, and how.
-    pub fn failures(&self) -> impl Iterator<Item = (Engine, &'static str, &str)> {
+    pub fn failures(&self) -> impl Iterator<Item = (IoEngine, &'static str, &str)> {
         self.results.iter().filter_map(|(engine, check, result)| {
             Some((*engine, *check, result.as_ref().err()?.as_str()))
         })
@@ -137,7 +137,7 @@ impl Report {
 }
 
 /// Runs all checks, prints those that were skipped, and panics with all that failed.
-pub fn check<M, F, S>(name: &str, options: Options, make: M)
+pub fn check<M, F, S>(name: &str, options: ConformOptions, make: M)
 where
     M: Fn() -> F + Send + Sync + 'static,
     F: Future<Output = blockhaul_block::Result<S>> + 'static,
@@ -160,7 +160,7 @@ where
 }
 
 /// Runs all checks.
-pub fn run<M, F, S>(name: &str, options: Options, make: M) -> Report
+pub fn run<M, F, S>(name: &str, options: ConformOptions, make: M) -> ConformReport
 where
     M: Fn() -> F + Send + Sync + 'static,
     F: Future<Output = blockhaul_block::Result<S>> + 'static,
@@ -170,16 +170,21 @@ where
     let unknown = { named }.find(|&name| !names().any(|known| known == *name));
     assert!(unknown.is_none(), "no check has the name {unknown:?}");
     let seed = options.seed.unwrap_or_else(rng::seed);
-    let mut report = Report { name: name.to_string(), seed, results: Vec::new() };
+    let mut report = ConformReport { name: name.to_string(), seed, results: Vec::new() };
     let options = Arc::new(options);
     let make = Arc::new(make);
     for &engine in &options.engines {
-        if engine == Engine::Uring && blockhaul_io::uring_available().is_err() {
+        if engine == IoEngine::Uring && blockhaul_io::uring_available().is_err() {
             tools::skip("the kernel refuses io_uring: checked without it");
             continue;
         }
-        let mut checker =
-            Checker { engine, runtime: None, options: options.clone(), seed, make: make.clone() };
+        let mut checker = CheckRunner {
+            engine,
+            runtime: None,
+            options: options.clone(),
+            seed,
+            make: make.clone(),
+        };
         for &(check_name, check) in CHECKS {
             if !options.only.is_empty() && !options.only.contains(&check_name) {
                 continue;
@@ -199,23 +204,23 @@ where
 const WORKERS: usize = 3;
 
 /// Runs checks on one engine.
-struct Checker<M> {
-    engine: Engine,
+struct CheckRunner<M> {
+    engine: IoEngine,
     /// The workers, which checks share until one of them does not end.
     runtime: Option<Runtime>,
-    options: Arc<Options>,
+    options: Arc<ConformOptions>,
     seed: u64,
     /// Makes a subject.
     make: Arc<M>,
 }
 
-impl<M, F, S> Checker<M>
+impl<M, F, S> CheckRunner<M>
 where
     M: Fn() -> F + Send + Sync + 'static,
     F: Future<Output = blockhaul_block::Result<S>> + 'static,
     S: Into<Subject> + 'static,
 {
-    fn run(&mut self, check: Check) -> Checked {
+    fn run(&mut self, check: CheckFunction) -> CheckResult {
         let worker = self.worker()?;
         let (sender, receiver) = mpsc::channel();
         let sender = Arc::new(Mutex::new(sender));
@@ -227,7 +232,7 @@ where
                 let made = blockhaul_io::timeout(options.check_timeout, make()).await;
                 let made = made.map_err(|_| "the device was not opened in time".to_string())?;
                 let subject = made.map_err(|error| format!("cannot open the device: {error}"))?;
-                check(Case::new(subject.into(), options, seed)?).await
+                check(CheckCase::new(subject.into(), options, seed)?).await
             };
             let checked = checked.await;
             // The receiver may have given up.
@@ -246,11 +251,11 @@ where
     }
 
     /// A worker for a check.
-    fn worker(&mut self) -> Result<Remote, String> {
+    fn worker(&mut self) -> Result<WorkerHandle, String> {
         if let Some(runtime) = &self.runtime {
             return Ok(runtime.remote());
         }
-        let started = Runtime::start(&Config { workers: WORKERS, engine: self.engine });
+        let started = Runtime::start(&RuntimeConfig { workers: WORKERS, engine: self.engine });
         let started = started.map_err(|error| format!("cannot start workers: {error}"))?;
         let worker = started.remote();
         self.runtime = Some(started);

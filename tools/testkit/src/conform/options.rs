@@ -3,13 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use blockhaul_io::Engine;
+use blockhaul_io::IoEngine;
 
 /// How a subject is checked.
 #[derive(Clone)]
-pub struct Options {
+pub struct ConformOptions {
     /// The initial contents of the device.
-    pub content: Content,
+    pub content: InitialContent,
     /// Missing abilities are added by `blockhaul_block::emulate`, as callers do. Without it the
     /// device is checked with its own block sizes and only the fence before it; a [`Stack`](blockhaul_catalog::Stack) has its
     /// emulation in any case.
@@ -36,13 +36,13 @@ pub struct Options {
     /// The seed of everything random; `None`: that of [`rng::seed`](crate::rng::seed).
     pub seed: Option<u64>,
     /// Engines to run on; uring is skipped if the kernel refuses it.
-    pub engines: Vec<Engine>,
+    pub engines: Vec<IoEngine>,
 }
 
-impl Default for Options {
-    fn default() -> Options {
-        Options {
-            content: Content::Any,
+impl Default for ConformOptions {
+    fn default() -> ConformOptions {
+        ConformOptions {
+            content: InitialContent::Any,
             emulate: true,
             keeps_writes: true,
             latency: None,
@@ -54,29 +54,29 @@ impl Default for Options {
             skip: Vec::new(),
             only: Vec::new(),
             seed: None,
-            engines: vec![Engine::Uring, Engine::Threads],
+            engines: vec![IoEngine::Uring, IoEngine::Threads],
         }
     }
 }
 
-impl Options {
+impl ConformOptions {
     /// The same, without the check of this name.
     #[must_use]
-    pub fn without(mut self, check: &'static str, reason: &'static str) -> Options {
+    pub fn without(mut self, check: &'static str, reason: &'static str) -> ConformOptions {
         self.skip.push((check, reason));
         self
     }
 
     /// The same, without emulation.
     #[must_use]
-    pub fn raw(mut self) -> Options {
+    pub fn raw(mut self) -> ConformOptions {
         self.emulate = false;
         self
     }
 
     /// The same, for a device with these initial contents.
     #[must_use]
-    pub fn content(mut self, content: Content) -> Options {
+    pub fn content(mut self, content: InitialContent) -> ConformOptions {
         self.content = content;
         self
     }
@@ -84,7 +84,7 @@ impl Options {
 
 /// The initial contents of a device.
 #[derive(Clone)]
-pub enum Content {
+pub enum InitialContent {
     /// Anything, but the same on every read.
     Any,
     /// Zeroes.
@@ -93,9 +93,9 @@ pub enum Content {
     Oracle(Arc<dyn Fn(u64) -> u8 + Send + Sync>),
 }
 
-impl Content {
+impl InitialContent {
     /// Contents by a function from offset to byte.
-    pub fn oracle(byte: impl Fn(u64) -> u8 + Send + Sync + 'static) -> Content {
-        Content::Oracle(Arc::new(byte))
+    pub fn oracle(byte: impl Fn(u64) -> u8 + Send + Sync + 'static) -> InitialContent {
+        InitialContent::Oracle(Arc::new(byte))
     }
 }

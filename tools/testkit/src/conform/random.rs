@@ -3,29 +3,29 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use blockhaul_block::{Device, Flags, Kind, OpKind, Outcome, Reply, ZERO};
+use blockhaul_block::{Device, Kind, OpKind, Outcome, Reply, RequestFlags, ZERO};
 
-use super::case::{Case, read_bytes};
-use super::verdict::{Checked, Verdict, skip_if};
-use crate::arbitrary::{Generator, Step, shrink};
+use super::case::{CheckCase, read_bytes};
+use super::verdict::{CheckResult, Verdict, skip_if};
+use crate::arbitrary::{RandomStep, StepGenerator, shrink};
 
 /// Maximum attempts to shorten a failing sequence: each is a separate run.
 const SHRINK_TRIES: usize = 60;
 
 /// The expected contents of the device in some places.
-struct Expected {
-    parts: Vec<Part>,
+struct ExpectedContents {
+    parts: Vec<ContentPart>,
     keeps: bool,
 }
 
-struct Part {
+struct ContentPart {
     start: u64,
     bytes: Vec<u8>,
     /// False where a trim left the bytes undefined.
     known: Vec<bool>,
 }
 
-impl Part {
+impl ContentPart {
     fn range(&self, range: &Range<u64>) -> Option<Range<usize>> {
         let from = usize::try_from(range.start.checked_sub(self.start)?).ok()?;
         let to = usize::try_from(range.end.checked_sub(self.start)?).ok()?;
@@ -33,19 +33,19 @@ impl Part {
     }
 }
 
-impl Expected {
-    async fn learn(case: &Case) -> Result<Expected, String> {
+impl ExpectedContents {
+    async fn learn(case: &CheckCase) -> Result<ExpectedContents, String> {
         let mut parts = Vec::new();
         for window in case.windows() {
             let start = window.start;
             let bytes = case.read(window).await?;
             let known = vec![true; bytes.len()];
-            parts.push(Part { start, bytes, known });
+            parts.push(ContentPart { start, bytes, known });
         }
-        Ok(Expected { parts, keeps: case.options.keeps_writes })
+        Ok(ExpectedContents { parts, keeps: case.options.keeps_writes })
     }
 
-    fn apply(&mut self, step: &Step, failed: bool) {
+    fn apply(&mut self, step: &RandomStep, failed: bool) {
         if !self.keeps || !step.kind.changes() {
             return;
         }
@@ -100,14 +100,16 @@ impl Expected {
 
 /// Checks one reply; no request in flight at the same time overlaps its range.
 fn check(
-    case: &Case,
-    expected: &mut Expected,
-    step: &Step,
+    case: &CheckCase,
+    expected: &mut ExpectedContents,
+    step: &RandomStep,
     outcome: Outcome,
 ) -> Result<(), String> {
     let reply = match outcome {
         Ok(reply) => reply,
-        Err(error) if step.flags.contains(Flags::FAST) && error.kind() == Kind::Unsupported => {
+        Err(error)
+            if step.flags.contains(RequestFlags::FAST) && error.kind() == Kind::Unsupported =>
+        {
             expected.apply(step, true);
             return Ok(());
         }
@@ -121,7 +123,9 @@ fn check(
             if lists.len() != asked {
                 return Err(format!("{} lists for {asked} contexts", lists.len()));
             }
-            if step.flags.contains(Flags::ONE_EXTENT) && lists.iter().any(|list| list.len() != 1) {
+            if step.flags.contains(RequestFlags::ONE_EXTENT)
+                && lists.iter().any(|list| list.len() != 1)
+            {
                 return Err("more than one extent".to_string());
             }
             for (at, run) in lists[0].ranges(step.at) {
@@ -138,8 +142,12 @@ fn check(
 }
 
 /// Runs a sequence; an error says at which step it went wrong.
-async fn play(case: &Case, device: &Arc<dyn Device>, steps: &[Step]) -> Result<(), String> {
-    let mut expected = Expected::learn(case).await?;
+async fn play(
+    case: &CheckCase,
+    device: &Arc<dyn Device>,
+    steps: &[RandomStep],
+) -> Result<(), String> {
+    let mut expected = ExpectedContents::learn(case).await?;
     let contexts = case.facts.all_contexts();
     let mut index = 0;
     while index < steps.len() {
@@ -166,12 +174,12 @@ async fn play(case: &Case, device: &Arc<dyn Device>, steps: &[Step]) -> Result<(
 }
 
 /// All sentences together: random requests, many at a time, do what an array of bytes would do.
-pub(super) async fn random_requests_match_the_model(case: Case) -> Checked {
+pub(super) async fn random_requests_match_the_model(case: CheckCase) -> CheckResult {
     let windows = case.windows();
     skip_if!(windows.is_empty(), "the device is empty");
     for round in 0..case.options.rounds {
         let seed = case.seed.wrapping_add(round as u64);
-        let mut generator = Generator::new(&case.facts, seed).windows(windows.clone());
+        let mut generator = StepGenerator::new(&case.facts, seed).windows(windows.clone());
         if round % 3 == 2 {
             // A small range, where requests conflict more often.
             let first = &windows[0];
@@ -186,7 +194,7 @@ pub(super) async fn random_requests_match_the_model(case: Case) -> Checked {
             return Err(format!("round {round} of {count} steps: {failure}"));
         }
         let mut last = failure.clone();
-        let shorter = shrink(steps, SHRINK_TRIES, async |steps: &[Step]| {
+        let shorter = shrink(steps, SHRINK_TRIES, async |steps: &[RandomStep]| {
             match play(&case, &case.device, steps).await {
                 Ok(()) => false,
                 Err(failure) => {

@@ -4,11 +4,11 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use blockhaul_block::{Can, Device, Flags, OpKind, Pending, Request};
-use blockhaul_io::{Data, Remote, Reservation};
+use blockhaul_block::{Can, Device, OpKind, PendingRequest, Request, RequestFlags};
+use blockhaul_io::{Data, Reservation, WorkerHandle};
 
-use super::case::{Case, read_bytes, same};
-use super::verdict::{Checked, Verdict, ensure, skip_if};
+use super::case::{CheckCase, read_bytes, same};
+use super::verdict::{CheckResult, Verdict, ensure, skip_if};
 
 /// Requests in flight: the number in the contract.
 const MANY: usize = 64;
@@ -17,7 +17,7 @@ const MANY: usize = 64;
 const TRIES: usize = 10;
 
 /// One request of each kind that the facts allow, in this range.
-fn one_of_each(case: &Case, at: u64, len: u64) -> Vec<Request> {
+fn one_of_each(case: &CheckCase, at: u64, len: u64) -> Vec<Request> {
     let mut all = vec![Request::read(at, Reservation::unpooled(len as usize))];
     let mut add = |can: Can, request: Request| {
         if case.can(can) {
@@ -34,7 +34,7 @@ fn one_of_each(case: &Case, at: u64, len: u64) -> Vec<Request> {
 }
 
 /// 1. It never blocks.
-pub(super) async fn submit_never_blocks(case: Case) -> Checked {
+pub(super) async fn submit_never_blocks(case: CheckCase) -> CheckResult {
     let Some(place) = case.places(1, 4096).pop() else {
         return Ok(Verdict::Skipped("the device is too small".to_string()));
     };
@@ -62,7 +62,7 @@ pub(super) async fn submit_never_blocks(case: Case) -> Checked {
 }
 
 /// Waits until a range reads as expected, without polling the request that must change it.
-async fn appears(case: &Case, at: u64, expected: &[u8], why: &str) -> Result<(), String> {
+async fn appears(case: &CheckCase, at: u64, expected: &[u8], why: &str) -> Result<(), String> {
     let started = Instant::now();
     loop {
         let found = case.read(at..at + expected.len() as u64).await?;
@@ -74,7 +74,7 @@ async fn appears(case: &Case, at: u64, expected: &[u8], why: &str) -> Result<(),
 }
 
 /// 2. The request has started when `submit` returns: it continues without being polled.
-pub(super) async fn a_request_has_started_when_submit_returns(case: Case) -> Checked {
+pub(super) async fn a_request_has_started_when_submit_returns(case: CheckCase) -> CheckResult {
     skip_if!(!case.keeps(), "nothing can be seen of a read that has started");
     let places = case.places(4, 4096);
     skip_if!(places.is_empty(), "the device is too small");
@@ -96,7 +96,7 @@ pub(super) async fn a_request_has_started_when_submit_returns(case: Case) -> Che
 }
 
 /// 2. A caller that submits 64 requests and then awaits them in turn has 64 in flight.
-pub(super) async fn sixty_four_requests_are_at_work_at_once(case: Case) -> Checked {
+pub(super) async fn sixty_four_requests_are_at_work_at_once(case: CheckCase) -> CheckResult {
     let places = case.places(MANY, 4096);
     skip_if!(places.len() < 2, "the device is too small");
     // A busy machine may delay this thread for longer than requests take, but not each time.
@@ -114,7 +114,7 @@ pub(super) async fn sixty_four_requests_are_at_work_at_once(case: Case) -> Check
 }
 
 /// How long simultaneous requests for all of these places take.
-async fn at_once(case: &Case, places: &[Range<u64>]) -> Result<Duration, String> {
+async fn at_once(case: &CheckCase, places: &[Range<u64>]) -> Result<Duration, String> {
     let started = Instant::now();
     let mut out = Vec::new();
     for place in places {
@@ -134,7 +134,7 @@ async fn at_once(case: &Case, places: &[Range<u64>]) -> Result<Duration, String>
 }
 
 /// 3. Each request completes (a second completion is impossible by type).
-pub(super) async fn each_request_completes(case: Case) -> Checked {
+pub(super) async fn each_request_completes(case: CheckCase) -> CheckResult {
     let mut out = Vec::new();
     for place in case.places(8, 512) {
         for request in one_of_each(&case, place.start, place.end - place.start) {
@@ -154,8 +154,8 @@ pub(super) async fn each_request_completes(case: Case) -> Checked {
     Ok(Verdict::Held)
 }
 
-/// 3. Dropping the [`Pending`] detaches; a submitted write is drained, never abandoned.
-pub(super) async fn dropping_a_pending_detaches(case: Case) -> Checked {
+/// 3. Dropping the [`PendingRequest`] detaches; a submitted write is drained, never abandoned.
+pub(super) async fn dropping_a_pending_detaches(case: CheckCase) -> CheckResult {
     // Reads release their memory although the reply is not awaited.
     let pool = blockhaul_io::Pool::new(1 << 20);
     for place in case.places(8, 4096) {
@@ -191,7 +191,7 @@ pub(super) async fn dropping_a_pending_detaches(case: Case) -> Checked {
 }
 
 /// 4. Requests in flight may complete in any order, so they can be awaited in any order.
-pub(super) async fn requests_in_flight_may_be_awaited_in_any_order(case: Case) -> Checked {
+pub(super) async fn requests_in_flight_may_be_awaited_in_any_order(case: CheckCase) -> CheckResult {
     let places = case.places(MANY, 1024);
     skip_if!(places.len() < 2, "the device is too small");
     let mut expected = Vec::new();
@@ -211,7 +211,7 @@ pub(super) async fn requests_in_flight_may_be_awaited_in_any_order(case: Case) -
             expected.push(case.read(place.clone()).await?);
         }
     }
-    let mut out: Vec<(usize, Pending)> = Vec::new();
+    let mut out: Vec<(usize, PendingRequest)> = Vec::new();
     for (index, place) in places.iter().enumerate() {
         let room = Reservation::unpooled((place.end - place.start) as usize);
         out.push((index, case.device.submit(Request::read(place.start, room))));
@@ -228,7 +228,7 @@ pub(super) async fn requests_in_flight_may_be_awaited_in_any_order(case: Case) -
 
 /// 4. Only overlapping requests have no defined order: adjacent ones in flight do not affect each
 ///    other, even within one sector or page.
-pub(super) async fn neighbours_in_flight_leave_each_other_alone(case: Case) -> Checked {
+pub(super) async fn neighbours_in_flight_leave_each_other_alone(case: CheckCase) -> CheckResult {
     skip_if!(!case.keeps(), "the device does not keep writes");
     let len = case.up(150);
     let count = (case.reach() / len).min(MANY as u64);
@@ -261,7 +261,7 @@ pub(super) async fn neighbours_in_flight_leave_each_other_alone(case: Case) -> C
 // nbd: write.before-reply, zeroes.before-reply
 /// 4. A read sees what every write wrote that had completed when the read was submitted; a caller
 ///    that awaits the first write before submitting the second has an order.
-pub(super) async fn a_completed_write_is_seen_by_later_reads(case: Case) -> Checked {
+pub(super) async fn a_completed_write_is_seen_by_later_reads(case: CheckCase) -> CheckResult {
     skip_if!(!case.keeps(), "the device does not keep writes");
     let places = case.places(4, 4096);
     skip_if!(places.is_empty(), "the device is too small");
@@ -285,7 +285,7 @@ pub(super) async fn a_completed_write_is_seen_by_later_reads(case: Case) -> Chec
 }
 
 /// Checks that a range is among the durable bytes.
-fn durable_shows(case: &Case, at: u64, expected: &[u8], why: &str) -> Result<(), String> {
+fn durable_shows(case: &CheckCase, at: u64, expected: &[u8], why: &str) -> Result<(), String> {
     let Some(durable) = &case.subject.durable else { return Ok(()) };
     let durable = durable();
     let found = durable.get(at as usize..at as usize + expected.len());
@@ -295,7 +295,7 @@ fn durable_shows(case: &Case, at: u64, expected: &[u8], why: &str) -> Result<(),
 
 // nbd: flush.covers-completed, flush.durable
 /// 5. A flush makes durable every write that had completed when it was submitted.
-pub(super) async fn a_flush_makes_completed_writes_durable(case: Case) -> Checked {
+pub(super) async fn a_flush_makes_completed_writes_durable(case: CheckCase) -> CheckResult {
     skip_if!(!case.can(Can::FLUSH), "the device has no flush");
     case.ok(Request::flush()).await?;
     skip_if!(!case.keeps(), "the device does not keep writes");
@@ -326,7 +326,7 @@ pub(super) async fn a_flush_makes_completed_writes_durable(case: Case) -> Checke
 // nbd: flags.multi-conn
 /// 5. … on all handles of the same storage when the facts say `MULTI_CONN`; and a read through one
 ///    handle sees what a flushed write through another wrote.
-pub(super) async fn a_flush_covers_all_handles(case: Case) -> Checked {
+pub(super) async fn a_flush_covers_all_handles(case: CheckCase) -> CheckResult {
     skip_if!(!case.keeps(), "the device does not keep writes");
     skip_if!(!case.can(Can::MULTI_CONN | Can::FLUSH), "the facts do not promise it");
     let Some(other) = case.another().await? else {
@@ -334,7 +334,7 @@ pub(super) async fn a_flush_covers_all_handles(case: Case) -> Checked {
     };
     for place in case.places(8, 4096) {
         let bytes = case.noise(place.end - place.start);
-        case.write_on(&other, place.start, &bytes, Flags::empty()).await?;
+        case.write_on(&other, place.start, &bytes, RequestFlags::empty()).await?;
         case.ok(Request::flush()).await?;
         durable_shows(&case, place.start, &bytes, "not durable after another handle's flush")?;
         same(place.start, &case.read(place.clone()).await?, &bytes)?;
@@ -348,25 +348,25 @@ pub(super) async fn a_flush_covers_all_handles(case: Case) -> Checked {
 
 // nbd: fua.durable, command-flags.fua
 /// 5. A write with FUA is durable when it completes.
-pub(super) async fn fua_is_durable_on_completion(case: Case) -> Checked {
+pub(super) async fn fua_is_durable_on_completion(case: CheckCase) -> CheckResult {
     skip_if!(!case.can(Can::WRITE | Can::FUA), "the device has no FUA");
     for place in case.places(8, 4096) {
         let len = place.end - place.start;
         let bytes = case.noise(len);
-        case.write_on(&case.device, place.start, &bytes, Flags::FUA).await?;
+        case.write_on(&case.device, place.start, &bytes, RequestFlags::FUA).await?;
         if case.options.keeps_writes {
             durable_shows(&case, place.start, &bytes, "not durable after a write with FUA")?;
             same(place.start, &case.read(place.clone()).await?, &bytes)?;
         }
         if case.can(Can::ZERO) {
-            case.ok(Request::zero(place.start, len).with(Flags::FUA)).await?;
+            case.ok(Request::zero(place.start, len).with(RequestFlags::FUA)).await?;
             if case.options.keeps_writes {
                 let zeroes = vec![0; len as usize];
                 durable_shows(&case, place.start, &zeroes, "not durable after a zero with FUA")?;
             }
         }
         if case.can(Can::TRIM) {
-            case.ok(Request::trim(place.start, len).with(Flags::FUA)).await?;
+            case.ok(Request::trim(place.start, len).with(RequestFlags::FUA)).await?;
         }
     }
     skip_if!(
@@ -377,7 +377,7 @@ pub(super) async fn fua_is_durable_on_completion(case: Case) -> Checked {
 }
 
 /// 9. Handles may move between workers.
-pub(super) async fn handles_move_between_workers(case: Case) -> Checked {
+pub(super) async fn handles_move_between_workers(case: CheckCase) -> CheckResult {
     let places = case.places(4, 4096);
     skip_if!(places.is_empty(), "the device is too small");
     let keeps = case.keeps();
@@ -395,7 +395,7 @@ pub(super) async fn handles_move_between_workers(case: Case) -> Checked {
         let at = place.start;
         let len = before.len();
         let bytes = after.clone();
-        let there = Remote::to(index + 1).spawn(move || async move {
+        let there = WorkerHandle::to(index + 1).spawn(move || async move {
             let reply = device.submit(Request::read(at, Reservation::unpooled(len))).await;
             let found = read_bytes(reply.map_err(|error| error.to_string())?, len)?;
             if keeps {
@@ -417,7 +417,7 @@ pub(super) async fn handles_move_between_workers(case: Case) -> Checked {
 }
 
 /// 9. It is called on any worker, on several at the same time.
-pub(super) async fn workers_write_disjoint_ranges(case: Case) -> Checked {
+pub(super) async fn workers_write_disjoint_ranges(case: CheckCase) -> CheckResult {
     let places = case.places(96, 2048);
     skip_if!(places.len() < 3, "the device is too small");
     let keeps = case.keeps();
@@ -435,7 +435,7 @@ pub(super) async fn workers_write_disjoint_ranges(case: Case) -> Checked {
         let all = places.iter().map(|place| place.start).zip(expected.iter().cloned());
         let mine: Vec<(u64, Vec<u8>)> =
             all.skip(worker).step_by(blockhaul_io::worker_count()).collect();
-        workers.push(Remote::to(worker).spawn(move || async move {
+        workers.push(WorkerHandle::to(worker).spawn(move || async move {
             let mut out = Vec::new();
             for (at, bytes) in &mine {
                 let request = if keeps {

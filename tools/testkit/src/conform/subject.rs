@@ -4,7 +4,7 @@ use std::any::Any;
 use std::sync::Arc;
 
 use blockhaul_block::Device;
-use blockhaul_catalog::{Another, Opened, Stack};
+use blockhaul_catalog::{HandleOpener, OpenedDevice, Stack};
 
 use crate::fault::FaultDevice;
 use crate::model::ModelDevice;
@@ -13,7 +13,7 @@ use crate::model::ModelDevice;
 pub struct Subject {
     pub(super) device: Arc<dyn Device>,
     pub(super) stack: Option<Stack>,
-    pub(super) more: Option<Arc<dyn Another>>,
+    pub(super) more: Option<Arc<dyn HandleOpener>>,
     pub(super) durable: Option<Box<dyn Fn() -> Vec<u8>>>,
     pub(super) below: Option<Arc<FaultDevice>>,
     pub(super) model: Option<Arc<ModelDevice>>,
@@ -71,8 +71,8 @@ impl From<Arc<dyn Device>> for Subject {
     }
 }
 
-impl From<Opened> for Subject {
-    fn from(opened: Opened) -> Subject {
+impl From<OpenedDevice> for Subject {
+    fn from(opened: OpenedDevice) -> Subject {
         Subject { more: opened.more, ..Subject::new(opened.device) }
     }
 }

@@ -10,7 +10,7 @@ pub enum Verdict {
 }
 
 /// The result of a check: an error says what is wrong.
-pub(super) type Checked = Result<Verdict, String>;
+pub(super) type CheckResult = Result<Verdict, String>;
 
 /// Fails the check unless the condition holds.
 macro_rules! ensure {

@@ -1,9 +1,9 @@
 //! The client side of a conversation: a plain client for tests of servers, message by message.
 
-use blockhaul_wire::request::Header;
-use blockhaul_wire::{Command, CommandFlags, Headers, Replies, magic};
+use blockhaul_wire::request::RequestHeader;
+use blockhaul_wire::{CommandCode, CommandFlags, ReplyForm, RequestForm, magic};
 
-use super::conversation::{Conversation, Said, array};
+use super::conversation::{Conversation, ScriptResult, array};
 
 /// One reply to an option.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -23,7 +23,7 @@ impl OptionReply {
 
 /// A server's description of an export.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Exported {
+pub struct ExportDescription {
     /// Size in bytes.
     pub size: u64,
     /// Transmission flags.
@@ -34,7 +34,7 @@ pub struct Exported {
 
 /// A whole reply.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Answer {
+pub struct PeerReply {
     /// The wire error number; 0 for success.
     pub error: u32,
     /// The server's explanation.
@@ -49,12 +49,12 @@ pub struct Answer {
     pub messages: usize,
 }
 
-impl Answer {
+impl PeerReply {
     /// The bytes of `len` bytes at `at`, each of which must have come exactly once.
     ///
     /// # Errors
     /// An error reply, bytes outside of the range, missing or twice.
-    pub fn bytes(&self, at: u64, len: usize) -> Said<Vec<u8>> {
+    pub fn bytes(&self, at: u64, len: usize) -> ScriptResult<Vec<u8>> {
         if self.error != 0 {
             return Err(format!("error {}: {}", self.error, self.text));
         }
@@ -86,7 +86,7 @@ impl Conversation {
     ///
     /// # Errors
     /// If the server does not speak newstyle.
-    pub fn hello(&mut self, flags: u32) -> Said<u16> {
+    pub fn hello(&mut self, flags: u32) -> ScriptResult<u16> {
         self.expect(&magic::INIT_PASSWD.to_be_bytes())?;
         self.expect(&magic::IHAVEOPT.to_be_bytes())?;
         let server = self.receive_u16()?;
@@ -98,7 +98,7 @@ impl Conversation {
     ///
     /// # Errors
     /// When the server is gone.
-    pub fn send_option(&mut self, code: u32, payload: &[u8]) -> Said {
+    pub fn send_option(&mut self, code: u32, payload: &[u8]) -> ScriptResult {
         let head = [code.to_be_bytes(), (payload.len() as u32).to_be_bytes()].concat();
         self.send(&[&magic::IHAVEOPT.to_be_bytes()[..], &head, payload].concat())
     }
@@ -107,7 +107,7 @@ impl Conversation {
     ///
     /// # Errors
     /// If none arrives, or something else.
-    pub fn receive_option_reply(&mut self, code: u32) -> Said<OptionReply> {
+    pub fn receive_option_reply(&mut self, code: u32) -> ScriptResult<OptionReply> {
         self.expect(&magic::OPTION_REPLY.to_be_bytes())?;
         let about = self.receive_u32()?;
         let kind = self.receive_u32()?;
@@ -125,7 +125,7 @@ impl Conversation {
     ///
     /// # Errors
     /// When the server is gone or sends something else.
-    pub fn option(&mut self, code: u32, payload: &[u8]) -> Said<Vec<OptionReply>> {
+    pub fn option(&mut self, code: u32, payload: &[u8]) -> ScriptResult<Vec<OptionReply>> {
         self.send_option(code, payload)?;
         let mut replies = Vec::new();
         loop {
@@ -145,7 +145,7 @@ impl Conversation {
     ///
     /// # Errors
     /// Like [`Conversation::option`].
-    pub fn agrees(&mut self, code: u32, payload: &[u8]) -> Said<bool> {
+    pub fn agrees(&mut self, code: u32, payload: &[u8]) -> ScriptResult<bool> {
         Ok(self.option(code, payload)?.last().is_some_and(|reply| !reply.is_error()))
     }
 
@@ -153,7 +153,7 @@ impl Conversation {
     ///
     /// # Errors
     /// When the server refuses any of it.
-    pub fn open(&mut self, export: &str, replies: Replies) -> Said<Exported> {
+    pub fn open(&mut self, export: &str, replies: ReplyForm) -> ScriptResult<ExportDescription> {
         self.hello(3)?;
         self.negotiate(replies)?;
         self.go(export)
@@ -163,18 +163,18 @@ impl Conversation {
     ///
     /// # Errors
     /// If it does not.
-    pub fn negotiate(&mut self, replies: Replies) -> Said {
+    pub fn negotiate(&mut self, replies: ReplyForm) -> ScriptResult {
         let code = match replies {
-            Replies::Simple => return Ok(()),
-            Replies::Structured => magic::OPT_STRUCTURED_REPLY,
-            Replies::Extended => magic::OPT_EXTENDED_HEADERS,
+            ReplyForm::Simple => return Ok(()),
+            ReplyForm::Structured => magic::OPT_STRUCTURED_REPLY,
+            ReplyForm::Extended => magic::OPT_EXTENDED_HEADERS,
         };
         if !self.agrees(code, &[])? {
             return Err(format!("the server refuses {replies:?}"));
         }
         self.replies = replies;
-        if replies == Replies::Extended {
-            self.headers = Headers::Extended;
+        if replies == ReplyForm::Extended {
+            self.headers = RequestForm::Extended;
         }
         Ok(())
     }
@@ -183,7 +183,7 @@ impl Conversation {
     ///
     /// # Errors
     /// If the server refuses.
-    pub fn select(&mut self, export: &str, contexts: &[&str]) -> Said<Vec<u32>> {
+    pub fn select(&mut self, export: &str, contexts: &[&str]) -> ScriptResult<Vec<u32>> {
         let mut payload = string(export);
         payload.extend_from_slice(&(contexts.len() as u32).to_be_bytes());
         contexts.iter().for_each(|context| payload.extend_from_slice(&string(context)));
@@ -201,7 +201,7 @@ impl Conversation {
     ///
     /// # Errors
     /// When the server refuses.
-    pub fn go(&mut self, export: &str) -> Said<Exported> {
+    pub fn go(&mut self, export: &str) -> ScriptResult<ExportDescription> {
         let mut payload = string(export);
         payload.extend_from_slice(&[0, 1]);
         payload.extend_from_slice(&magic::INFO_BLOCK_SIZE.to_be_bytes());
@@ -227,25 +227,25 @@ impl Conversation {
             }
         }
         let (size, flags) = exported.ok_or("the server did not tell size and flags")?;
-        Ok(Exported { size, flags, block_sizes })
+        Ok(ExportDescription { size, flags, block_sizes })
     }
 
     /// A request with a unique cookie.
-    pub fn request(&mut self, command: Command, offset: u64, length: u64) -> Header {
+    pub fn request(&mut self, command: CommandCode, offset: u64, length: u64) -> RequestHeader {
         let cookie = self.next_cookie;
         self.next_cookie += 1;
         let mut flags = CommandFlags::NONE;
-        if command == Command::Write && self.headers == Headers::Extended {
+        if command == CommandCode::Write && self.headers == RequestForm::Extended {
             flags = CommandFlags::PAYLOAD_LEN;
         }
-        Header { flags, command, cookie, offset, length }
+        RequestHeader { flags, command, cookie, offset, length }
     }
 
     /// Sends a request and its payload.
     ///
     /// # Errors
     /// When the server is gone, or the length does not fit.
-    pub fn send_request(&mut self, request: &Header, payload: &[u8]) -> Said {
+    pub fn send_request(&mut self, request: &RequestHeader, payload: &[u8]) -> ScriptResult {
         let head = request.encode(self.headers).map_err(|error| error.to_string())?;
         self.send(&[&head[..], payload].concat())
     }
@@ -254,7 +254,7 @@ impl Conversation {
     ///
     /// # Errors
     /// When the server is gone or sends something else. An error reply is none here.
-    pub fn ask(&mut self, request: &Header, payload: &[u8]) -> Said<Answer> {
+    pub fn ask(&mut self, request: &RequestHeader, payload: &[u8]) -> ScriptResult<PeerReply> {
         self.send_request(request, payload)?;
         self.receive_answer(request)
     }
@@ -263,8 +263,8 @@ impl Conversation {
     ///
     /// # Errors
     /// When the server fails or answers wrongly.
-    pub fn read(&mut self, at: u64, len: usize) -> Said<Vec<u8>> {
-        let request = self.request(Command::Read, at, len as u64);
+    pub fn read(&mut self, at: u64, len: usize) -> ScriptResult<Vec<u8>> {
+        let request = self.request(CommandCode::Read, at, len as u64);
         self.ask(&request, &[])?.bytes(at, len)
     }
 
@@ -272,8 +272,8 @@ impl Conversation {
     ///
     /// # Errors
     /// If the server's reply is invalid.
-    pub fn write(&mut self, at: u64, bytes: &[u8]) -> Said<u32> {
-        let request = self.request(Command::Write, at, bytes.len() as u64);
+    pub fn write(&mut self, at: u64, bytes: &[u8]) -> ScriptResult<u32> {
+        let request = self.request(CommandCode::Write, at, bytes.len() as u64);
         Ok(self.ask(&request, bytes)?.error)
     }
 
@@ -281,16 +281,16 @@ impl Conversation {
     ///
     /// # Errors
     /// When something else comes.
-    pub fn receive_answer(&mut self, request: &Header) -> Said<Answer> {
-        let mut answer = Answer::default();
+    pub fn receive_answer(&mut self, request: &RequestHeader) -> ScriptResult<PeerReply> {
+        let mut answer = PeerReply::default();
         loop {
             answer.messages += 1;
             let magic = self.receive_u32()?;
-            if magic == magic::SIMPLE_REPLY && self.replies != Replies::Extended {
+            if magic == magic::SIMPLE_REPLY && self.replies != ReplyForm::Extended {
                 answer.error = self.receive_u32()?;
                 self.same_cookie(request)?;
-                if request.command == Command::Read {
-                    if self.replies != Replies::Simple {
+                if request.command == CommandCode::Read {
+                    if self.replies != ReplyForm::Simple {
                         return Err("a simple reply to a read".to_string());
                     }
                     if answer.error == 0 {
@@ -301,9 +301,9 @@ impl Conversation {
                 return Ok(answer);
             }
             let due = match self.replies {
-                Replies::Simple => magic::SIMPLE_REPLY,
-                Replies::Structured => magic::STRUCTURED_REPLY,
-                Replies::Extended => magic::EXTENDED_REPLY,
+                ReplyForm::Simple => magic::SIMPLE_REPLY,
+                ReplyForm::Structured => magic::STRUCTURED_REPLY,
+                ReplyForm::Extended => magic::EXTENDED_REPLY,
             };
             if magic != due {
                 return Err(format!("a reply starts with {magic:#x} instead of {due:#x}"));
@@ -311,7 +311,7 @@ impl Conversation {
             let flags = self.receive_u16()?;
             let kind = self.receive_u16()?;
             self.same_cookie(request)?;
-            let len = if self.replies == Replies::Extended {
+            let len = if self.replies == ReplyForm::Extended {
                 let offset = self.receive_u64()?;
                 if offset != request.offset {
                     return Err(format!("offset {offset} instead of {}", request.offset));
@@ -333,7 +333,7 @@ impl Conversation {
         }
     }
 
-    fn same_cookie(&mut self, request: &Header) -> Said {
+    fn same_cookie(&mut self, request: &RequestHeader) -> ScriptResult {
         let cookie = self.receive_u64()?;
         if cookie == request.cookie {
             return Ok(());
@@ -342,7 +342,7 @@ impl Conversation {
     }
 }
 
-impl Answer {
+impl PeerReply {
     fn take(&mut self, kind: u16, payload: &[u8]) -> Option<()> {
         let number = |at: usize, len: usize| {
             let bytes = payload.get(at..at + len)?;

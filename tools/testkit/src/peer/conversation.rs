@@ -5,13 +5,13 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use blockhaul_wire::request::Header;
-use blockhaul_wire::{Headers, Replies, magic};
+use blockhaul_wire::request::RequestHeader;
+use blockhaul_wire::{ReplyForm, RequestForm, magic};
 
 use crate::rng::Rng;
 
 /// The result of a step of a script, or an error.
-pub type Said<T = ()> = Result<T, String>;
+pub type ScriptResult<T = ()> = Result<T, String>;
 
 /// Default timeout of a peer: longer than anything in a working test takes.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -20,9 +20,9 @@ const PATIENCE: Duration = Duration::from_secs(60);
 pub struct Conversation {
     pub(super) stream: UnixStream,
     /// The form of requests.
-    pub headers: Headers,
+    pub headers: RequestForm,
     /// The form of replies.
-    pub replies: Replies,
+    pub replies: ReplyForm,
     pub(super) next_cookie: u64,
 }
 
@@ -31,11 +31,11 @@ impl Conversation {
     ///
     /// # Errors
     /// If its timeouts cannot be set.
-    pub fn new(stream: UnixStream) -> Said<Conversation> {
+    pub fn new(stream: UnixStream) -> ScriptResult<Conversation> {
         let mut conversation = Conversation {
             stream,
-            headers: Headers::Compact,
-            replies: Replies::Simple,
+            headers: RequestForm::Compact,
+            replies: ReplyForm::Simple,
             next_cookie: 1,
         };
         conversation.patience(PATIENCE)?;
@@ -46,7 +46,7 @@ impl Conversation {
     ///
     /// # Errors
     /// If there is no listener.
-    pub fn connect(path: &Path) -> Said<Conversation> {
+    pub fn connect(path: &Path) -> ScriptResult<Conversation> {
         let stream = UnixStream::connect(path);
         Conversation::new(
             stream.map_err(|error| format!("cannot connect to {}: {error}", path.display()))?,
@@ -57,7 +57,7 @@ impl Conversation {
     ///
     /// # Errors
     /// If the socket refuses it.
-    pub fn patience(&mut self, limit: Duration) -> Said {
+    pub fn patience(&mut self, limit: Duration) -> ScriptResult {
         let set = self.stream.set_read_timeout(Some(limit));
         let set = set.and_then(|()| self.stream.set_write_timeout(Some(limit)));
         set.map_err(|error| format!("cannot set a time limit: {error}"))
@@ -67,7 +67,7 @@ impl Conversation {
     ///
     /// # Errors
     /// When the other side is gone or does not take them in time.
-    pub fn send(&mut self, bytes: &[u8]) -> Said {
+    pub fn send(&mut self, bytes: &[u8]) -> ScriptResult {
         let sent = self.stream.write_all(bytes);
         sent.map_err(|error| format!("cannot send {} bytes: {error}", bytes.len()))
     }
@@ -76,7 +76,7 @@ impl Conversation {
     ///
     /// # Errors
     /// As [`Conversation::send`].
-    pub fn send_slowly(&mut self, bytes: &[u8], piece: usize, pause: Duration) -> Said {
+    pub fn send_slowly(&mut self, bytes: &[u8], piece: usize, pause: Duration) -> ScriptResult {
         for piece in bytes.chunks(piece.max(1)) {
             self.send(piece)?;
             std::thread::sleep(pause);
@@ -88,7 +88,7 @@ impl Conversation {
     ///
     /// # Errors
     /// As [`Conversation::send`].
-    pub fn send_garbage(&mut self, seed: u64, len: usize) -> Said {
+    pub fn send_garbage(&mut self, seed: u64, len: usize) -> ScriptResult {
         let mut bytes = vec![0; len];
         Rng::new(seed).fill(&mut bytes);
         self.send(&bytes)
@@ -98,7 +98,7 @@ impl Conversation {
     ///
     /// # Errors
     /// If fewer arrive before the end or in time.
-    pub fn receive(&mut self, len: usize) -> Said<Vec<u8>> {
+    pub fn receive(&mut self, len: usize) -> ScriptResult<Vec<u8>> {
         let mut bytes = vec![0; len];
         let mut got = 0;
         while got < len {
@@ -116,7 +116,7 @@ impl Conversation {
     ///
     /// # Errors
     /// If others arrive, or none.
-    pub fn expect(&mut self, expected: &[u8]) -> Said {
+    pub fn expect(&mut self, expected: &[u8]) -> ScriptResult {
         let found = self.receive(expected.len())?;
         if found == expected {
             return Ok(());
@@ -128,7 +128,7 @@ impl Conversation {
     ///
     /// # Errors
     /// If it stays open for longer than the timeout.
-    pub fn expect_close(&mut self) -> Said<usize> {
+    pub fn expect_close(&mut self) -> ScriptResult<usize> {
         let mut dropped = 0;
         let mut bytes = [0; 4096];
         let deadline = Instant::now() + PATIENCE;
@@ -150,7 +150,7 @@ impl Conversation {
     ///
     /// # Errors
     /// When the socket does not take it.
-    pub fn hang(&mut self) -> Said {
+    pub fn hang(&mut self) -> ScriptResult {
         let unlimited = self.stream.set_read_timeout(None);
         unlimited.map_err(|error| format!("cannot lift the time limit: {error}"))?;
         let mut bytes = [0; 4096];
@@ -175,7 +175,7 @@ impl Conversation {
     ///
     /// # Errors
     /// As [`Conversation::receive`].
-    pub fn receive_u16(&mut self) -> Said<u16> {
+    pub fn receive_u16(&mut self) -> ScriptResult<u16> {
         Ok(u16::from_be_bytes(array(&self.receive(2)?)))
     }
 
@@ -183,7 +183,7 @@ impl Conversation {
     ///
     /// # Errors
     /// As [`Conversation::receive`].
-    pub fn receive_u32(&mut self) -> Said<u32> {
+    pub fn receive_u32(&mut self) -> ScriptResult<u32> {
         Ok(u32::from_be_bytes(array(&self.receive(4)?)))
     }
 
@@ -191,7 +191,7 @@ impl Conversation {
     ///
     /// # Errors
     /// As [`Conversation::receive`].
-    pub fn receive_u64(&mut self) -> Said<u64> {
+    pub fn receive_u64(&mut self) -> ScriptResult<u64> {
         Ok(u64::from_be_bytes(array(&self.receive(8)?)))
     }
 
@@ -199,7 +199,7 @@ impl Conversation {
     ///
     /// # Errors
     /// When the client is gone.
-    pub fn greet(&mut self, flags: u16) -> Said<u32> {
+    pub fn greet(&mut self, flags: u16) -> ScriptResult<u32> {
         let magics = [magic::INIT_PASSWD.to_be_bytes(), magic::IHAVEOPT.to_be_bytes()].concat();
         self.send(&[&magics[..], &flags.to_be_bytes()].concat())?;
         self.receive_u32()
@@ -209,7 +209,7 @@ impl Conversation {
     ///
     /// # Errors
     /// When none comes, or something else.
-    pub fn receive_option(&mut self) -> Said<(u32, Vec<u8>)> {
+    pub fn receive_option(&mut self) -> ScriptResult<(u32, Vec<u8>)> {
         self.expect(&magic::IHAVEOPT.to_be_bytes())?;
         let code = self.receive_u32()?;
         let len = self.receive_u32()?;
@@ -223,7 +223,7 @@ impl Conversation {
     ///
     /// # Errors
     /// When the client is gone.
-    pub fn reply_option(&mut self, code: u32, kind: u32, payload: &[u8]) -> Said {
+    pub fn reply_option(&mut self, code: u32, kind: u32, payload: &[u8]) -> ScriptResult {
         let len = payload.len() as u32;
         let head = [code.to_be_bytes(), kind.to_be_bytes(), len.to_be_bytes()].concat();
         self.send(&[&magic::OPTION_REPLY.to_be_bytes()[..], &head, payload].concat())
@@ -233,7 +233,7 @@ impl Conversation {
     ///
     /// # Errors
     /// When something else comes.
-    pub fn receive_request(&mut self) -> Said<Option<(Header, Vec<u8>)>> {
+    pub fn receive_request(&mut self) -> ScriptResult<Option<(RequestHeader, Vec<u8>)>> {
         let mut first = [0; 1];
         loop {
             match self.stream.read(&mut first) {
@@ -246,7 +246,7 @@ impl Conversation {
         }
         let rest = self.receive(self.headers.len() - 1)?;
         let bytes = [&first[..], &rest].concat();
-        let parsed = Header::parse(&bytes, self.headers);
+        let parsed = RequestHeader::parse(&bytes, self.headers);
         let parsed = parsed.map_err(|error| format!("not a request: {error}"))?;
         let (header, _) = parsed.ok_or("a whole header does not suffice")?;
         let payload = header.payload_len(self.headers);
@@ -258,9 +258,9 @@ impl Conversation {
     }
 
     /// Server side: the bytes of a reply message without data, in the negotiated form.
-    pub fn done(&self, request: &Header, error: u32) -> Vec<u8> {
+    pub fn done(&self, request: &RequestHeader, error: u32) -> Vec<u8> {
         match self.replies {
-            Replies::Simple => self.simple(request.cookie, error),
+            ReplyForm::Simple => self.simple(request.cookie, error),
             _ if error == 0 => self.chunk(request, 1, magic::REPLY_NONE, &[]),
             _ => {
                 let payload = [&error.to_be_bytes()[..], &[0, 0]].concat();
@@ -276,14 +276,14 @@ impl Conversation {
     }
 
     /// Server side: the bytes of a chunk, structured or extended as negotiated.
-    pub fn chunk(&self, request: &Header, flags: u16, kind: u16, payload: &[u8]) -> Vec<u8> {
+    pub fn chunk(&self, request: &RequestHeader, flags: u16, kind: u16, payload: &[u8]) -> Vec<u8> {
         let head = self.chunk_head(request, flags, kind, payload.len() as u64);
         [&head[..], payload].concat()
     }
 
     /// Server side: the bytes of a chunk's head that says `len` bytes follow.
-    pub fn chunk_head(&self, request: &Header, flags: u16, kind: u16, len: u64) -> Vec<u8> {
-        let extended = self.replies == Replies::Extended;
+    pub fn chunk_head(&self, request: &RequestHeader, flags: u16, kind: u16, len: u64) -> Vec<u8> {
+        let extended = self.replies == ReplyForm::Extended;
         let magic = if extended { magic::EXTENDED_REPLY } else { magic::STRUCTURED_REPLY };
         let mut head = magic.to_be_bytes().to_vec();
         head.extend_from_slice(&flags.to_be_bytes());

@@ -36,14 +36,14 @@ pub enum ExportFault {
 /// The server: listens on loopback until it is dropped.
 pub struct ExportServer {
     address: SocketAddr,
-    shared: Arc<Shared>,
+    shared: Arc<ExportServerState>,
 }
 
-type Chooses = dyn Fn(usize, &str) -> ExportFault + Send + Sync;
+type FaultChooser = dyn Fn(usize, &str) -> ExportFault + Send + Sync;
 
-struct Shared {
+struct ExportServerState {
     disk: ExportedDisk,
-    fault: Box<Chooses>,
+    fault: Box<FaultChooser>,
     stopped: AtomicBool,
     requests: AtomicUsize,
     /// Requests under way, and the most that were.
@@ -61,7 +61,7 @@ impl ExportServer {
     ) -> ExportServer {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let address = listener.local_addr().expect("a port");
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(ExportServerState {
             disk,
             fault: Box::new(fault),
             stopped: AtomicBool::new(false),
@@ -110,7 +110,7 @@ impl Drop for ExportServer {
     }
 }
 
-impl Shared {
+impl ExportServerState {
     fn converse(&self, mut stream: TcpStream) -> std::io::Result<()> {
         let mut reader = BufReader::new(stream.try_clone()?);
         loop {

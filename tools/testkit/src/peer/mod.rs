@@ -3,18 +3,18 @@
 //!
 //! - [`Conversation`]: a connected socket with the protocol's messages as methods, for either role.
 //!   [`Conversation::connect`] is the client side, against our server.
-//! - [`Scripted`]: a listening server that runs a closure for each connection.
+//! - [`ScriptedServer`]: a listening server that runs a closure for each connection.
 //! - [`Offer`], [`serve`]: a complete plain server over a model, that follows the protocol except
-//!   for the given [`Spoil`]s; start it with [`Scripted::offer`].
+//!   for the given [`ReplyFault`]s; start it with [`ScriptedServer::offer`].
 //! - [`ExportServer`]: the HTTP server of KubeVirt, with faults.
 //!
 //! ```no_run
 //! use blockhaul_testkit::model::Model;
 //! use blockhaul_testkit::peer::{How, Offer, Scripted, Spoil};
-//! use blockhaul_wire::Command;
+//! use blockhaul_wire::CommandCode;
 //!
 //! // The second read is answered with another request's cookie.
-//! let offer = Offer::new(Model::new(1 << 20)).spoil(Spoil::nth(Command::Read, 2, How::WrongCookie));
+//! let offer = Offer::new(Model::new(1 << 20)).spoil(Spoil::nth(CommandCode::Read, 2, How::WrongCookie));
 //! let server = Scripted::offer(offer);
 //! println!("{}", server.uri());
 //! ```
@@ -29,9 +29,9 @@ mod offer;
 mod serve;
 mod server;
 
-pub use client::{Answer, Exported, OptionReply};
-pub use conversation::{Conversation, Said};
+pub use client::{ExportDescription, OptionReply, PeerReply};
+pub use conversation::{Conversation, ScriptResult};
 pub use export_server::{ExportFault, ExportServer, ExportedDisk};
-pub use offer::{HandshakeFault, How, Offer, Spoil, Style};
+pub use offer::{HandshakeFault, HandshakeStyle, Offer, ReplyFault, ReplyFaultKind};
 pub use serve::serve;
-pub use server::Scripted;
+pub use server::ScriptedServer;

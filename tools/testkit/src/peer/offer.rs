@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use blockhaul_block::Facts;
-use blockhaul_wire::{Command, Replies};
+use blockhaul_wire::{CommandCode, ReplyForm};
 
 use crate::model::{Model, lock};
 
@@ -14,7 +14,7 @@ pub struct Offer {
     /// The content, shared by all connections.
     pub model: Arc<Mutex<Model>>,
     /// The form of its handshake.
-    pub style: Style,
+    pub style: HandshakeStyle,
     /// Structured replies may be negotiated.
     pub structured: bool,
     /// Extended headers may be negotiated.
@@ -26,12 +26,12 @@ pub struct Offer {
     /// The fault in the handshake.
     pub handshake: Option<HandshakeFault>,
     /// Faults after the handshake.
-    pub spoils: Vec<Spoil>,
+    pub spoils: Vec<ReplyFault>,
 }
 
 /// The form of a server's handshake.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Style {
+pub enum HandshakeStyle {
     /// Size and flags at once; nothing can be negotiated.
     Oldstyle,
     /// Only EXPORT_NAME; the connection ends at any other option.
@@ -81,29 +81,29 @@ pub enum HandshakeFault {
 
 /// A reply with a fault.
 #[derive(Debug)]
-pub struct Spoil {
-    command: Command,
+pub struct ReplyFault {
+    command: CommandCode,
     nth: u64,
     every: bool,
-    how: How,
+    how: ReplyFaultKind,
     seen: AtomicU64,
 }
 
-impl Spoil {
+impl ReplyFault {
     /// The `nth` request of this command over all connections, from 1.
-    pub fn nth(command: Command, nth: u64, how: How) -> Spoil {
-        Spoil { command, nth, every: false, how, seen: AtomicU64::new(0) }
+    pub fn nth(command: CommandCode, nth: u64, how: ReplyFaultKind) -> ReplyFault {
+        ReplyFault { command, nth, every: false, how, seen: AtomicU64::new(0) }
     }
 
     /// All requests of this command from the `nth` on, from 1.
-    pub fn from(command: Command, nth: u64, how: How) -> Spoil {
-        Spoil { every: true, ..Spoil::nth(command, nth, how) }
+    pub fn from(command: CommandCode, nth: u64, how: ReplyFaultKind) -> ReplyFault {
+        ReplyFault { every: true, ..ReplyFault::nth(command, nth, how) }
     }
 }
 
 /// The fault of a reply. Faults that need chunks have no effect if these were not negotiated.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum How {
+pub enum ReplyFaultKind {
     /// None is sent; later requests are answered.
     Silence,
     /// None is sent, and nothing else any more; the connection stays open.
@@ -174,7 +174,7 @@ impl Offer {
     pub fn new(model: Model) -> Offer {
         Offer {
             model: Arc::new(Mutex::new(model)),
-            style: Style::Fixed,
+            style: HandshakeStyle::Fixed,
             structured: true,
             extended: true,
             connections_max: usize::MAX,
@@ -186,7 +186,7 @@ impl Offer {
 
     /// The same with a fault.
     #[must_use]
-    pub fn spoil(mut self, spoil: Spoil) -> Offer {
+    pub fn spoil(mut self, spoil: ReplyFault) -> Offer {
         self.spoils.push(spoil);
         self
     }
@@ -200,15 +200,15 @@ impl Offer {
 
     /// The same without extended headers, or without structured replies, too.
     #[must_use]
-    pub fn replies(mut self, replies: Replies) -> Offer {
-        self.extended = replies == Replies::Extended;
-        self.structured = replies != Replies::Simple;
+    pub fn replies(mut self, replies: ReplyForm) -> Offer {
+        self.extended = replies == ReplyForm::Extended;
+        self.structured = replies != ReplyForm::Simple;
         self
     }
 
     /// The same with another form of handshake.
     #[must_use]
-    pub fn style(mut self, style: Style) -> Offer {
+    pub fn style(mut self, style: HandshakeStyle) -> Offer {
         self.style = style;
         self
     }
@@ -225,7 +225,7 @@ impl Offer {
     }
 
     /// The fault for this request, if any.
-    pub(super) fn how(&self, command: Command) -> Option<&How> {
+    pub(super) fn how(&self, command: CommandCode) -> Option<&ReplyFaultKind> {
         let mut found = None;
         for spoil in self.spoils.iter().filter(|spoil| spoil.command == command) {
             let seen = spoil.seen.fetch_add(1, Ordering::SeqCst) + 1;

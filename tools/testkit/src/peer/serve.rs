@@ -1,12 +1,12 @@
 //! A complete plain server over a model, one request after the other, with the given faults.
 
-use blockhaul_block::{Can, Contexts, Extents, Facts, Flags, Op, Reply, Request};
+use blockhaul_block::{Can, ContextSet, Extents, Facts, Op, Reply, Request, RequestFlags};
 use blockhaul_io::{Data, Reservation};
-use blockhaul_wire::request::{Filter, Header};
-use blockhaul_wire::{Command, CommandFlags, ExportFlags, Headers, Replies, magic};
+use blockhaul_wire::request::{RequestHeader, StatusFilter};
+use blockhaul_wire::{CommandCode, CommandFlags, ExportFlags, ReplyForm, RequestForm, magic};
 
-use super::conversation::{Conversation, Said};
-use super::offer::{HandshakeFault, How, Offer, Style};
+use super::conversation::{Conversation, ScriptResult};
+use super::offer::{HandshakeFault, HandshakeStyle, Offer, ReplyFaultKind};
 use crate::model::lock;
 
 /// Transmission flags for these abilities.
@@ -31,27 +31,27 @@ fn export_flags(facts: &Facts, structured: bool, extended: bool) -> u16 {
 ///
 /// # Errors
 /// A protocol violation of the client, or its disconnection in the middle of a message.
-pub fn serve(conversation: &mut Conversation, number: usize, offer: &Offer) -> Said {
+pub fn serve(conversation: &mut Conversation, number: usize, offer: &Offer) -> ScriptResult {
     if number >= offer.connections_max {
         return conversation.hang();
     }
-    let mut session = Session { talk: conversation, offer, selected: Contexts::empty() };
+    let mut session = ScriptSession { talk: conversation, offer, selected: ContextSet::empty() };
     if !session.handshake()? {
         return Ok(());
     }
     session.transmit()
 }
 
-struct Session<'a> {
+struct ScriptSession<'a> {
     talk: &'a mut Conversation,
     offer: &'a Offer,
     /// Negotiated contexts; the wire number is the index.
-    selected: Contexts,
+    selected: ContextSet,
 }
 
-impl Session<'_> {
+impl ScriptSession<'_> {
     /// Whether requests follow.
-    fn handshake(&mut self) -> Said<bool> {
+    fn handshake(&mut self) -> ScriptResult<bool> {
         use HandshakeFault as Fault;
         let talk = &mut *self.talk;
         let fault = self.offer.handshake.as_ref();
@@ -76,7 +76,7 @@ impl Session<'_> {
             _ => {}
         }
         let facts = self.offer.facts();
-        if self.offer.style == Style::Oldstyle {
+        if self.offer.style == HandshakeStyle::Oldstyle {
             let mut bytes = magic::INIT_PASSWD.to_be_bytes().to_vec();
             bytes.extend_from_slice(&magic::CLISERV.to_be_bytes());
             bytes.extend_from_slice(&self.offer.size().to_be_bytes());
@@ -86,12 +86,12 @@ impl Session<'_> {
             talk.send(&bytes)?;
             return Ok(true);
         }
-        let flags = if self.offer.style == Style::Newstyle { 0 } else { 3 };
+        let flags = if self.offer.style == HandshakeStyle::Newstyle { 0 } else { 3 };
         let client = talk.greet(flags)?;
         self.options(client & 2 != 0)
     }
 
-    fn options(&mut self, no_zeroes: bool) -> Said<bool> {
+    fn options(&mut self, no_zeroes: bool) -> ScriptResult<bool> {
         use HandshakeFault as Fault;
         let facts = self.offer.facts();
         let mut number = 0;
@@ -123,10 +123,10 @@ impl Session<'_> {
                 _ => {}
             }
             if code == magic::OPT_EXPORT_NAME {
-                if self.talk.replies == Replies::Extended {
+                if self.talk.replies == ReplyForm::Extended {
                     return Err("EXPORT_NAME after extended headers".to_string());
                 }
-                let flags = export_flags(&facts, self.talk.replies != Replies::Simple, false);
+                let flags = export_flags(&facts, self.talk.replies != ReplyForm::Simple, false);
                 let mut bytes = self.offer.size().to_be_bytes().to_vec();
                 bytes.extend_from_slice(&flags.to_be_bytes());
                 if !no_zeroes {
@@ -135,7 +135,7 @@ impl Session<'_> {
                 self.talk.send(&bytes)?;
                 return Ok(true);
             }
-            if self.offer.style == Style::Newstyle {
+            if self.offer.style == HandshakeStyle::Newstyle {
                 return Ok(false);
             }
             if self.option(&facts, code, &payload)? {
@@ -145,7 +145,7 @@ impl Session<'_> {
     }
 
     /// Replies to one option; true if it was the last.
-    fn option(&mut self, facts: &Facts, code: u32, payload: &[u8]) -> Said<bool> {
+    fn option(&mut self, facts: &Facts, code: u32, payload: &[u8]) -> ScriptResult<bool> {
         let offer = self.offer;
         match code {
             magic::OPT_ABORT => {
@@ -154,26 +154,26 @@ impl Session<'_> {
                 return Ok(true);
             }
             magic::OPT_STRUCTURED_REPLY if offer.structured => {
-                if self.talk.replies == Replies::Simple {
-                    self.talk.replies = Replies::Structured;
+                if self.talk.replies == ReplyForm::Simple {
+                    self.talk.replies = ReplyForm::Structured;
                 }
                 self.talk.reply_option(code, magic::REP_ACK, &[])?;
             }
             magic::OPT_EXTENDED_HEADERS if offer.extended => {
                 self.talk.reply_option(code, magic::REP_ACK, &[])?;
-                self.talk.replies = Replies::Extended;
-                self.talk.headers = Headers::Extended;
+                self.talk.replies = ReplyForm::Extended;
+                self.talk.headers = RequestForm::Extended;
             }
             magic::OPT_LIST => {
                 self.talk.reply_option(code, magic::REP_SERVER, &[0; 4])?;
                 self.talk.reply_option(code, magic::REP_ACK, &[])?;
             }
             magic::OPT_SET_META_CONTEXT | magic::OPT_LIST_META_CONTEXT
-                if self.talk.replies != Replies::Simple && facts.can.contains(Can::EXTENTS) =>
+                if self.talk.replies != ReplyForm::Simple && facts.can.contains(Can::EXTENTS) =>
             {
                 self.contexts(facts, code, payload)?;
             }
-            magic::OPT_GO | magic::OPT_INFO if offer.style == Style::Fixed => {
+            magic::OPT_GO | magic::OPT_INFO if offer.style == HandshakeStyle::Fixed => {
                 return self.go(facts, code);
             }
             _ => self.talk.reply_option(code, magic::REP_ERR_UNSUP, &[])?,
@@ -181,10 +181,10 @@ impl Session<'_> {
         Ok(false)
     }
 
-    fn contexts(&mut self, facts: &Facts, code: u32, payload: &[u8]) -> Said {
+    fn contexts(&mut self, facts: &Facts, code: u32, payload: &[u8]) -> ScriptResult {
         let queries = queries(payload).ok_or("a context option that makes no sense")?;
         let setting = code == magic::OPT_SET_META_CONTEXT;
-        let mut selected = Contexts::empty();
+        let mut selected = ContextSet::empty();
         for (index, name) in facts.contexts.iter().enumerate() {
             let wanted = queries.iter().any(|query| query == name);
             if wanted || (!setting && queries.is_empty()) {
@@ -200,7 +200,7 @@ impl Session<'_> {
         self.talk.reply_option(code, magic::REP_ACK, &[])
     }
 
-    fn go(&mut self, facts: &Facts, code: u32) -> Said<bool> {
+    fn go(&mut self, facts: &Facts, code: u32) -> ScriptResult<bool> {
         use HandshakeFault as Fault;
         let fault = self.offer.handshake.as_ref();
         if let Some(Fault::Refuse(reply, text)) = fault {
@@ -211,8 +211,8 @@ impl Session<'_> {
             self.talk.reply_option(code, magic::REP_INFO, &[0x77, 0x77, 1, 2, 3])?;
         }
         if fault != Some(&Fault::NoExportInfo) {
-            let structured = self.talk.replies != Replies::Simple;
-            let extended = self.talk.replies == Replies::Extended;
+            let structured = self.talk.replies != ReplyForm::Simple;
+            let extended = self.talk.replies == ReplyForm::Extended;
             let mut info = magic::INFO_EXPORT.to_be_bytes().to_vec();
             info.extend_from_slice(&self.offer.size().to_be_bytes());
             info.extend_from_slice(&export_flags(facts, structured, extended).to_be_bytes());
@@ -232,10 +232,10 @@ impl Session<'_> {
         Ok(code == magic::OPT_GO)
     }
 
-    fn transmit(&mut self) -> Said {
+    fn transmit(&mut self) -> ScriptResult {
         loop {
             let Some((request, payload)) = self.talk.receive_request()? else { return Ok(()) };
-            if request.command == Command::Disconnect {
+            if request.command == CommandCode::Disconnect {
                 return Ok(());
             }
             std::thread::sleep(self.offer.delay);
@@ -251,30 +251,35 @@ impl Session<'_> {
     }
 
     /// Sends the reply, possibly with its fault; false if the connection must end.
-    fn send(&mut self, request: &Header, mut answer: Vec<u8>, how: Option<&How>) -> Said<bool> {
+    fn send(
+        &mut self,
+        request: &RequestHeader,
+        mut answer: Vec<u8>,
+        how: Option<&ReplyFaultKind>,
+    ) -> ScriptResult<bool> {
         match how {
-            Some(How::Silence) => return Ok(true),
-            Some(How::Hang) => return self.talk.hang().map(|()| false),
-            Some(How::Close) => return Ok(false),
-            Some(How::CloseInHead) => {
+            Some(ReplyFaultKind::Silence) => return Ok(true),
+            Some(ReplyFaultKind::Hang) => return self.talk.hang().map(|()| false),
+            Some(ReplyFaultKind::Close) => return Ok(false),
+            Some(ReplyFaultKind::CloseInHead) => {
                 self.talk.send(&answer[..answer.len().min(10)])?;
                 return Ok(false);
             }
-            Some(How::CloseInPayload) => {
+            Some(ReplyFaultKind::CloseInPayload) => {
                 self.talk.send(&answer[..answer.len() - answer.len().min(200) / 2])?;
                 return Ok(false);
             }
-            Some(How::WrongCookie) => {
+            Some(ReplyFaultKind::WrongCookie) => {
                 let wrong = (request.cookie ^ 0x5555_0000_0000).to_be_bytes();
                 // The cookie has the same position in all forms.
                 answer[8..16].copy_from_slice(&wrong);
             }
-            Some(How::Garbage) => {
+            Some(ReplyFaultKind::Garbage) => {
                 self.talk.send_garbage(request.cookie, answer.len().max(64))?;
                 return Ok(true);
             }
-            Some(How::Twice) => answer = [&answer[..], &answer[..]].concat(),
-            Some(How::Slow { first, piece }) => {
+            Some(ReplyFaultKind::Twice) => answer = [&answer[..], &answer[..]].concat(),
+            Some(ReplyFaultKind::Slow { first, piece }) => {
                 std::thread::sleep(*first);
                 self.talk.send_slowly(&answer, 64, *piece)?;
                 return Ok(true);
@@ -286,48 +291,52 @@ impl Session<'_> {
     }
 
     /// Carries out the request, and returns its contexts; an error is the wire number.
-    fn carry_out(&self, request: &Header, payload: Vec<u8>) -> Result<(Reply, Contexts), u32> {
-        let flags = |table: &[(CommandFlags, Flags)]| {
-            let mut flags = Flags::empty();
+    fn carry_out(
+        &self,
+        request: &RequestHeader,
+        payload: Vec<u8>,
+    ) -> Result<(Reply, ContextSet), u32> {
+        let flags = |table: &[(CommandFlags, RequestFlags)]| {
+            let mut flags = RequestFlags::empty();
             for (theirs, ours) in table {
                 flags.set(*ours, request.flags.contains(*theirs));
             }
             flags
         };
-        let fua = (CommandFlags::FUA, Flags::FUA);
+        let fua = (CommandFlags::FUA, RequestFlags::FUA);
         let at = request.offset;
         let len = request.length;
         let ours = match request.command {
-            Command::Read => {
+            CommandCode::Read => {
                 let len = usize::try_from(len).ok().filter(|&len| len <= 64 << 20).ok_or(22_u32)?;
                 Request::read(at, Reservation::unpooled(len))
             }
-            Command::Write => Request::write(at, Data::copy_of(&payload)).with(flags(&[fua])),
-            Command::Flush => Request::flush(),
-            Command::Trim => Request::trim(at, len).with(flags(&[fua])),
-            Command::Cache => Request::cache(at, len),
-            Command::WriteZeroes => Request::zero(at, len).with(flags(&[
+            CommandCode::Write => Request::write(at, Data::copy_of(&payload)).with(flags(&[fua])),
+            CommandCode::Flush => Request::flush(),
+            CommandCode::Trim => Request::trim(at, len).with(flags(&[fua])),
+            CommandCode::Cache => Request::cache(at, len),
+            CommandCode::WriteZeroes => Request::zero(at, len).with(flags(&[
                 fua,
-                (CommandFlags::NO_HOLE, Flags::NO_HOLE),
-                (CommandFlags::FAST_ZERO, Flags::FAST),
+                (CommandFlags::NO_HOLE, RequestFlags::NO_HOLE),
+                (CommandFlags::FAST_ZERO, RequestFlags::FAST),
             ])),
-            Command::BlockStatus if !self.selected.is_empty() => {
-                let one = flags(&[(CommandFlags::REQ_ONE, Flags::ONE_EXTENT)]);
+            CommandCode::BlockStatus if !self.selected.is_empty() => {
+                let one = flags(&[(CommandFlags::REQ_ONE, RequestFlags::ONE_EXTENT)]);
                 let (len, contexts) = if payload.is_empty() {
                     (len, self.selected)
                 } else {
                     let selected = self.selected;
                     let known = |id| selected.contains(id as usize);
-                    let filter = Filter::parse(&payload, known).map_err(|_| 22_u32)?;
+                    let filter = StatusFilter::parse(&payload, known).map_err(|_| 22_u32)?;
                     let ids = filter.contexts.iter();
-                    let set = ids.fold(Contexts::empty(), |set, &id| set.with(id as usize));
+                    let set = ids.fold(ContextSet::empty(), |set, &id| set.with(id as usize));
                     (filter.length, set)
                 };
                 Request::extents(at, len, contexts).with(one)
             }
             _ => return Err(22),
         };
-        if len == 0 && request.command != Command::Flush {
+        if len == 0 && request.command != CommandCode::Flush {
             return Err(22);
         }
         let mut model = lock(&self.offer.model);
@@ -343,15 +352,15 @@ impl Session<'_> {
     /// The bytes of a reply, including faults in its contents.
     fn answer(
         &self,
-        request: &Header,
+        request: &RequestHeader,
         reply: Reply,
-        contexts: Contexts,
-        how: Option<&How>,
+        contexts: ContextSet,
+        how: Option<&ReplyFaultKind>,
     ) -> Vec<u8> {
-        if let Some(How::Error(number)) = how {
+        if let Some(ReplyFaultKind::Error(number)) = how {
             return self.talk.done(request, *number);
         }
-        let chunks = self.talk.replies != Replies::Simple;
+        let chunks = self.talk.replies != ReplyForm::Simple;
         if let Some(how) = how.filter(|_| chunks)
             && let Some(answer) = self.wrong_chunks(request, &reply, how)
         {
@@ -374,42 +383,47 @@ impl Session<'_> {
     }
 
     /// A chunk of data.
-    fn data(&self, request: &Header, flags: u16, at: u64, bytes: &[u8]) -> Vec<u8> {
+    fn data(&self, request: &RequestHeader, flags: u16, at: u64, bytes: &[u8]) -> Vec<u8> {
         let payload = [&at.to_be_bytes()[..], bytes].concat();
         self.talk.chunk(request, flags, magic::REPLY_OFFSET_DATA, &payload)
     }
 
-    fn hole(&self, request: &Header) -> Vec<u8> {
+    fn hole(&self, request: &RequestHeader) -> Vec<u8> {
         let len = (request.length as u32).to_be_bytes();
         let payload = [&request.offset.to_be_bytes()[..], &len].concat();
         self.talk.chunk(request, 1, magic::REPLY_OFFSET_HOLE, &payload)
     }
 
     /// Replies in chunks that are wrong or unusual; `None` if that does not apply.
-    fn wrong_chunks(&self, request: &Header, reply: &Reply, how: &How) -> Option<Vec<u8>> {
+    fn wrong_chunks(
+        &self,
+        request: &RequestHeader,
+        reply: &Reply,
+        how: &ReplyFaultKind,
+    ) -> Option<Vec<u8>> {
         let talk = &self.talk;
         let at = request.offset;
         let whatever = match how {
-            How::ErrorAt(number, at, text) => {
+            ReplyFaultKind::ErrorAt(number, at, text) => {
                 let mut payload = number.to_be_bytes().to_vec();
                 payload.extend_from_slice(&(text.len() as u16).to_be_bytes());
                 payload.extend_from_slice(text.as_bytes());
                 payload.extend_from_slice(&at.to_be_bytes());
                 Some(talk.chunk(request, 1, magic::REPLY_ERROR_OFFSET, &payload))
             }
-            How::ErrorZero => Some(talk.chunk(request, 1, magic::REPLY_ERROR, &[0; 6])),
-            How::UnknownError => {
+            ReplyFaultKind::ErrorZero => Some(talk.chunk(request, 1, magic::REPLY_ERROR, &[0; 6])),
+            ReplyFaultKind::UnknownError => {
                 let payload = [&5_u32.to_be_bytes()[..], &[0, 2], b"??"].concat();
                 Some(talk.chunk(request, 1, magic::REPLY_ERROR_BIT | 77, &payload))
             }
-            How::UnknownChunk => Some(talk.chunk(request, 1, 77, b"what is this")),
-            How::Oversized => {
+            ReplyFaultKind::UnknownChunk => Some(talk.chunk(request, 1, 77, b"what is this")),
+            ReplyFaultKind::Oversized => {
                 let kind = magic::REPLY_OFFSET_DATA;
                 Some(talk.chunk_head(request, 1, kind, (1 << 31) - 1))
             }
-            How::NeverDone => Some(talk.chunk(request, 0, magic::REPLY_NONE, &[])),
-            How::WrongOffset if talk.replies == Replies::Extended => {
-                let moved = Header { offset: at ^ 0x1000, ..*request };
+            ReplyFaultKind::NeverDone => Some(talk.chunk(request, 0, magic::REPLY_NONE, &[])),
+            ReplyFaultKind::WrongOffset if talk.replies == ReplyForm::Extended => {
+                let moved = RequestHeader { offset: at ^ 0x1000, ..*request };
                 match reply {
                     Reply::Data(data) => Some(self.data(&moved, 1, at, data.bytes())),
                     _ => Some(talk.done(&moved, 0)),
@@ -425,21 +439,21 @@ impl Session<'_> {
         let half = bytes.len() / 2;
         let second = at + half as u64;
         Some(match how {
-            How::OutsideRange => self.data(request, 1, at.wrapping_sub(4096), bytes),
-            How::Missing => self.data(request, 1, at, &bytes[..half]),
-            How::Overlap => {
+            ReplyFaultKind::OutsideRange => self.data(request, 1, at.wrapping_sub(4096), bytes),
+            ReplyFaultKind::Missing => self.data(request, 1, at, &bytes[..half]),
+            ReplyFaultKind::Overlap => {
                 let first = self.data(request, 0, at, bytes);
                 [first, self.data(request, 1, second, &bytes[half..])].concat()
             }
-            How::Backwards => {
+            ReplyFaultKind::Backwards => {
                 let last = self.data(request, 0, second, &bytes[half..]);
                 let first = self.data(request, 0, at, &bytes[..half]);
                 let end = talk.chunk(request, 1, magic::REPLY_NONE, &[]);
                 if half == 0 { [last, end].concat() } else { [last, first, end].concat() }
             }
-            How::Hole => self.hole(request),
-            How::SimpleInstead => [&talk.simple(request.cookie, 0), bytes].concat(),
-            How::ErrorHalfway(number) => {
+            ReplyFaultKind::Hole => self.hole(request),
+            ReplyFaultKind::SimpleInstead => [&talk.simple(request.cookie, 0), bytes].concat(),
+            ReplyFaultKind::ErrorHalfway(number) => {
                 let first = self.data(request, 0, at, &bytes[..half]);
                 [first, talk.done(request, *number)].concat()
             }
@@ -448,18 +462,23 @@ impl Session<'_> {
     }
 
     /// One chunk of block status for each context.
-    fn status(&self, request: &Header, lists: &[(usize, Extents)], how: Option<&How>) -> Vec<u8> {
-        let extended = self.talk.replies == Replies::Extended;
-        if how == Some(&How::NoStatus) {
+    fn status(
+        &self,
+        request: &RequestHeader,
+        lists: &[(usize, Extents)],
+        how: Option<&ReplyFaultKind>,
+    ) -> Vec<u8> {
+        let extended = self.talk.replies == ReplyForm::Extended;
+        if how == Some(&ReplyFaultKind::NoStatus) {
             return self.talk.chunk(request, 1, magic::REPLY_NONE, &[]);
         }
         let mut answer = Vec::new();
         for (index, list) in lists {
-            let id = if how == Some(&How::WrongContext) { 4711 } else { *index as u32 };
+            let id = if how == Some(&ReplyFaultKind::WrongContext) { 4711 } else { *index as u32 };
             let mut runs: Vec<(u64, u64)> = match how {
-                Some(How::EmptyExtent) => vec![(0, 0)],
-                Some(How::NoExtents) => Vec::new(),
-                Some(How::LongExtent) => vec![(1 << 31, 0)],
+                Some(ReplyFaultKind::EmptyExtent) => vec![(0, 0)],
+                Some(ReplyFaultKind::NoExtents) => Vec::new(),
+                Some(ReplyFaultKind::LongExtent) => vec![(1 << 31, 0)],
                 _ => list.runs().iter().map(|run| (run.len, run.state)).collect(),
             };
             runs.truncate(1 << 16);

@@ -6,22 +6,22 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
-use super::conversation::{Conversation, Said};
+use super::conversation::{Conversation, ScriptResult};
 use super::offer::Offer;
 use super::serve::serve;
 use crate::model::lock;
-use crate::tools::Scratch;
+use crate::tools::ScratchDir;
 
 /// A server on its own Unix socket; stops, with all its connections, on drop.
-pub struct Scripted {
+pub struct ScriptedServer {
     path: PathBuf,
-    state: Arc<State>,
+    state: Arc<ScriptedServerState>,
     thread: Option<JoinHandle<()>>,
-    _scratch: Scratch,
+    _scratch: ScratchDir,
 }
 
 #[derive(Default)]
-struct State {
+struct ScriptedServerState {
     stop: AtomicBool,
     accepted: AtomicUsize,
     streams: Mutex<Vec<UnixStream>>,
@@ -29,27 +29,27 @@ struct State {
     errors: Mutex<Vec<String>>,
 }
 
-impl Scripted {
+impl ScriptedServer {
     /// Listens, and runs the script on a thread for each connection; the script gets the
     /// connection's number, from 0. Panics if no socket can be made.
     pub fn start(
-        script: impl Fn(&mut Conversation, usize) -> Said + Send + Sync + 'static,
-    ) -> Scripted {
-        let scratch = Scratch::new().expect("a scratch directory can be made");
+        script: impl Fn(&mut Conversation, usize) -> ScriptResult + Send + Sync + 'static,
+    ) -> ScriptedServer {
+        let scratch = ScratchDir::new().expect("a scratch directory can be made");
         let path = scratch.socket("peer");
         let listener = UnixListener::bind(&path).expect("a socket can be bound there");
-        let state = Arc::new(State::default());
+        let state = Arc::new(ScriptedServerState::default());
         let thread = {
             let state = state.clone();
             let script = Arc::new(script);
             std::thread::spawn(move || accept(&listener, &state, script))
         };
-        Scripted { path, state, thread: Some(thread), _scratch: scratch }
+        ScriptedServer { path, state, thread: Some(thread), _scratch: scratch }
     }
 
     /// Starts a plain server over a model, correct except for the faults in the offer.
-    pub fn offer(offer: Offer) -> Scripted {
-        Scripted::start(move |conversation, number| serve(conversation, number, &offer))
+    pub fn offer(offer: Offer) -> ScriptedServer {
+        ScriptedServer::start(move |conversation, number| serve(conversation, number, &offer))
     }
 
     /// The path of its socket.
@@ -76,7 +76,7 @@ impl Scripted {
     ///
     /// # Errors
     /// The errors, one per line.
-    pub fn finish(mut self) -> Said {
+    pub fn finish(mut self) -> ScriptResult {
         self.stop();
         let errors = self.errors();
         if errors.is_empty() { Ok(()) } else { Err(errors.join("\n")) }
@@ -103,15 +103,15 @@ impl Scripted {
     }
 }
 
-impl Drop for Scripted {
+impl Drop for ScriptedServer {
     fn drop(&mut self) {
         self.stop();
     }
 }
 
-fn accept<S>(listener: &UnixListener, state: &Arc<State>, script: Arc<S>)
+fn accept<S>(listener: &UnixListener, state: &Arc<ScriptedServerState>, script: Arc<S>)
 where
-    S: Fn(&mut Conversation, usize) -> Said + Send + Sync + 'static,
+    S: Fn(&mut Conversation, usize) -> ScriptResult + Send + Sync + 'static,
 {
     for stream in listener.incoming() {
         if state.stop.load(Ordering::SeqCst) {

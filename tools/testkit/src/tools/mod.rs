@@ -30,10 +30,10 @@ mod server;
 mod skip;
 mod wait;
 
-pub use self::peer::{Peer, Version, among_peers};
+pub use self::peer::{PeerProgram, Version, among_peers};
 pub use self::python::python_with;
 pub use self::run::{is_running, output, status_kib, text, wait_within};
-pub use self::scratch::Scratch;
-pub use self::server::Server;
-pub use self::skip::{LIST, Reason, long, runs_long, skip, skip_or_fail};
+pub use self::scratch::ScratchDir;
+pub use self::server::PeerServer;
+pub use self::skip::{LIST, SkipReason, long, runs_long, skip, skip_or_fail};
 pub use self::wait::{until, until_ok, until_some};

@@ -9,11 +9,11 @@ use std::sync::{Mutex, OnceLock};
 use std::time::Duration;
 
 use super::run::{lock, output};
-use super::skip::{Reason, skip_or_fail};
+use super::skip::{SkipReason, skip_or_fail};
 
 /// A peer program that is available and new enough.
 #[derive(Clone, Debug)]
-pub struct Peer {
+pub struct PeerProgram {
     name: String,
     program: PathBuf,
     /// The directory of unpacked peers; none for a program from the search path.
@@ -21,28 +21,29 @@ pub struct Peer {
     version: Option<Version>,
 }
 
-impl Peer {
+impl PeerProgram {
     /// Finds a program by its name and checks that it is new enough: nbdkit 1.42, libnbd 1.22,
     /// QEMU 10.0, fio of any version with its nbd engine; others need only be there. Each program
     /// is run once in a process, later calls get the same answer.
     ///
     /// # Errors
     /// Why there is no such peer, and what to do about it.
-    pub fn find(name: &str) -> Result<Peer, Reason> {
-        static KNOWN: OnceLock<Mutex<HashMap<String, Result<Peer, Reason>>>> = OnceLock::new();
+    pub fn find(name: &str) -> Result<PeerProgram, SkipReason> {
+        static KNOWN: OnceLock<Mutex<HashMap<String, Result<PeerProgram, SkipReason>>>> =
+            OnceLock::new();
         // The lock is held while the program runs, so that many tests at once run it only once.
         let mut known = lock(KNOWN.get_or_init(Mutex::default));
-        known.entry(name.to_owned()).or_insert_with(|| Peer::look_for(name)).clone()
+        known.entry(name.to_owned()).or_insert_with(|| PeerProgram::look_for(name)).clone()
     }
 
-    /// Like [`Peer::find`]; where there is no such peer, says why and gives None, so that the test
+    /// Like [`PeerProgram::find`]; where there is no such peer, says why and gives None, so that the test
     /// can return. [`require_peer!`](crate::require_peer) does both.
     ///
     /// # Panics
     /// Where there is no such peer and peers are required (`CI=true`, `BLOCKHAUL_REQUIRE_PEERS=1`).
     #[track_caller]
-    pub fn require(name: &str) -> Option<Peer> {
-        match Peer::find(name) {
+    pub fn require(name: &str) -> Option<PeerProgram> {
+        match PeerProgram::find(name) {
             Ok(peer) => Some(peer),
             Err(reason) => {
                 skip_or_fail(&reason);
@@ -73,7 +74,7 @@ impl Peer {
         Command::new(&self.program)
     }
 
-    /// Like [`Peer::command`], and the kernel ends the program when the *thread* that spawned it
+    /// Like [`PeerProgram::command`], and the kernel ends the program when the *thread* that spawned it
     /// ends, even if the test process is killed. Not for programs that outlive their thread.
     pub fn tied_command(&self) -> Command {
         let tie = ["--pdeathsig", "KILL", "--"];
@@ -88,7 +89,7 @@ impl Peer {
         command
     }
 
-    fn look_for(name: &str) -> Result<Peer, Reason> {
+    fn look_for(name: &str) -> Result<PeerProgram, SkipReason> {
         let homes = homes();
         let unpacked = homes
             .into_iter()
@@ -96,13 +97,13 @@ impl Peer {
             .find(|(program, _)| program.is_file());
         let found = unpacked.or_else(|| Some((in_search_path(name)?, None)));
         let Some((program, home)) = found else {
-            return Err(Reason(format!("there is no {name}; `cargo xtask peers` unpacks it")));
+            return Err(SkipReason(format!("there is no {name}; `cargo xtask peers` unpacks it")));
         };
-        let mut peer = Peer { name: name.to_owned(), program, home, version: None };
+        let mut peer = PeerProgram { name: name.to_owned(), program, home, version: None };
         if let Some(least) = least_version(name) {
             let version = peer.ask_version()?;
             if version < least {
-                return Err(Reason(format!(
+                return Err(SkipReason(format!(
                     "{name} is {version}, older than {least}; `cargo xtask peers` unpacks a newer \
                      one"
                 )));
@@ -112,7 +113,7 @@ impl Peer {
         if name == "fio" {
             let engines = peer.ask("--enghelp")?;
             if !engines.split_whitespace().any(|engine| engine == "nbd") {
-                return Err(Reason(
+                return Err(SkipReason(
                     "fio has no nbd engine; `cargo xtask peers` unpacks one".into(),
                 ));
             }
@@ -120,20 +121,25 @@ impl Peer {
         Ok(peer)
     }
 
-    fn ask_version(&self) -> Result<Version, Reason> {
+    fn ask_version(&self) -> Result<Version, SkipReason> {
         let text = self.ask("--version")?;
         Version::parse(&text)
-            .ok_or_else(|| Reason(format!("{} states no version: {text:?}", self.name)))
+            .ok_or_else(|| SkipReason(format!("{} states no version: {text:?}", self.name)))
     }
 
-    fn ask(&self, option: &str) -> Result<String, Reason> {
+    fn ask(&self, option: &str) -> Result<String, SkipReason> {
         let output = output(self.command().arg(option), Duration::from_secs(30));
-        let output = output.map_err(Reason)?;
+        let output = output.map_err(SkipReason)?;
         if output.status.success() {
             return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
         }
         let words = String::from_utf8_lossy(&output.stderr);
-        Err(Reason(format!("`{} {option}` failed: {}: {}", self.name, output.status, words.trim())))
+        Err(SkipReason(format!(
+            "`{} {option}` failed: {}: {}",
+            self.name,
+            output.status,
+            words.trim()
+        )))
     }
 }
 
@@ -143,10 +149,10 @@ impl Peer {
 ///
 /// # Errors
 /// Where no peers are unpacked.
-pub fn among_peers(program: impl AsRef<OsStr>) -> Result<Command, Reason> {
+pub fn among_peers(program: impl AsRef<OsStr>) -> Result<Command, SkipReason> {
     let enter = homes().into_iter().map(|home| home.join("enter")).find(|enter| enter.is_file());
     let Some(enter) = enter else {
-        return Err(Reason("no peers are unpacked; run `cargo xtask peers`".into()));
+        return Err(SkipReason("no peers are unpacked; run `cargo xtask peers`".into()));
     };
     let mut command = Command::new(enter);
     command.arg(program);
@@ -161,14 +167,14 @@ macro_rules! require_peer {
         $crate::require_peer!($name, ())
     };
     ($name:expr, $otherwise:expr) => {
-        match $crate::tools::Peer::require($name) {
+        match $crate::tools::PeerProgram::require($name) {
             Some(peer) => peer,
             None => return $otherwise,
         }
     };
 }
 
-impl std::error::Error for Reason {}
+impl std::error::Error for SkipReason {}
 
 /// The first two numbers of a version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -250,7 +256,7 @@ mod tests {
 
     #[test]
     fn an_absent_peer_gives_its_reason() {
-        let reason = Peer::find("no-such-peer").unwrap_err();
+        let reason = PeerProgram::find("no-such-peer").unwrap_err();
         assert!(reason.to_string().contains("no-such-peer"), "{reason}");
         assert!(reason.to_string().contains("cargo xtask peers"), "{reason}");
     }

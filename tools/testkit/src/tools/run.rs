@@ -15,8 +15,8 @@ pub fn output(command: &mut Command, limit: Duration) -> Result<Output, String> 
     let name = command.get_program().to_string_lossy().into_owned();
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().map_err(|error| format!("cannot start {name}: {error}"))?;
-    let out = Said::collect(child.stdout.take());
-    let err = Said::collect(child.stderr.take());
+    let out = PipeOutput::collect(child.stdout.take());
+    let err = PipeOutput::collect(child.stderr.take());
     let Some(status) = wait_within(&mut child, limit) else {
         let _ = child.kill();
         let _ = child.wait();
@@ -64,14 +64,14 @@ pub fn wait_within(child: &mut Child, limit: Duration) -> Option<ExitStatus> {
 
 /// The output of a program on one of its pipes, collected by a thread.
 #[derive(Debug)]
-pub(super) struct Said {
+pub(super) struct PipeOutput {
     bytes: Arc<Mutex<Vec<u8>>>,
     /// Disconnected when the pipe has ended.
     ended: Mutex<mpsc::Receiver<()>>,
 }
 
-impl Said {
-    pub(super) fn collect(pipe: Option<impl Read + Send + 'static>) -> Said {
+impl PipeOutput {
+    pub(super) fn collect(pipe: Option<impl Read + Send + 'static>) -> PipeOutput {
         let bytes = Arc::new(Mutex::new(Vec::new()));
         let (running, ended) = mpsc::channel();
         if let Some(mut pipe) = pipe {
@@ -84,7 +84,7 @@ impl Said {
                 drop(running);
             });
         }
-        Said { bytes, ended: Mutex::new(ended) }
+        PipeOutput { bytes, ended: Mutex::new(ended) }
     }
 
     /// Whether the pipe has ended within the limit, of which a stalled machine uses only a part.

@@ -6,38 +6,38 @@ use std::path::{Path, PathBuf};
 /// A separate directory, removed on drop. Its path is short, as that of a Unix socket must fit in
 /// 107 bytes.
 #[derive(Debug)]
-pub struct Scratch {
+pub struct ScratchDir {
     dir: tempfile::TempDir,
 }
 
-impl Scratch {
+impl ScratchDir {
     /// In memory where the machine has `/dev/shm`, else on disk.
     ///
     /// # Errors
     /// Where the directory cannot be made.
-    pub fn new() -> io::Result<Scratch> {
+    pub fn new() -> io::Result<ScratchDir> {
         let memory = Path::new("/dev/shm");
         if memory.is_dir()
-            && let Ok(scratch) = Scratch::within(memory)
+            && let Ok(scratch) = ScratchDir::within(memory)
         {
             return Ok(scratch);
         }
-        Scratch::on_disk()
+        ScratchDir::on_disk()
     }
 
     /// In the directory for temporary files, whose file system is usually on a disk.
     ///
     /// # Errors
     /// If the directory cannot be made.
-    pub fn on_disk() -> io::Result<Scratch> {
+    pub fn on_disk() -> io::Result<ScratchDir> {
         let dir = std::env::temp_dir();
         let short = dir.as_os_str().len() <= 64;
-        Scratch::within(if short { &dir } else { Path::new("/tmp") })
+        ScratchDir::within(if short { &dir } else { Path::new("/tmp") })
     }
 
-    fn within(dir: &Path) -> io::Result<Scratch> {
+    fn within(dir: &Path) -> io::Result<ScratchDir> {
         let dir = tempfile::Builder::new().prefix("bh").rand_bytes(8).tempdir_in(dir)?;
-        Ok(Scratch { dir })
+        Ok(ScratchDir { dir })
     }
 
     /// The directory.
@@ -69,7 +69,7 @@ mod tests {
 
     #[test]
     fn scratch_directories_are_removed_and_their_sockets_fit() {
-        let scratch = Scratch::on_disk().unwrap();
+        let scratch = ScratchDir::on_disk().unwrap();
         let path = scratch.path().to_owned();
         fs::write(scratch.file("x"), "x").unwrap();
         assert!(scratch.socket("s").as_os_str().len() < 108);

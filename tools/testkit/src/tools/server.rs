@@ -6,18 +6,18 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use super::peer::Peer;
-use super::run::{Said, wait_within};
+use super::peer::PeerProgram;
+use super::run::{PipeOutput, wait_within};
 
 /// A foreign server on a Unix socket. It is killed on drop.
 #[derive(Debug)]
-pub struct Server {
+pub struct PeerServer {
     child: Child,
     socket: PathBuf,
-    said: Said,
+    said: PipeOutput,
 }
 
-impl Server {
+impl PeerServer {
     /// How long a server may take to listen; generous, because test machines are busy.
     const START: Duration = Duration::from_secs(120);
 
@@ -26,16 +26,16 @@ impl Server {
 
     /// Starts a server and waits until it listens on the socket. Nothing connects to it for that:
     /// some servers end after their first connection. Standard input and output are closed;
-    /// standard error is kept for [`Server::said`].
+    /// standard error is kept for [`PeerServer::said`].
     ///
     /// # Errors
     /// The server's output, if it cannot be started, ends, or does not listen in time.
-    pub fn start(mut command: Command, socket: &Path) -> Result<Server, String> {
+    pub fn start(mut command: Command, socket: &Path) -> Result<PeerServer, String> {
         let name = command.get_program().to_string_lossy().into_owned();
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
         let mut child = command.spawn().map_err(|error| format!("cannot start {name}: {error}"))?;
-        let said = Said::collect(child.stderr.take());
-        let mut server = Server { child, socket: socket.to_owned(), said };
+        let said = PipeOutput::collect(child.stderr.take());
+        let mut server = PeerServer { child, socket: socket.to_owned(), said };
         server.await_socket(&name, socket)?;
         Ok(server)
     }
@@ -66,12 +66,12 @@ impl Server {
     /// of `blockhaul serve` and the device.
     ///
     /// # Errors
-    /// As [`Server::start`].
-    pub fn blockhaul(blockhaul: &Path, socket: &Path, args: &[&str]) -> Result<Server, String> {
+    /// As [`PeerServer::start`].
+    pub fn blockhaul(blockhaul: &Path, socket: &Path, args: &[&str]) -> Result<PeerServer, String> {
         let mut command = Command::new(blockhaul);
         command.args(["serve", "--foreground", "--exit-with-parent", "--unix"]);
         command.arg(socket).args(args);
-        let mut server = Server::start(command, socket)?;
+        let mut server = PeerServer::start(command, socket)?;
         // It begins to listen on its sockets one after the other.
         for words in args.windows(2).filter(|words| matches!(words[0], "-U" | "--unix")) {
             server.await_socket("blockhaul", Path::new(words[1]))?;
@@ -83,22 +83,30 @@ impl Server {
     /// parameters.
     ///
     /// # Errors
-    /// As [`Server::start`].
-    pub fn nbdkit(nbdkit: &Peer, socket: &Path, args: &[&str]) -> Result<Server, String> {
+    /// As [`PeerServer::start`].
+    pub fn nbdkit(
+        nbdkit: &PeerProgram,
+        socket: &Path,
+        args: &[&str],
+    ) -> Result<PeerServer, String> {
         let mut command = nbdkit.tied_command();
         command.args(["--foreground", "--unix"]).arg(socket).args(args);
-        Server::start(command, socket)
+        PeerServer::start(command, socket)
     }
 
     /// Starts qemu-nbd for any number of clients one after another, tied to this thread. `args`
     /// are its options (`-f raw`, `-e 8` for as many clients at once, …) and the image.
     ///
     /// # Errors
-    /// As [`Server::start`].
-    pub fn qemu_nbd(qemu_nbd: &Peer, socket: &Path, args: &[&str]) -> Result<Server, String> {
+    /// As [`PeerServer::start`].
+    pub fn qemu_nbd(
+        qemu_nbd: &PeerProgram,
+        socket: &Path,
+        args: &[&str],
+    ) -> Result<PeerServer, String> {
         let mut command = qemu_nbd.tied_command();
         command.args(["--persistent", "--socket"]).arg(socket).args(args);
-        Server::start(command, socket)
+        PeerServer::start(command, socket)
     }
 
     /// The socket that it listens on.
@@ -134,7 +142,7 @@ impl Server {
     /// The same for any of several texts.
     ///
     /// # Errors
-    /// Like [`Server::says`].
+    /// Like [`PeerServer::says`].
     pub fn says_any(&self, words: &[&str]) -> Result<String, String> {
         let begun = Instant::now();
         loop {
@@ -163,7 +171,7 @@ impl Server {
     }
 }
 
-impl Drop for Server {
+impl Drop for PeerServer {
     fn drop(&mut self) {
         // Both fail only for a child that has already been reaped.
         let _ = self.child.kill();
@@ -211,7 +219,7 @@ fn percent_encode(bytes: &[u8]) -> String {
 mod tests {
     use super::*;
     use crate::tools::run::shell;
-    use crate::tools::{Scratch, among_peers, output, skip_or_fail, until};
+    use crate::tools::{ScratchDir, among_peers, output, skip_or_fail, until};
 
     const LIMIT: Duration = Duration::from_secs(60);
 
@@ -230,7 +238,7 @@ mod tests {
 
     #[test]
     fn a_socket_listens_from_listen_to_close() {
-        let scratch = Scratch::new().unwrap();
+        let scratch = ScratchDir::new().unwrap();
         let path = scratch.socket("a b");
         assert!(!is_listening(&path));
         let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
@@ -242,8 +250,8 @@ mod tests {
 
     #[test]
     fn a_server_that_ends_tells_what_it_said() {
-        let scratch = Scratch::new().unwrap();
-        let why = Server::start(shell("echo no luck >&2; exit 4"), &scratch.socket("s"));
+        let scratch = ScratchDir::new().unwrap();
+        let why = PeerServer::start(shell("echo no luck >&2; exit 4"), &scratch.socket("s"));
         let why = why.unwrap_err();
         assert!(why.contains("no luck") && why.contains('4'), "{why}");
     }
@@ -257,9 +265,9 @@ mod tests {
     fn nbdkit_serves_until_stopped_and_dies_when_dropped() {
         let nbdkit = crate::require_peer!("nbdkit");
         let nbdinfo = crate::require_peer!("nbdinfo");
-        let scratch = Scratch::new().unwrap();
+        let scratch = ScratchDir::new().unwrap();
         let socket = scratch.socket("s");
-        let server = Server::nbdkit(&nbdkit, &socket, &["pattern", "3M"]).unwrap();
+        let server = PeerServer::nbdkit(&nbdkit, &socket, &["pattern", "3M"]).unwrap();
         let size = output(nbdinfo.command().args(["--size", &server.uri("any")]), LIMIT).unwrap();
         assert_eq!(size.stdout, b"3145728\n", "{}", String::from_utf8_lossy(&size.stderr));
         // nbdkit takes SIGTERM for an ordinary end.
@@ -267,7 +275,7 @@ mod tests {
         assert!(!is_listening(&socket));
 
         let socket = scratch.socket("t");
-        let server = Server::nbdkit(&nbdkit, &socket, &["-v", "memory", "1M"]).unwrap();
+        let server = PeerServer::nbdkit(&nbdkit, &socket, &["-v", "memory", "1M"]).unwrap();
         let pid = server.pid();
         server.says("debug").unwrap();
         drop(server);
@@ -278,11 +286,11 @@ mod tests {
     #[test]
     fn qemu_nbd_serves_and_peers_find_each_other() {
         let qemu_nbd = crate::require_peer!("qemu-nbd");
-        let scratch = Scratch::new().unwrap();
+        let scratch = ScratchDir::new().unwrap();
         let image = scratch.file("image");
         fs::File::create(&image).unwrap().set_len(1 << 20).unwrap();
         let args = ["-f", "raw", "-e", "4", image.to_str().unwrap()];
-        let server = Server::qemu_nbd(&qemu_nbd, &scratch.socket("s"), &args).unwrap();
+        let server = PeerServer::qemu_nbd(&qemu_nbd, &scratch.socket("s"), &args).unwrap();
         let mut command = match among_peers("sh") {
             Ok(command) => command,
             Err(reason) => return skip_or_fail(&reason),
@@ -302,9 +310,9 @@ mod tests {
     #[test]
     fn a_tied_server_ends_with_the_thread_that_started_it() {
         let nbdkit = crate::require_peer!("nbdkit");
-        let scratch = Scratch::new().unwrap();
+        let scratch = ScratchDir::new().unwrap();
         let socket = scratch.socket("s");
-        let start = || Server::nbdkit(&nbdkit, &socket, &["memory", "1M"]).unwrap();
+        let start = || PeerServer::nbdkit(&nbdkit, &socket, &["memory", "1M"]).unwrap();
         let mut server = std::thread::scope(|scope| scope.spawn(start).join().unwrap());
         assert!(wait_within(&mut server.child, LIMIT).is_some(), "it is running still");
     }

@@ -9,16 +9,16 @@ pub const LIST: &str = "BLOCKHAUL_SKIPPED";
 
 /// Why a test cannot run here.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Reason(pub(super) String);
+pub struct SkipReason(pub(super) String);
 
-impl Reason {
+impl SkipReason {
     /// What is missing.
-    pub fn new(text: impl Into<String>) -> Reason {
-        Reason(text.into())
+    pub fn new(text: impl Into<String>) -> SkipReason {
+        SkipReason(text.into())
     }
 }
 
-impl Display for Reason {
+impl Display for SkipReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
@@ -39,7 +39,7 @@ pub fn skip(reason: impl Display) {
 /// # Panics
 /// As [`skip`], and if peers are required: `CI=true` or `BLOCKHAUL_REQUIRE_PEERS=1`.
 #[track_caller]
-pub fn skip_or_fail(reason: &Reason) {
+pub fn skip_or_fail(reason: &SkipReason) {
     assert!(!set("CI") && !set("BLOCKHAUL_REQUIRE_PEERS"), "{reason}");
     skip(reason);
 }

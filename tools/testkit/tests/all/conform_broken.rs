@@ -6,14 +6,14 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use blockhaul_block::{
-    Access, Can, Device, Error, Extents, Facts, FileRange, Flags, Kind, Op, OpKind, Outcome,
-    Pending, Reply, Request,
+    Can, Device, Error, Extents, Facts, FileRange, Kind, LeaseAccess, Op, OpKind, Outcome,
+    PendingRequest, Reply, Request, RequestFlags,
 };
-use blockhaul_catalog::{Another, Opened, Opening};
-use blockhaul_io::{Completer, Data, Engine};
-use blockhaul_testkit::conform::{self, Content, Options, Report, Subject};
+use blockhaul_catalog::{HandleOpener, OpenFuture, OpenedDevice};
+use blockhaul_io::{Completer, Data, IoEngine};
+use blockhaul_testkit::conform::{self, ConformOptions, ConformReport, InitialContent, Subject};
 use blockhaul_testkit::fault::FaultDevice;
-use blockhaul_testkit::model::{Completion, Model, ModelDevice};
+use blockhaul_testkit::model::{CompletionOrder, Model, ModelDevice};
 
 /// How a device violates the contract.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -73,7 +73,7 @@ fn broken(how: Broken) -> Arc<dyn Device> {
         Broken::WrongLease => facts.can = Can::WRITE,
         _ => {}
     }
-    let inner = ModelDevice::new(Model::with_facts(facts.clone()), Completion::Immediate);
+    let inner = ModelDevice::new(Model::with_facts(facts.clone()), CompletionOrder::Immediate);
     let lease = (how == Broken::WrongLease).then(|| {
         let file = tempfile::tempfile().unwrap();
         file.set_len(200_000).unwrap();
@@ -97,7 +97,7 @@ impl Device for Device1 {
         self.facts.clone()
     }
 
-    fn submit(&self, mut request: Request) -> Pending {
+    fn submit(&self, mut request: Request) -> PendingRequest {
         let count = self.count.fetch_add(1, Ordering::Relaxed);
         let kind = request.kind();
         let at = request.at;
@@ -107,7 +107,7 @@ impl Device for Device1 {
         let later = Duration::from_millis(2);
         match self.how {
             Broken::ShortRead if kind == OpKind::Read && len > 4096 => {
-                return Pending::start(async move {
+                return PendingRequest::start(async move {
                     match inner.submit(request).await? {
                         Reply::Data(data) => Ok(Reply::Data(data.slice(0, data.len() - 1))),
                         other => Ok(other),
@@ -115,26 +115,26 @@ impl Device for Device1 {
                 });
             }
             Broken::HoleForData if kind == OpKind::Read && len > 4096 => {
-                return Pending::ready(Ok(Reply::Hole));
+                return PendingRequest::ready(Ok(Reply::Hole));
             }
             Broken::LostWrite if kind == OpKind::Write && count % 7 == 3 => {
-                return Pending::ready(Ok(Reply::Done));
+                return PendingRequest::ready(Ok(Reply::Done));
             }
             Broken::LateWrite if kind == OpKind::Write => {
                 drop(blockhaul_io::start(async move {
                     blockhaul_io::sleep(later).await;
                     inner.submit(request).await
                 }));
-                return Pending::ready(Ok(Reply::Done));
+                return PendingRequest::ready(Ok(Reply::Done));
             }
-            Broken::LostCompletion if count % 11 == 5 => return Pending::completer().1,
+            Broken::LostCompletion if count % 11 == 5 => return PendingRequest::completer().1,
             Broken::NeverCompletes if count % 11 == 5 => {
-                let (completer, pending) = Pending::completer();
+                let (completer, pending) = PendingRequest::completer();
                 std::mem::forget(completer);
                 return pending;
             }
             Broken::HeldUntilTheNext => {
-                let (completer, pending) = Pending::completer();
+                let (completer, pending) = PendingRequest::completer();
                 let before =
                     std::mem::replace(&mut *self.held.lock().unwrap(), vec![(request, completer)]);
                 for (request, completer) in before {
@@ -143,7 +143,7 @@ impl Device for Device1 {
                 return pending;
             }
             Broken::AbandonedWithItsPending => {
-                let (completer, pending) = Pending::completer();
+                let (completer, pending) = PendingRequest::completer();
                 drop(blockhaul_io::start(async move {
                     blockhaul_io::yield_now().await;
                     blockhaul_io::yield_now().await;
@@ -158,7 +158,7 @@ impl Device for Device1 {
             Broken::OneAtATime => {
                 let (done, turn) = blockhaul_io::ticket();
                 let before = self.last.lock().unwrap().replace(turn);
-                return Pending::start(async move {
+                return PendingRequest::start(async move {
                     if let Some(before) = before {
                         let _ = before.await;
                     }
@@ -175,16 +175,16 @@ impl Device for Device1 {
                 let mut copy = inner.model().bytes()[block..end].to_vec();
                 let Op::Write(data) = request.op else { unreachable!() };
                 copy[at as usize - block..][..data.len()].copy_from_slice(data.bytes());
-                return Pending::start(async move {
+                return PendingRequest::start(async move {
                     blockhaul_io::yield_now().await;
                     inner.submit(Request::write(block as u64, Data::copy_of(&copy))).await
                 });
             }
             Broken::WrongKindOfReply if kind == OpKind::Flush => {
-                return Pending::ready(Ok(Reply::Hole));
+                return PendingRequest::ready(Ok(Reply::Hole));
             }
             Broken::DifferentEachTime if kind == OpKind::Read => {
-                return Pending::ready(Ok(Reply::Data(Data::copy_of(&vec![
+                return PendingRequest::ready(Ok(Reply::Data(Data::copy_of(&vec![
                     count as u8;
                     len as usize
                 ]))));
@@ -197,17 +197,17 @@ impl Device for Device1 {
             }
             Broken::ZeroForgetsTheLastByte if kind == OpKind::Zero && len > 1 => request.len -= 1,
             Broken::ZeroTakesTheWholeBlock if kind == OpKind::Zero => whole_block(&mut request),
-            Broken::FastZeroFailsOtherwise if flags.contains(Flags::FAST) => {
+            Broken::FastZeroFailsOtherwise if flags.contains(RequestFlags::FAST) => {
                 return Error::new(Kind::Io, "cannot zero fast").into();
             }
             Broken::TrimTakesTheWholeBlock if kind == OpKind::Trim => whole_block(&mut request),
-            Broken::NoHoleIsIgnored => request.flags -= Flags::NO_HOLE,
+            Broken::NoHoleIsIgnored => request.flags -= RequestFlags::NO_HOLE,
             Broken::ExtentsOverrun if kind == OpKind::Extents => {
                 return extents(Extents::one(len + 1, 0));
             }
             Broken::ExtentsEmpty if kind == OpKind::Extents => return extents(Extents::new()),
             Broken::ExtentsForNoContext if kind == OpKind::Extents => {
-                return Pending::ready(Ok(Reply::Extents(Vec::new())));
+                return PendingRequest::ready(Ok(Reply::Extents(Vec::new())));
             }
             Broken::ExtentsUnaligned if kind == OpKind::Extents => {
                 let mut list = Extents::one(100, 0);
@@ -238,13 +238,13 @@ impl Device for Device1 {
         self.inner.submit(request)
     }
 
-    fn file_at(&self, at: u64, len: u64, _access: Access) -> Option<FileRange> {
+    fn file_at(&self, at: u64, len: u64, _access: LeaseAccess) -> Option<FileRange> {
         Some(FileRange { file: self.lease.clone()?, at, len, past_cache: false })
     }
 }
 
-fn extents(list: Extents) -> Pending {
-    Pending::ready(Ok(Reply::Extents(vec![list])))
+fn extents(list: Extents) -> PendingRequest {
+    PendingRequest::ready(Ok(Reply::Extents(vec![list])))
 }
 
 fn whole_block(request: &mut Request) {
@@ -253,20 +253,20 @@ fn whole_block(request: &mut Request) {
     request.len = end - request.at;
 }
 
-fn quick() -> Options {
-    Options {
-        engines: vec![Engine::Threads],
+fn quick() -> ConformOptions {
+    ConformOptions {
+        engines: vec![IoEngine::Threads],
         request_timeout: Duration::from_millis(250),
         check_timeout: Duration::from_secs(10),
         submit_max: Duration::from_millis(15),
         rounds: 6,
         // Random findings must be reproducible.
         seed: Some(1),
-        ..Options::default()
+        ..ConformOptions::default()
     }
 }
 
-fn run(how: Broken, options: Options) -> Report {
+fn run(how: Broken, options: ConformOptions) -> ConformReport {
     // Emulation of small blocks would correct the extents.
     let options = if how == Broken::ExtentsUnaligned { options.raw() } else { options };
     conform::run(&format!("{how:?}"), options, move || async move { Ok(broken(how)) })
@@ -312,7 +312,7 @@ fn each_broken_device_is_found_out_by_the_check_of_its_sentence() {
         (Broken::NoPowerOfTwo, &["the_facts_are_consistent"]),
     ];
     for (how, checks) in cases {
-        let mut options = Options { only: checks.to_vec(), ..quick() };
+        let mut options = ConformOptions { only: checks.to_vec(), ..quick() };
         if *how == Broken::OneAtATime {
             options.latency = Some(Duration::from_millis(2));
         }
@@ -341,7 +341,7 @@ fn random_requests_find_most_of_them_too() {
         Broken::DataCalledZero,
     ] {
         let check = "random_requests_match_the_model";
-        let report = run(how, Options { only: vec![check], ..quick() });
+        let report = run(how, ConformOptions { only: vec![check], ..quick() });
         assert!(report.failed(check), "{how:?} passed: {report:?}");
     }
 }
@@ -350,8 +350,9 @@ fn random_requests_find_most_of_them_too() {
 fn a_failing_sequence_is_shrunk_and_its_seed_is_told() {
     let check = "random_requests_match_the_model";
     // A timeout on a busy machine is a failure, too.
-    let Options { request_timeout, check_timeout, .. } = Options::default();
-    let options = || Options { only: vec![check], request_timeout, check_timeout, ..quick() };
+    let ConformOptions { request_timeout, check_timeout, .. } = ConformOptions::default();
+    let options =
+        || ConformOptions { only: vec![check], request_timeout, check_timeout, ..quick() };
     let report = run(Broken::ZeroForgetsTheLastByte, options());
     let (_, _, text) = report.failures().next().unwrap();
     assert!(text.contains("steps are enough"), "{text}");
@@ -366,7 +367,7 @@ fn a_failing_sequence_is_shrunk_and_its_seed_is_told() {
 #[test]
 fn a_device_that_does_not_open_or_blocks_for_ever_is_a_failure_not_a_hang() {
     let only = vec!["the_facts_are_consistent"];
-    let closed = conform::run("closed", Options { only, ..quick() }, || async {
+    let closed = conform::run("closed", ConformOptions { only, ..quick() }, || async {
         Err::<Arc<dyn Device>, _>(Error::new(Kind::NotFound, "no such device"))
     });
     assert!(closed.failed("the_facts_are_consistent"));
@@ -376,19 +377,19 @@ fn a_device_that_does_not_open_or_blocks_for_ever_is_a_failure_not_a_hang() {
         fn facts(&self) -> Arc<Facts> {
             self.0.facts()
         }
-        fn submit(&self, _request: Request) -> Pending {
+        fn submit(&self, _request: Request) -> PendingRequest {
             loop {
                 std::thread::sleep(Duration::from_secs(1));
             }
         }
     }
-    let options = Options {
+    let options = ConformOptions {
         only: vec!["each_request_completes"],
         check_timeout: Duration::from_millis(400),
         ..quick()
     };
     let stuck = conform::run("stuck", options, || async {
-        let inner = ModelDevice::new(Model::new(8192), Completion::Immediate);
+        let inner = ModelDevice::new(Model::new(8192), CompletionOrder::Immediate);
         Ok(Arc::new(Stuck(inner)) as Arc<dyn Device>)
     });
     assert!(stuck.failed("each_request_completes"));
@@ -397,12 +398,12 @@ fn a_device_that_does_not_open_or_blocks_for_ever_is_a_failure_not_a_hang() {
 #[test]
 fn content_that_is_not_as_told_is_found() {
     let check = "the_content_is_as_told";
-    let options = Options { only: vec![check], ..quick() };
-    for content in [Content::Zeroes, Content::oracle(|at| (at % 250) as u8)] {
+    let options = ConformOptions { only: vec![check], ..quick() };
+    for content in [InitialContent::Zeroes, InitialContent::oracle(|at| (at % 250) as u8)] {
         let report = conform::run("content", options.clone().content(content), || async {
             let bytes = (0..100_000).map(|at| (at % 251) as u8).collect();
             let model = Model::new(100_000).with_content(bytes);
-            Ok(ModelDevice::new(model, Completion::Immediate) as Arc<dyn Device>)
+            Ok(ModelDevice::new(model, CompletionOrder::Immediate) as Arc<dyn Device>)
         });
         assert!(report.failed(check));
     }
@@ -410,10 +411,10 @@ fn content_that_is_not_as_told_is_found() {
 
 struct Elsewhere;
 
-impl Another for Elsewhere {
-    fn another(&self) -> Opening<Arc<dyn Device>> {
+impl HandleOpener for Elsewhere {
+    fn another(&self) -> OpenFuture<Arc<dyn Device>> {
         Box::pin(async {
-            let other = ModelDevice::new(Model::new(100_000), Completion::Immediate);
+            let other = ModelDevice::new(Model::new(100_000), CompletionOrder::Immediate);
             Ok(other as Arc<dyn Device>)
         })
     }
@@ -422,10 +423,11 @@ impl Another for Elsewhere {
 #[test]
 fn handles_on_different_storage_are_found() {
     let check = "a_flush_covers_all_handles";
-    let report = conform::run("handles", Options { only: vec![check], ..quick() }, || async {
-        let device = ModelDevice::new(Model::new(100_000), Completion::Immediate);
-        Ok(Opened { device, more: Some(Arc::new(Elsewhere)) })
-    });
+    let report =
+        conform::run("handles", ConformOptions { only: vec![check], ..quick() }, || async {
+            let device = ModelDevice::new(Model::new(100_000), CompletionOrder::Immediate);
+            Ok(OpenedDevice { device, more: Some(Arc::new(Elsewhere)) })
+        });
     assert!(report.failed(check), "{report:?}");
 }
 
@@ -452,7 +454,7 @@ impl Device for Layer1 {
         self.below.facts()
     }
 
-    fn submit(&self, request: Request) -> Pending {
+    fn submit(&self, request: Request) -> PendingRequest {
         if request.kind() != OpKind::Flush {
             return self.below.submit(request);
         }
@@ -462,11 +464,11 @@ impl Device for Layer1 {
             _ => false,
         };
         if forgets {
-            return Pending::ready(Ok(Reply::Done));
+            return PendingRequest::ready(Ok(Reply::Done));
         }
         let how = self.how;
         let below = self.below.clone();
-        Pending::start(async move {
+        PendingRequest::start(async move {
             let outcome = below.submit(Request::flush()).await;
             match how {
                 Flushing::Repeats if outcome.is_err() => below.submit(Request::flush()).await,
@@ -486,8 +488,8 @@ impl Device for Layer1 {
 
 struct Second(Arc<FaultDevice>, Flushing);
 
-impl Another for Second {
-    fn another(&self) -> Opening<Arc<dyn Device>> {
+impl HandleOpener for Second {
+    fn another(&self) -> OpenFuture<Arc<dyn Device>> {
         let device: Arc<dyn Device> = layer(self.1, self.0.clone(), true);
         Box::pin(std::future::ready(Ok(device)))
     }
@@ -510,12 +512,12 @@ fn layers_that_do_not_pass_failed_flushes_on_are_found() {
         (Flushing::ForgetsOnOtherHandles, &[stays]),
     ];
     for (how, wrong) in cases {
-        let options = Options { only: vec![reported, stays], ..quick() };
+        let options = ConformOptions { only: vec![reported, stays], ..quick() };
         let report = conform::run(&format!("{how:?}"), options, move || async move {
-            let model = ModelDevice::new(Model::new(100_000), Completion::Immediate);
+            let model = ModelDevice::new(Model::new(100_000), CompletionOrder::Immediate);
             let below = FaultDevice::over(model, 1);
             let device: Arc<dyn Device> = layer(how, below.clone(), false);
-            let opened = Opened { device, more: Some(Arc::new(Second(below.clone(), how))) };
+            let opened = OpenedDevice { device, more: Some(Arc::new(Second(below.clone(), how))) };
             Ok(Subject::from(opened).below(below))
         });
         for check in [reported, stays] {
@@ -546,12 +548,12 @@ impl Device for Layer2 {
         Arc::new(Facts::same(&self.below.facts()))
     }
 
-    fn submit(&self, request: Request) -> Pending {
+    fn submit(&self, request: Request) -> PendingRequest {
         let Request { op, at, len, flags } = request;
         match (self.how, op) {
             (Hinting::ZeroesAreOnes, Op::Read(room)) => {
                 let reading = self.below.submit(Request::read(at, room));
-                Pending::start(async move {
+                PendingRequest::start(async move {
                     reading.await?;
                     Ok(Reply::Data(Data::copy_of(&vec![0xff; len as usize])))
                 })
@@ -561,7 +563,7 @@ impl Device for Layer2 {
                 let reading = self
                     .below
                     .submit(Request::read(at, blockhaul_io::Reservation::unpooled(buf.len())));
-                Pending::start(async move {
+                PendingRequest::start(async move {
                     if let Reply::Data(data) = reading.await? {
                         buf.copy_from_slice(data.bytes());
                     }
@@ -573,10 +575,10 @@ impl Device for Layer2 {
                 self.below.submit(Request::write(at, data).with(flags))
             }
             (Hinting::LosesParkedPayloads, Op::Write(data)) if data.is_parked() => {
-                Pending::ready(Ok(Reply::Done))
+                PendingRequest::ready(Ok(Reply::Done))
             }
             (Hinting::AnswersTheFirstContextOnly, Op::Extents(_)) => {
-                let first = blockhaul_block::Contexts::first();
+                let first = blockhaul_block::ContextSet::first();
                 self.below.submit(Request::extents(at, len, first).with(flags))
             }
             (_, op) => self.below.submit(Request { op, at, len, flags }),
@@ -599,10 +601,10 @@ fn layers_that_break_what_they_promise_are_found() {
         (Hinting::LosesParkedPayloads, Some(PARKED)),
         (Hinting::AnswersTheFirstContextOnly, Some(CONTEXTS)),
     ] {
-        let options = Options { only: checks.clone(), ..quick() };
+        let options = ConformOptions { only: checks.clone(), ..quick() };
         let report = conform::run(&format!("{how:?}"), options, move || async move {
             let model = Model::with_facts(Model::hinting_facts(1 << 20));
-            let below = ModelDevice::new(model, Completion::Immediate);
+            let below = ModelDevice::new(model, CompletionOrder::Immediate);
             let layer = Arc::new(Layer2 { how, below: below.clone() });
             Ok(Subject::new(layer).over(below))
         });

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use blockhaul_block::{
-    Device, Extents, Facts, Flags, HOLE, Op, Outcome, Pending, Reply, Request, ZERO,
+    Device, Extents, Facts, HOLE, Op, Outcome, PendingRequest, Reply, Request, RequestFlags, ZERO,
 };
 use blockhaul_io::Data;
-use blockhaul_testkit::conform::{self, Content, Options};
+use blockhaul_testkit::conform::{self, ConformOptions, InitialContent};
 use blockhaul_testkit::model::Model;
 
 const PAGE: u64 = 4096;
@@ -63,7 +63,7 @@ impl Sparse {
                 });
             }
             Op::Zero if self.keeps => {
-                if flags.contains(Flags::NO_HOLE) {
+                if flags.contains(RequestFlags::NO_HOLE) {
                     Sparse::each(at, len, |page, _| {
                         pages.entry(page).or_insert_with(|| vec![0; PAGE as usize]);
                     });
@@ -91,7 +91,7 @@ impl Sparse {
                     list.push(end - here, state);
                     here = end;
                 }
-                if flags.contains(Flags::ONE_EXTENT) {
+                if flags.contains(RequestFlags::ONE_EXTENT) {
                     list.first_only();
                 }
                 return Ok(Reply::Extents(contexts.iter().map(|_| list.clone()).collect()));
@@ -107,7 +107,7 @@ impl Device for Sparse {
         self.facts.clone()
     }
 
-    fn submit(&self, request: Request) -> Pending {
+    fn submit(&self, request: Request) -> PendingRequest {
         self.apply(request).into()
     }
 }
@@ -115,7 +115,7 @@ impl Device for Sparse {
 #[test]
 fn a_device_of_the_largest_size_is_looked_at_here_and_there() {
     for size in [(64 << 20) + 5, 1 << 40, i64::MAX as u64] {
-        conform::check(&format!("{size} bytes"), Options::default(), move || async move {
+        conform::check(&format!("{size} bytes"), ConformOptions::default(), move || async move {
             Ok(sparse(size, true))
         });
     }
@@ -123,12 +123,16 @@ fn a_device_of_the_largest_size_is_looked_at_here_and_there() {
 
 #[test]
 fn a_device_that_throws_writes_away() {
-    let options = Options { keeps_writes: false, content: Content::Zeroes, ..Options::default() };
+    let options = ConformOptions {
+        keeps_writes: false,
+        content: InitialContent::Zeroes,
+        ..ConformOptions::default()
+    };
     for size in [100_000, i64::MAX as u64] {
         conform::check("null", options.clone(), move || async move { Ok(sparse(size, false)) });
     }
     let checks = ["a_completed_write_is_seen_by_later_reads", "random_requests_match_the_model"];
-    let options = Options { only: checks.to_vec(), ..Options::default() };
+    let options = ConformOptions { only: checks.to_vec(), ..ConformOptions::default() };
     let report = conform::run("null", options, || async { Ok(sparse(100_000, false)) });
     assert!(checks.iter().all(|check| report.failed(check)), "{report:?}");
 }

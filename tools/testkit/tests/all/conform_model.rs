@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use blockhaul_block::{Can, Device, Facts};
-use blockhaul_testkit::conform::{self, Content, Options};
-use blockhaul_testkit::model::{Completion, Model, ModelDevice, Trim};
+use blockhaul_testkit::conform::{self, ConformOptions, InitialContent};
+use blockhaul_testkit::model::{CompletionOrder, Model, ModelDevice, TrimEffect};
 
-fn check(name: &str, options: Options, completion: Completion, model: fn() -> Model) {
+fn check(name: &str, options: ConformOptions, completion: CompletionOrder, model: fn() -> Model) {
     conform::check(name, options, move || async move {
         Ok(ModelDevice::new(model(), completion) as Arc<dyn Device>)
     });
@@ -20,8 +20,10 @@ fn facts(change: impl FnOnce(&mut Facts)) -> Facts {
 
 #[test]
 fn the_model_keeps_the_contract_however_it_completes() {
-    let options = Options::default().content(Content::Zeroes);
-    for completion in [Completion::Immediate, Completion::Deferred, Completion::Shuffled(1)] {
+    let options = ConformOptions::default().content(InitialContent::Zeroes);
+    for completion in
+        [CompletionOrder::Immediate, CompletionOrder::Deferred, CompletionOrder::Shuffled(1)]
+    {
         let name = format!("{completion:?}");
         check(&name, options.clone(), completion, || Model::new(1 << 20));
     }
@@ -29,35 +31,39 @@ fn the_model_keeps_the_contract_however_it_completes() {
 
 #[test]
 fn odd_sizes_and_ways_to_answer() {
-    let options = Options::default();
-    let shuffled = Completion::Shuffled(2);
+    let options = ConformOptions::default();
+    let shuffled = CompletionOrder::Shuffled(2);
     check("odd size", options.clone(), shuffled, || {
-        Model::new(100_003).with_trim(Trim::Garbage).with_holes().with_runs_max(2)
+        Model::new(100_003).with_trim(TrimEffect::Garbage).with_holes().with_runs_max(2)
     });
     check("tiny", options.clone(), shuffled, || Model::new(1));
     check("empty", options.clone(), shuffled, || Model::new(0));
     check("slow zero", options.clone(), shuffled, || Model::new(70_000).with_slow_zero());
-    check("trim does nothing", options, shuffled, || Model::new(70_000).with_trim(Trim::Nothing));
+    check("trim does nothing", options, shuffled, || {
+        Model::new(70_000).with_trim(TrimEffect::Nothing)
+    });
 }
 
 #[test]
 fn larger_devices_are_looked_at_in_windows() {
-    check("6 MiB", Options::default(), Completion::Immediate, || Model::new((6 << 20) + 77));
+    check("6 MiB", ConformOptions::default(), CompletionOrder::Immediate, || {
+        Model::new((6 << 20) + 77)
+    });
 }
 
 #[test]
 fn block_sizes_are_respected_and_small_blocks_are_emulated() {
-    for options in [Options::default(), Options::default().raw()] {
-        check("minimum 512", options.clone(), Completion::Shuffled(3), || {
+    for options in [ConformOptions::default(), ConformOptions::default().raw()] {
+        check("minimum 512", options.clone(), CompletionOrder::Shuffled(3), || {
             Model::with_facts(facts(|facts| facts.block.minimum = 512))
         });
-        check("minimum 4096, maximum 64 KiB", options.clone(), Completion::Deferred, || {
+        check("minimum 4096, maximum 64 KiB", options.clone(), CompletionOrder::Deferred, || {
             Model::with_facts(facts(|facts| {
                 facts.block.minimum = 4096;
                 facts.block.maximum = 64 << 10;
             }))
         });
-        check("minimum 512, odd size", options.clone(), Completion::Shuffled(5), || {
+        check("minimum 512, odd size", options.clone(), CompletionOrder::Shuffled(5), || {
             Model::with_facts(facts(|facts| {
                 facts.size = 100_003;
                 facts.block.minimum = 512;
@@ -81,7 +87,7 @@ fn whatever_is_lacking_is_supplied_or_left_out() {
         Can::all() - Can::WRITE,
         Can::CHANGES,
     ];
-    let options = [Options::default(), Options::default().raw()];
+    let options = [ConformOptions::default(), ConformOptions::default().raw()];
     for (lacking, options) in lacking.iter().flat_map(|can| options.iter().map(move |o| (*can, o)))
     {
         let name = format!("without {lacking:?}, emulate {}", options.emulate);
@@ -92,7 +98,7 @@ fn whatever_is_lacking_is_supplied_or_left_out() {
                     facts.contexts.clear();
                 }
             });
-            let device = ModelDevice::new(Model::with_facts(facts), Completion::Shuffled(4));
+            let device = ModelDevice::new(Model::with_facts(facts), CompletionOrder::Shuffled(4));
             Ok(device as Arc<dyn Device>)
         });
     }
@@ -100,15 +106,15 @@ fn whatever_is_lacking_is_supplied_or_left_out() {
 
 #[test]
 fn several_contexts() {
-    check("two contexts", Options::default(), Completion::Deferred, || {
+    check("two contexts", ConformOptions::default(), CompletionOrder::Deferred, || {
         Model::with_facts(facts(|facts| facts.contexts.push("test:piece".to_string())))
     });
 }
 
 #[test]
 fn content_may_be_told_by_a_function() {
-    let oracle = Content::oracle(|at| (at % 251) as u8);
-    check("oracle", Options::default().content(oracle), Completion::Deferred, || {
+    let oracle = InitialContent::oracle(|at| (at % 251) as u8);
+    check("oracle", ConformOptions::default().content(oracle), CompletionOrder::Deferred, || {
         let mut facts = Model::all_facts(200_000);
         facts.can -= Can::CHANGES;
         Model::with_facts(facts).with_content((0..200_000).map(|at| (at % 251) as u8).collect())

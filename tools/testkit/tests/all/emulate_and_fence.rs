@@ -4,16 +4,16 @@
 use std::sync::Arc;
 
 use blockhaul_block::{
-    BASE_ALLOCATION, Can, Contexts, Device, DeviceExt, Extents, Facts, Flags, Kind, OpKind,
-    Pending, Reply, Request, fence,
+    BASE_ALLOCATION, Can, ContextSet, Device, DeviceExt, Extents, Facts, Kind, OpKind,
+    PendingRequest, Reply, Request, RequestFlags, fence,
 };
-use blockhaul_io::{Config, Data, Engine, Reservation, Runtime};
-use blockhaul_testkit::conform::{self, Options};
-use blockhaul_testkit::fault::{FaultDevice, Rule, Then};
-use blockhaul_testkit::model::{Completion, Model, ModelDevice, Seen};
+use blockhaul_io::{Data, IoEngine, Reservation, Runtime, RuntimeConfig};
+use blockhaul_testkit::conform::{self, ConformOptions};
+use blockhaul_testkit::fault::{FaultDevice, FaultEffect, FaultRule};
+use blockhaul_testkit::model::{CompletionOrder, Model, ModelDevice, RequestRecord};
 
 fn run<F: Future<Output = ()> + 'static>(test: impl FnOnce() -> F + Send + 'static) {
-    let runtime = Runtime::start(&Config { workers: 1, engine: Engine::Threads }).unwrap();
+    let runtime = Runtime::start(&RuntimeConfig { workers: 1, engine: IoEngine::Threads }).unwrap();
     runtime.block_on(test);
 }
 
@@ -25,19 +25,19 @@ fn lacking(lacking: Can, change: impl FnOnce(&mut Facts)) -> (Arc<ModelDevice>, 
         facts.contexts.clear();
     }
     change(&mut facts);
-    let model = ModelDevice::new(Model::with_facts(facts), Completion::Deferred);
+    let model = ModelDevice::new(Model::with_facts(facts), CompletionOrder::Deferred);
     (model.clone(), fence(blockhaul_block::emulate::emulate(model)))
 }
 
-fn seen(kind: OpKind, at: u64, len: u64) -> Seen {
-    Seen { kind, at, len, flags: Flags::empty() }
+fn seen(kind: OpKind, at: u64, len: u64) -> RequestRecord {
+    RequestRecord { kind, at, len, flags: RequestFlags::empty() }
 }
 
 #[test]
 fn every_set_of_abilities_keeps_the_contract() {
     let abilities =
         [Can::FLUSH, Can::FUA, Can::TRIM, Can::ZERO | Can::FAST_ZERO, Can::CACHE, Can::EXTENTS];
-    let options = Options {
+    let options = ConformOptions {
         only: vec![
             "the_facts_are_consistent",
             "each_request_completes",
@@ -48,10 +48,10 @@ fn every_set_of_abilities_keeps_the_contract() {
             "a_pool_of_one_request_is_enough",
             "random_requests_match_the_model",
         ],
-        engines: vec![Engine::Threads],
+        engines: vec![IoEngine::Threads],
         rounds: 3,
         steps: 60,
-        ..Options::default()
+        ..ConformOptions::default()
     };
     for set in 0..1 << abilities.len() {
         let chosen = abilities.iter().enumerate().filter(|(bit, _)| set & (1 << bit) != 0);
@@ -62,7 +62,7 @@ fn every_set_of_abilities_keeps_the_contract() {
             if !can.contains(Can::EXTENTS) {
                 facts.contexts.clear();
             }
-            let model = ModelDevice::new(Model::with_facts(facts), Completion::Deferred);
+            let model = ModelDevice::new(Model::with_facts(facts), CompletionOrder::Deferred);
             Ok(model as Arc<dyn Device>)
         });
     }
@@ -93,7 +93,8 @@ fn zero_is_written_in_pieces_within_the_limits() {
             facts.block.minimum = 512;
         });
         model.model().bytes_mut().fill(7);
-        let fast = device.submit(Request::zero(512, 512).with(Flags::FAST)).await.unwrap_err();
+        let fast =
+            device.submit(Request::zero(512, 512).with(RequestFlags::FAST)).await.unwrap_err();
         assert_eq!(fast.kind(), Kind::Unsupported);
         device.zero(512, 100_352).await.unwrap();
         let seen = model.seen();
@@ -151,7 +152,7 @@ fn the_partial_block_at_the_end_is_reached_by_one_shorter_request() {
         });
         assert!(right);
         assert_eq!(device.read(4999, 1).await.unwrap().bytes().len(), 1);
-        let ends = |seen: &Seen| {
+        let ends = |seen: &RequestRecord| {
             seen.at.is_multiple_of(512)
                 && (seen.len.is_multiple_of(512) || seen.at + seen.len == SIZE)
         };
@@ -183,7 +184,7 @@ fn rewriting_a_part_of_a_block_undoes_no_write_of_the_whole() {
             let mut random = blockhaul_testkit::rng::Rng::new(seed);
             let mut facts = Model::all_facts(1 << 20);
             facts.block.minimum = 512;
-            let model = ModelDevice::new(Model::with_facts(facts), Completion::Deferred);
+            let model = ModelDevice::new(Model::with_facts(facts), CompletionOrder::Deferred);
             let slow = FaultDevice::over(model.clone(), seed);
             slow.reorder(6);
             let device = fence(blockhaul_block::emulate::emulate(slow));
@@ -220,9 +221,9 @@ fn rewriting_a_part_of_a_block_undoes_no_write_of_the_whole() {
 fn fua_is_a_flush_after_the_request() {
     run(|| async {
         let (model, device) = lacking(Can::FUA, |_| ());
-        let write = Request::write(0, Data::zeroes(512)).with(Flags::FUA);
+        let write = Request::write(0, Data::zeroes(512)).with(RequestFlags::FUA);
         device.submit(write).await.unwrap();
-        device.submit(Request::trim(0, 512).with(Flags::FUA)).await.unwrap();
+        device.submit(Request::trim(0, 512).with(RequestFlags::FUA)).await.unwrap();
         device.write(512, Data::zeroes(512)).await.unwrap();
         let expected = [
             seen(OpKind::Write, 0, 512),
@@ -242,9 +243,9 @@ fn an_emulated_request_fails_as_its_parts_and_is_drained_first() {
         facts.can = Can::WRITE | Can::FLUSH;
         facts.contexts.clear();
         facts.block.maximum = 65_536;
-        let model = ModelDevice::new(Model::with_facts(facts), Completion::Immediate);
+        let model = ModelDevice::new(Model::with_facts(facts), CompletionOrder::Immediate);
         let faults = FaultDevice::over(model, 1);
-        faults.add(Rule::new(Then::Fail(Kind::NoSpace)).kind(OpKind::Write).nth(2));
+        faults.add(FaultRule::new(FaultEffect::Fail(Kind::NoSpace)).kind(OpKind::Write).nth(2));
         faults.reorder(30);
         let device = fence(blockhaul_block::emulate::emulate(faults.clone()));
         let error = device.zero(0, 1 << 20).await.unwrap_err();
@@ -252,8 +253,8 @@ fn an_emulated_request_fails_as_its_parts_and_is_drained_first() {
         assert_eq!(faults.in_flight(), 0, "all writes are over when the zeroing is");
         assert!(faults.seen().len() < 16, "no further writes after the failure");
         faults.heal();
-        faults.add(Rule::new(Then::Fail(Kind::Io)).kind(OpKind::Flush));
-        let write = Request::write(0, Data::zeroes(1)).with(Flags::FUA);
+        faults.add(FaultRule::new(FaultEffect::Fail(Kind::Io)).kind(OpKind::Flush));
+        let write = Request::write(0, Data::zeroes(1)).with(RequestFlags::FUA);
         assert_eq!(device.submit(write).await.unwrap_err().kind(), Kind::Io);
     });
 }
@@ -280,8 +281,8 @@ impl Device for Answers {
         self.0.clone()
     }
 
-    fn submit(&self, _request: Request) -> Pending {
-        Pending::ready(Ok((self.1)()))
+    fn submit(&self, _request: Request) -> PendingRequest {
+        PendingRequest::ready(Ok((self.1)()))
     }
 }
 
@@ -295,7 +296,7 @@ fn answers_that_do_not_fit_are_errors() {
         let long = || Reply::Extents(vec![Extents::one(513, 0)]);
         let read = || Request::read(0, Reservation::unpooled(512));
         let write = || Request::write(0, Data::zeroes(512));
-        let ask = || Request::extents(0, 512, Contexts::first());
+        let ask = || Request::extents(0, 512, ContextSet::first());
         let cases: [Case; 8] = [
             (read, data),
             (read, done),

@@ -4,22 +4,22 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use blockhaul_block::{Can, Device, DeviceExt, Flags, Kind, OpKind, Request, fence};
-use blockhaul_catalog::Opened;
-use blockhaul_io::{Config, Data, Engine, Reservation, Runtime};
-use blockhaul_testkit::conform::{self, Options, Subject};
+use blockhaul_block::{Can, Device, DeviceExt, Kind, OpKind, Request, RequestFlags, fence};
+use blockhaul_catalog::OpenedDevice;
+use blockhaul_io::{Data, IoEngine, Reservation, Runtime, RuntimeConfig};
+use blockhaul_testkit::conform::{self, ConformOptions, Subject};
 use blockhaul_testkit::crash::CrashDevice;
-use blockhaul_testkit::fault::{FaultDevice, Rule, Then};
-use blockhaul_testkit::model::{Completion, Model, ModelDevice};
+use blockhaul_testkit::fault::{FaultDevice, FaultEffect, FaultRule};
+use blockhaul_testkit::model::{CompletionOrder, Model, ModelDevice};
 use blockhaul_testkit::rng::Rng;
 
 fn run<F: Future<Output = ()> + 'static>(test: impl FnOnce() -> F + Send + 'static) {
-    let runtime = Runtime::start(&Config { workers: 1, engine: Engine::Threads }).unwrap();
+    let runtime = Runtime::start(&RuntimeConfig { workers: 1, engine: IoEngine::Threads }).unwrap();
     runtime.block_on(test);
 }
 
 fn faulty(size: u64) -> (Arc<ModelDevice>, Arc<FaultDevice>, Arc<dyn Device>) {
-    let model = ModelDevice::new(Model::new(size), Completion::Immediate);
+    let model = ModelDevice::new(Model::new(size), CompletionOrder::Immediate);
     let faults = FaultDevice::over(model.clone(), 1);
     let device = fence(faults.clone());
     (model, faults, device)
@@ -27,8 +27,8 @@ fn faulty(size: u64) -> (Arc<ModelDevice>, Arc<FaultDevice>, Arc<dyn Device>) {
 
 #[test]
 fn a_slow_and_disorderly_device_keeps_the_contract() {
-    conform::check("fault", Options::default(), || async {
-        let model = ModelDevice::new(Model::new(300_000), Completion::Immediate);
+    conform::check("fault", ConformOptions::default(), || async {
+        let model = ModelDevice::new(Model::new(300_000), CompletionOrder::Immediate);
         let faults = FaultDevice::over(model, 7);
         faults.delay_up_to(Duration::from_micros(300));
         faults.reorder(20);
@@ -36,11 +36,11 @@ fn a_slow_and_disorderly_device_keeps_the_contract() {
     });
     let latency = Duration::from_millis(5);
     let only = vec!["sixty_four_requests_are_at_work_at_once"];
-    let options = Options { latency: Some(latency), only, ..Options::default() };
+    let options = ConformOptions { latency: Some(latency), only, ..ConformOptions::default() };
     conform::check("delay", options, move || async move {
-        let model = ModelDevice::new(Model::new(300_000), Completion::Immediate);
+        let model = ModelDevice::new(Model::new(300_000), CompletionOrder::Immediate);
         let faults = FaultDevice::over(model, 7);
-        faults.add(Rule::new(Then::Delay(latency)));
+        faults.add(FaultRule::new(FaultEffect::Delay(latency)));
         Ok(faults as Arc<dyn Device>)
     });
 }
@@ -49,8 +49,9 @@ fn a_slow_and_disorderly_device_keeps_the_contract() {
 fn rules_fail_what_they_are_for() {
     run(|| async {
         let (model, faults, device) = faulty(1 << 20);
-        faults.add(Rule::new(Then::Fail(Kind::NoSpace)).kind(OpKind::Write).nth(2));
-        faults.add(Rule::new(Then::Fail(Kind::Io)).kind(OpKind::Read).range(4096..8192));
+        faults.add(FaultRule::new(FaultEffect::Fail(Kind::NoSpace)).kind(OpKind::Write).nth(2));
+        faults
+            .add(FaultRule::new(FaultEffect::Fail(Kind::Io)).kind(OpKind::Read).range(4096..8192));
         let data = || Data::copy_of(&[1; 4096]);
         device.write(0, data()).await.unwrap();
         assert_eq!(device.write(4096, data()).await.unwrap_err().kind(), Kind::NoSpace);
@@ -70,8 +71,8 @@ fn rules_fail_what_they_are_for() {
 fn failures_may_come_after_the_effect_or_halfway() {
     run(|| async {
         let (model, faults, device) = faulty(8192);
-        faults.add(Rule::new(Then::FailAfter(Kind::Io)).kind(OpKind::Write).times(1));
-        faults.add(Rule::new(Then::FailHalfway(Kind::Io)).kind(OpKind::Write).times(1));
+        faults.add(FaultRule::new(FaultEffect::FailAfter(Kind::Io)).kind(OpKind::Write).times(1));
+        faults.add(FaultRule::new(FaultEffect::FailHalfway(Kind::Io)).kind(OpKind::Write).times(1));
         device.write(0, Data::copy_of(&[1; 100])).await.unwrap_err();
         device.write(1000, Data::copy_of(&[2; 100])).await.unwrap_err();
         device.write(2000, Data::copy_of(&[3; 100])).await.unwrap();
@@ -86,9 +87,9 @@ fn failures_may_come_after_the_effect_or_halfway() {
 fn what_hangs_goes_on_when_released_and_what_is_lost_is_an_error() {
     run(|| async {
         let (model, faults, device) = faulty(8192);
-        faults.add(Rule::new(Then::Hang).kind(OpKind::Write));
-        faults.add(Rule::new(Then::HangAfter).kind(OpKind::Zero));
-        faults.add(Rule::new(Then::Lose).kind(OpKind::Trim));
+        faults.add(FaultRule::new(FaultEffect::Hang).kind(OpKind::Write));
+        faults.add(FaultRule::new(FaultEffect::HangAfter).kind(OpKind::Zero));
+        faults.add(FaultRule::new(FaultEffect::Lose).kind(OpKind::Trim));
         let write = device.submit(Request::write(0, Data::copy_of(&[1; 10])));
         let zero = device.submit(Request::zero(100, 10));
         model.model().bytes_mut()[100..110].fill(9);
@@ -127,11 +128,11 @@ fn reads_overtake_each_other_by_seed() {
     });
 }
 
-fn crash_subject(can: Can, completion: Completion) -> (Arc<CrashDevice>, Subject) {
+fn crash_subject(can: Can, completion: CompletionOrder) -> (Arc<CrashDevice>, Subject) {
     let mut facts = Model::all_facts(200_000);
     facts.can = can;
     let device = CrashDevice::new(Model::with_facts(facts), completion);
-    let opened = Opened { device: device.clone(), more: Some(device.clone()) };
+    let opened = OpenedDevice { device: device.clone(), more: Some(device.clone()) };
     let shown = device.clone();
     (device, Subject::from(opened).durable(move || shown.durable()))
 }
@@ -139,9 +140,11 @@ fn crash_subject(can: Can, completion: Completion) -> (Arc<CrashDevice>, Subject
 #[test]
 fn durability_is_checked_where_it_can_be_seen() {
     for can in [Can::all(), Can::all() - Can::FUA, Can::all() - Can::MULTI_CONN] {
-        for completion in [Completion::Immediate, Completion::Deferred, Completion::Shuffled(3)] {
+        for completion in
+            [CompletionOrder::Immediate, CompletionOrder::Deferred, CompletionOrder::Shuffled(3)]
+        {
             let name = format!("crash, {completion:?}, {can:?}");
-            conform::check(&name, Options::default(), move || async move {
+            conform::check(&name, ConformOptions::default(), move || async move {
                 Ok(crash_subject(can, completion).1)
             });
         }
@@ -158,12 +161,15 @@ fn flush_or_fua_without_effect_is_found() {
         ("fua_is_durable_on_completion", true, Can::all() - Can::FUA),
     ];
     for (check, flush, can) in cases {
-        let options =
-            Options { only: vec![check], engines: vec![Engine::Threads], ..Options::default() };
+        let options = ConformOptions {
+            only: vec![check],
+            engines: vec![IoEngine::Threads],
+            ..ConformOptions::default()
+        };
         let report = conform::run("liar", options, move || async move {
-            let (honest, _) = crash_subject(can, Completion::Immediate);
+            let (honest, _) = crash_subject(can, CompletionOrder::Immediate);
             let liar = if flush { honest.ignoring_flush() } else { honest.ignoring_fua() };
-            let opened = Opened { device: liar.clone(), more: Some(liar) };
+            let opened = OpenedDevice { device: liar.clone(), more: Some(liar) };
             Ok(Subject::from(opened).durable(move || honest.durable()))
         });
         assert!(report.failed(check), "{report:?}");
@@ -174,7 +180,7 @@ fn flush_or_fua_without_effect_is_found() {
 fn a_flush_covers_its_own_handle_only_without_multi_conn() {
     for (can, covered) in [(Can::all(), 7), (Can::all() - Can::MULTI_CONN, 0)] {
         run(move || async move {
-            let (one, _) = crash_subject(can, Completion::Immediate);
+            let (one, _) = crash_subject(can, CompletionOrder::Immediate);
             let two = one.handle();
             one.write(0, Data::copy_of(&[7; 512])).await.unwrap();
             two.flush().await.unwrap();
@@ -190,11 +196,11 @@ fn a_power_cut_keeps_what_was_flushed_and_any_part_of_the_rest() {
     run(|| async {
         let mut outcomes = std::collections::BTreeSet::new();
         for seed in 0..60 {
-            let device = CrashDevice::new(Model::new(8192), Completion::Immediate);
+            let device = CrashDevice::new(Model::new(8192), CompletionOrder::Immediate);
             device.write(0, Data::copy_of(&[1; 4096])).await.unwrap();
             device.flush().await.unwrap();
             device.write(512, Data::copy_of(&[2; 1024])).await.unwrap();
-            let fua = Request::write(4096, Data::copy_of(&[3; 512])).with(Flags::FUA);
+            let fua = Request::write(4096, Data::copy_of(&[3; 512])).with(RequestFlags::FUA);
             device.submit(fua).await.unwrap();
             let left = device.power_cut(seed);
             assert_eq!(left[..512], [1; 512]);
@@ -216,7 +222,7 @@ fn a_power_cut_keeps_what_was_flushed_and_any_part_of_the_rest() {
 fn an_early_flush_does_not_cover_a_late_write() {
     run(|| async {
         for seed in 0..40 {
-            let device = CrashDevice::new(Model::new(4096), Completion::Shuffled(seed));
+            let device = CrashDevice::new(Model::new(4096), CompletionOrder::Shuffled(seed));
             let write = device.submit(Request::write(0, Data::copy_of(&[5; 512])));
             // In flight together: the flush was submitted before the write had completed.
             let flush = device.submit(Request::flush());

@@ -7,23 +7,23 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blockhaul_block::{
-    BASE_ALLOCATION, Can, Contexts, Device, DeviceExt, Error, Facts, Flags, Kind, OpKind, Pending,
-    Reply, Request, Result, fence,
+    BASE_ALLOCATION, Can, ContextSet, Device, DeviceExt, Error, Facts, Kind, OpKind,
+    PendingRequest, Reply, Request, RequestFlags, Result, fence,
 };
 use blockhaul_catalog::{Barrier, Switch};
-use blockhaul_io::{Config, Data, Engine, Runtime, Task, sleep, spawn, yield_now};
-use blockhaul_testkit::conform::{self, Options};
-use blockhaul_testkit::fault::{FaultDevice, Rule, Then};
-use blockhaul_testkit::model::{Completion, Model, ModelDevice};
+use blockhaul_io::{Data, IoEngine, Runtime, RuntimeConfig, Task, sleep, spawn, yield_now};
+use blockhaul_testkit::conform::{self, ConformOptions};
+use blockhaul_testkit::fault::{FaultDevice, FaultEffect, FaultRule};
+use blockhaul_testkit::model::{CompletionOrder, Model, ModelDevice};
 
 const SIZE: u64 = 1 << 20;
 
 fn run<F: Future<Output = ()> + 'static>(test: impl FnOnce() -> F + Send + 'static) {
-    let runtime = Runtime::start(&Config { workers: 1, engine: Engine::Threads }).unwrap();
+    let runtime = Runtime::start(&RuntimeConfig { workers: 1, engine: IoEngine::Threads }).unwrap();
     runtime.block_on(test);
 }
 
-fn model(completion: Completion) -> Arc<ModelDevice> {
+fn model(completion: CompletionOrder) -> Arc<ModelDevice> {
     ModelDevice::new(Model::new(SIZE), completion)
 }
 
@@ -34,7 +34,7 @@ async fn nothing() -> Result<()> {
 
 const LONG: Barrier = Barrier::Within(Duration::from_secs(30));
 
-fn write(device: &Arc<dyn Device>, at: u64, byte: u8) -> Pending {
+fn write(device: &Arc<dyn Device>, at: u64, byte: u8) -> PendingRequest {
     device.submit(Request::write(at, whole(byte)))
 }
 
@@ -44,8 +44,8 @@ fn whole(byte: u8) -> Data {
 
 #[test]
 fn a_handle_keeps_the_contract() {
-    for completion in [Completion::Immediate, Completion::Deferred] {
-        conform::check("switch", Options::default(), move || async move {
+    for completion in [CompletionOrder::Immediate, CompletionOrder::Deferred] {
+        conform::check("switch", ConformOptions::default(), move || async move {
             Ok(Switch::new(fence(model(completion))).handle())
         });
     }
@@ -54,10 +54,10 @@ fn a_handle_keeps_the_contract() {
 #[test]
 fn without_a_barrier_requests_end_where_they_began() {
     run(|| async {
-        let old = model(Completion::Immediate);
-        let new = model(Completion::Immediate);
+        let old = model(CompletionOrder::Immediate);
+        let new = model(CompletionOrder::Immediate);
         let slow = FaultDevice::over(old.clone(), 1);
-        slow.add(Rule::new(Then::Hang).kind(OpKind::Write).nth(1));
+        slow.add(FaultRule::new(FaultEffect::Hang).kind(OpKind::Write).nth(1));
         let switch = Switch::new(slow.clone());
         let handle = switch.handle();
         let hanging = write(&handle, 0, 1);
@@ -73,10 +73,10 @@ fn without_a_barrier_requests_end_where_they_began() {
 #[test]
 fn a_barrier_waits_for_requests_in_flight_and_lets_none_start() {
     run(|| async {
-        let old = model(Completion::Immediate);
-        let new = model(Completion::Immediate);
+        let old = model(CompletionOrder::Immediate);
+        let new = model(CompletionOrder::Immediate);
         let slow = FaultDevice::over(old.clone(), 1);
-        slow.add(Rule::new(Then::HangAfter).kind(OpKind::Write).nth(1));
+        slow.add(FaultRule::new(FaultEffect::HangAfter).kind(OpKind::Write).nth(1));
         let switch = Switch::new(slow.clone());
         let handle = switch.handle();
         let other = switch.handle();
@@ -122,10 +122,10 @@ fn a_barrier_waits_for_requests_in_flight_and_lets_none_start() {
 #[test]
 fn a_request_that_nobody_waits_for_does_not_hold_up_a_barrier() {
     run(|| async {
-        let switch = Switch::new(model(Completion::Deferred));
+        let switch = Switch::new(model(CompletionOrder::Deferred));
         let handle = switch.handle();
         drop(write(&handle, 0, 1));
-        let old = switch.swap(model(Completion::Immediate), LONG, nothing).await.unwrap();
+        let old = switch.swap(model(CompletionOrder::Immediate), LONG, nothing).await.unwrap();
         assert_eq!(old.read(0, 4096).await.unwrap().bytes()[0], 1);
     });
 }
@@ -133,16 +133,16 @@ fn a_request_that_nobody_waits_for_does_not_hold_up_a_barrier() {
 #[test]
 fn a_barrier_that_takes_too_long_leaves_the_old_device() {
     run(|| async {
-        let old = model(Completion::Immediate);
+        let old = model(CompletionOrder::Immediate);
         let slow = FaultDevice::over(old.clone(), 1);
-        slow.add(Rule::new(Then::Hang).kind(OpKind::Write).nth(1));
+        slow.add(FaultRule::new(FaultEffect::Hang).kind(OpKind::Write).nth(1));
         let switch = Switch::new(slow.clone());
         let handle = switch.handle();
         let hanging = write(&handle, 0, 1);
         let short = Barrier::Within(Duration::from_millis(20));
         let swap = spawn({
             let switch = switch.clone();
-            async move { switch.swap(model(Completion::Immediate), short, nothing).await.err() }
+            async move { switch.swap(model(CompletionOrder::Immediate), short, nothing).await.err() }
         });
         yield_now().await;
         let waited = write(&handle, 4096, 2);
@@ -152,7 +152,8 @@ fn a_barrier_that_takes_too_long_leaves_the_old_device() {
         slow.release();
         hanging.await.unwrap();
         let failing = async || Err(Error::new(Kind::Io, "the flush fails"));
-        let error = switch.swap(model(Completion::Immediate), LONG, failing).await.err().unwrap();
+        let error =
+            switch.swap(model(CompletionOrder::Immediate), LONG, failing).await.err().unwrap();
         assert_eq!(error.kind(), Kind::Io);
         write(&handle, 8192, 3).await.unwrap();
         assert_eq!(old.bytes()[8192], 3);
@@ -162,11 +163,11 @@ fn a_barrier_that_takes_too_long_leaves_the_old_device() {
 #[test]
 fn what_the_new_device_cannot_do_is_refused_and_no_more() {
     run(|| async {
-        let switch = Switch::new(model(Completion::Immediate));
+        let switch = Switch::new(model(CompletionOrder::Immediate));
         let handle = switch.handle();
         let facts = Facts { can: Can::WRITE | Can::FLUSH, ..Model::all_facts(SIZE / 2) };
         let less = Facts { contexts: Vec::new(), ..facts };
-        let less = ModelDevice::new(Model::with_facts(less), Completion::Immediate);
+        let less = ModelDevice::new(Model::with_facts(less), CompletionOrder::Immediate);
         switch.swap(less, LONG, nothing).await.unwrap();
         assert_eq!(handle.facts().size, SIZE, "a caller keeps what it has negotiated");
         assert_eq!(switch.handle().facts().size, SIZE / 2);
@@ -175,19 +176,19 @@ fn what_the_new_device_cannot_do_is_refused_and_no_more() {
         let gone = Some(Kind::ShuttingDown);
         assert_eq!(kind(write(&handle, SIZE / 2 - 2048, 1).await), gone);
         assert_eq!(kind(handle.submit(Request::zero(0, 4096)).await), gone);
-        assert_eq!(kind(handle.submit(Request::extents(0, 4096, Contexts::first())).await), gone);
+        assert_eq!(kind(handle.submit(Request::extents(0, 4096, ContextSet::first())).await), gone);
         // A device without a cache has nothing to do, and zeroes may be no faster than writes.
         assert!(matches!(handle.submit(Request::cache(0, 4096)).await, Ok(Reply::Done)));
         assert_eq!(kind(handle.submit(Request::cache(SIZE / 2, 4096)).await), gone);
         assert_eq!(kind(handle.submit(Request::flush()).await), gone, "other handles' writes");
         // As soon as it can again, all is well.
         let slow = Facts { can: Can::all().difference(Can::FAST_ZERO), ..Model::all_facts(SIZE) };
-        let slow = ModelDevice::new(Model::with_facts(slow), Completion::Immediate);
+        let slow = ModelDevice::new(Model::with_facts(slow), CompletionOrder::Immediate);
         switch.swap(slow, LONG, nothing).await.unwrap();
-        let fast = || Request::zero(SIZE - 4096, 4096).with(Flags::FAST);
+        let fast = || Request::zero(SIZE - 4096, 4096).with(RequestFlags::FAST);
         assert_eq!(kind(handle.submit(fast()).await), Some(Kind::Unsupported));
         handle.submit(Request::zero(SIZE - 4096, 4096)).await.unwrap();
-        switch.swap(model(Completion::Immediate), LONG, nothing).await.unwrap();
+        switch.swap(model(CompletionOrder::Immediate), LONG, nothing).await.unwrap();
         handle.submit(fast()).await.unwrap();
     });
 }
@@ -207,15 +208,15 @@ impl Device for Numbered {
         self.0.clone()
     }
 
-    fn submit(&self, request: Request) -> Pending {
+    fn submit(&self, request: Request) -> PendingRequest {
         let blockhaul_block::Op::Extents(contexts) = request.op else {
-            return Pending::ready(Ok(Reply::Done));
+            return PendingRequest::ready(Ok(Reply::Done));
         };
         let list = |index: usize| {
             let name = self.0.contexts[index].bytes().last().unwrap();
             blockhaul_block::Extents::one(request.len, name.into())
         };
-        Pending::ready(Ok(Reply::Extents(contexts.iter().map(list).collect())))
+        PendingRequest::ready(Ok(Reply::Extents(contexts.iter().map(list).collect())))
     }
 }
 
@@ -225,7 +226,7 @@ fn contexts_keep_their_numbers_when_others_appear_and_go() {
         let switch = Switch::new(Numbered::new(&[BASE_ALLOCATION, "x:a", "x:b"]));
         let handle = switch.handle();
         let ask = async |contexts: &[usize]| {
-            let set = contexts.iter().fold(Contexts::empty(), |set, &index| set.with(index));
+            let set = contexts.iter().fold(ContextSet::empty(), |set, &index| set.with(index));
             match handle.submit(Request::extents(0, SIZE, set)).await {
                 Ok(Reply::Extents(lists)) => {
                     Ok(lists.iter().map(|list| list.runs()[0].state).collect::<Vec<u64>>())
@@ -251,14 +252,14 @@ fn contexts_keep_their_numbers_when_others_appear_and_go() {
 #[test]
 fn a_closed_switch_ends_requests_that_wait_and_those_that_come() {
     run(|| async {
-        let slow = FaultDevice::over(model(Completion::Immediate), 1);
-        slow.add(Rule::new(Then::Hang).kind(OpKind::Write).nth(1));
+        let slow = FaultDevice::over(model(CompletionOrder::Immediate), 1);
+        slow.add(FaultRule::new(FaultEffect::Hang).kind(OpKind::Write).nth(1));
         let switch = Switch::new(slow.clone());
         let handle = switch.handle();
         let hanging = write(&handle, 0, 1);
         let swap = spawn({
             let switch = switch.clone();
-            async move { switch.swap(model(Completion::Immediate), LONG, nothing).await.is_ok() }
+            async move { switch.swap(model(CompletionOrder::Immediate), LONG, nothing).await.is_ok() }
         });
         yield_now().await;
         let waiting = write(&handle, 4096, 2);
@@ -269,21 +270,21 @@ fn a_closed_switch_ends_requests_that_wait_and_those_that_come() {
         hanging.await.unwrap();
         swap.await;
         assert_eq!(write(&switch.handle(), 0, 3).await.err().unwrap().kind(), Kind::ShuttingDown);
-        assert!(switch.swap(model(Completion::Immediate), LONG, nothing).await.is_err());
+        assert!(switch.swap(model(CompletionOrder::Immediate), LONG, nothing).await.is_err());
     });
 }
 
 #[test]
 fn writers_on_all_workers_lose_nothing_while_devices_are_exchanged() {
-    let runtime = Runtime::start(&Config { workers: 2, engine: Engine::Threads }).unwrap();
+    let runtime = Runtime::start(&RuntimeConfig { workers: 2, engine: IoEngine::Threads }).unwrap();
     runtime.block_on(|| async {
         // Both show the same storage, as two stacks over one device do.
-        let storage = model(Completion::Deferred);
+        let storage = model(CompletionOrder::Deferred);
         let switch = Switch::new(storage.clone());
         let writers: Vec<_> = (0..2)
             .map(|worker| {
                 let handle = switch.handle();
-                blockhaul_io::Remote::to(worker).spawn(move || async move {
+                blockhaul_io::WorkerHandle::to(worker).spawn(move || async move {
                     for round in 1..=200u64 {
                         for index in 0..16u64 {
                             let at = (worker as u64 * 16 + index) * 4096;

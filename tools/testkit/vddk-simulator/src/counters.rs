@@ -10,7 +10,7 @@ const TEXTS_MAX: usize = 32;
 /// All counters of a process.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
-    functions: BTreeMap<&'static str, Calls>,
+    functions: BTreeMap<&'static str, CallCounts>,
     pub(crate) open_handles: usize,
     pub(crate) most_handles: usize,
     pub(crate) connections: usize,
@@ -25,7 +25,7 @@ pub(crate) struct Counters {
 
 /// Calls of one function.
 #[derive(Debug, Default)]
-struct Calls {
+struct CallCounts {
     calls: u64,
     errors: u64,
     bytes: u64,

@@ -17,7 +17,7 @@ const PATTERN_FILE_MAX: u64 = 4096;
 
 /// The contents of a disk.
 #[derive(Debug)]
-pub(crate) enum Disk {
+pub(crate) enum SimulatedDisk {
     /// A raw file. Its holes are not allocated.
     Raw(File),
     /// A computed disk, read-only.
@@ -34,33 +34,33 @@ pub(crate) struct Pattern {
     data: u64,
 }
 
-impl Disk {
+impl SimulatedDisk {
     /// Opens a disk.
-    pub(crate) fn open(path: &Path, writable: bool) -> io::Result<Disk> {
+    pub(crate) fn open(path: &Path, writable: bool) -> io::Result<SimulatedDisk> {
         let file = OpenOptions::new().read(true).write(writable).open(path)?;
         if file.metadata()?.len() <= PATTERN_FILE_MAX
             && let Ok(text) = std::fs::read_to_string(path)
             && let Some(text) = text.strip_prefix(PATTERN)
         {
             let wrong = || io::Error::new(io::ErrorKind::InvalidData, "not a pattern");
-            return Pattern::parse(text).map(Disk::Pattern).ok_or_else(wrong);
+            return Pattern::parse(text).map(SimulatedDisk::Pattern).ok_or_else(wrong);
         }
-        Ok(Disk::Raw(file))
+        Ok(SimulatedDisk::Raw(file))
     }
 
     /// Size in whole sectors.
     pub(crate) fn sectors(&self) -> io::Result<u64> {
         match self {
-            Disk::Raw(file) => Ok(file.metadata()?.len() / SECTOR),
-            Disk::Pattern(pattern) => Ok(pattern.size / SECTOR),
+            SimulatedDisk::Raw(file) => Ok(file.metadata()?.len() / SECTOR),
+            SimulatedDisk::Pattern(pattern) => Ok(pattern.size / SECTOR),
         }
     }
 
     /// Fills `bytes` from offset `at`.
     pub(crate) fn read(&self, at: u64, bytes: &mut [u8]) -> io::Result<()> {
         match self {
-            Disk::Raw(file) => file.read_exact_at(bytes, at),
-            Disk::Pattern(pattern) => {
+            SimulatedDisk::Raw(file) => file.read_exact_at(bytes, at),
+            SimulatedDisk::Pattern(pattern) => {
                 pattern.read(at, bytes);
                 Ok(())
             }
@@ -70,16 +70,16 @@ impl Disk {
     /// Writes `bytes` at offset `at`.
     pub(crate) fn write(&self, at: u64, bytes: &[u8]) -> io::Result<()> {
         match self {
-            Disk::Raw(file) => file.write_all_at(bytes, at),
-            Disk::Pattern(_) => Err(io::ErrorKind::PermissionDenied.into()),
+            SimulatedDisk::Raw(file) => file.write_all_at(bytes, at),
+            SimulatedDisk::Pattern(_) => Err(io::ErrorKind::PermissionDenied.into()),
         }
     }
 
     /// Makes completed writes durable.
     pub(crate) fn flush(&self) -> io::Result<()> {
         match self {
-            Disk::Raw(file) => file.sync_data(),
-            Disk::Pattern(_) => Ok(()),
+            SimulatedDisk::Raw(file) => file.sync_data(),
+            SimulatedDisk::Pattern(_) => Ok(()),
         }
     }
 
@@ -99,7 +99,7 @@ impl Disk {
             }
         };
         match self {
-            Disk::Raw(file) => {
+            SimulatedDisk::Raw(file) => {
                 let mut at = start * SECTOR;
                 while at < end * SECTOR {
                     let Ok(data) = seek(file, SeekFrom::Data(at)) else { break };
@@ -108,7 +108,7 @@ impl Disk {
                     at = hole;
                 }
             }
-            Disk::Pattern(Pattern { stride, data, .. }) => {
+            SimulatedDisk::Pattern(Pattern { stride, data, .. }) => {
                 let mut at = start * SECTOR / stride * stride;
                 while at < end * SECTOR {
                     add(at / SECTOR, (at + data) / SECTOR);
@@ -163,7 +163,7 @@ mod tests {
     fn patterns_agree_with_their_allocated_blocks() {
         let pattern = Pattern::parse(" size=1G stride=1M data=45").unwrap();
         assert_eq!(pattern.data, 8 * 65536);
-        let disk = Disk::Pattern(pattern);
+        let disk = SimulatedDisk::Pattern(pattern);
         let blocks = disk.allocated(2048, 4096, 128).unwrap();
         let expected = [2048, 4096].map(|offset| Block { offset, length: 1024 });
         assert_eq!(blocks, expected);
@@ -183,7 +183,7 @@ mod tests {
         let file = tempfile::NamedTempFile::new().unwrap();
         file.as_file().set_len(1 << 20).unwrap();
         file.as_file().write_all_at(&[1; 5000], 300_000).unwrap();
-        let disk = Disk::open(file.path(), false).unwrap();
+        let disk = SimulatedDisk::open(file.path(), false).unwrap();
         assert_eq!(disk.sectors().unwrap(), 2048);
         let blocks = disk.allocated(0, 2048, 128).unwrap();
         assert_eq!(blocks, [Block { offset: 512, length: 128 }]);

@@ -3,7 +3,7 @@
 use std::cmp::{Ordering, Reverse};
 use std::time::{Duration, Instant};
 
-use crate::ffi::lent::Lent;
+use crate::ffi::lent::ProgramMemory;
 use crate::types::Callback;
 
 /// A read or a write.
@@ -15,28 +15,28 @@ pub(crate) struct Transfer {
     /// First sector, and number of sectors.
     pub(crate) sector: u64,
     pub(crate) count: u64,
-    pub(crate) memory: Lent,
+    pub(crate) memory: ProgramMemory,
 }
 
 /// Whom to answer.
-pub(crate) struct Answer {
+pub(crate) struct TransferCallback {
     pub(crate) callback: Callback,
     pub(crate) data: usize,
 }
 
 /// A transfer that is under way.
-pub(crate) struct Job {
+pub(crate) struct TransferJob {
     /// When it ends.
     pub(crate) due: Instant,
     pub(crate) transfer: Transfer,
-    pub(crate) answer: Answer,
+    pub(crate) answer: TransferCallback,
     pub(crate) started: Instant,
 }
 
-impl Job {
+impl TransferJob {
     /// The same, later.
-    pub(crate) fn later(self, by: Duration) -> Job {
-        Job { due: self.due + by, ..self }
+    pub(crate) fn later(self, by: Duration) -> TransferJob {
+        TransferJob { due: self.due + by, ..self }
     }
 
     pub(crate) fn handle(&self) -> usize {
@@ -44,23 +44,23 @@ impl Job {
     }
 }
 
-impl PartialEq for Job {
-    fn eq(&self, other: &Job) -> bool {
+impl PartialEq for TransferJob {
+    fn eq(&self, other: &TransferJob) -> bool {
         self.due == other.due
     }
 }
 
-impl Eq for Job {}
+impl Eq for TransferJob {}
 
-impl PartialOrd for Job {
-    fn partial_cmp(&self, other: &Job) -> Option<Ordering> {
+impl PartialOrd for TransferJob {
+    fn partial_cmp(&self, other: &TransferJob) -> Option<Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl Ord for Job {
+impl Ord for TransferJob {
     /// The next one is the greatest.
-    fn cmp(&self, other: &Job) -> Ordering {
+    fn cmp(&self, other: &TransferJob) -> Ordering {
         Reverse(self.due).cmp(&Reverse(other.due))
     }
 }

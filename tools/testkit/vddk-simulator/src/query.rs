@@ -2,8 +2,8 @@
 
 use std::time::Instant;
 
-use crate::settings::Wrong;
-use crate::state::{Extra, Handle, Simulator, State};
+use crate::settings::BlockListFault;
+use crate::state::{CallExtra, DiskHandle, LibraryState, Simulator};
 use crate::transfer::delay;
 use crate::types::{Block, CHUNK_MIN, CHUNKS_MAX, FAIL, FILE_ERROR, INVALID, VixError};
 
@@ -51,7 +51,12 @@ impl Simulator {
         }
     }
 
-    fn blocks(&self, number: usize, query: Query, wrong: Option<Wrong>) -> Result<usize, VixError> {
+    fn blocks(
+        &self,
+        number: usize,
+        query: Query,
+        wrong: Option<BlockListFault>,
+    ) -> Result<usize, VixError> {
         let disk = {
             let mut guard = self.lock();
             guard.as_mut().ok_or(FAIL)?.handle(FUNCTION, number)?.disk.clone()
@@ -59,8 +64,8 @@ impl Simulator {
         let Query { start, count, chunk } = query;
         let mut blocks = disk.allocated(start, count, chunk).map_err(|_| FILE_ERROR)?;
         match (wrong, blocks.last().copied()) {
-            (Some(Wrong::Overlap), Some(last)) => blocks.push(last),
-            (Some(Wrong::PastEnd), _) => {
+            (Some(BlockListFault::Overlap), Some(last)) => blocks.push(last),
+            (Some(BlockListFault::PastEnd), _) => {
                 blocks.push(Block { offset: start + count, length: chunk });
             }
             _ => {}
@@ -71,13 +76,13 @@ impl Simulator {
     }
 }
 
-impl State {
+impl LibraryState {
     /// Checks a query, and reserves the disk; returns when the query ends.
     fn begin_query(
         &mut self,
         number: usize,
         query: Query,
-        extra: Extra,
+        extra: CallExtra,
     ) -> Result<Instant, VixError> {
         let exclusive = self.settings.exclusive;
         let scan = self.settings.scan;
@@ -102,7 +107,7 @@ impl State {
     }
 }
 
-impl Handle {
+impl DiskHandle {
     /// How many queries one costs with `scan=on`: the cache of a program that asks for the whole
     /// disk when it is first asked for more than one chunk, which programs use as a probe.
     fn queries_of_scan(&mut self, query: Query) -> u32 {

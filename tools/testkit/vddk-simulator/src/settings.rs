@@ -6,7 +6,7 @@ use std::time::Duration;
 
 /// All settings.
 #[derive(Debug, Clone)]
-pub(crate) struct Settings {
+pub(crate) struct SimulatorSettings {
     /// The folder of disks; none: paths are used as they are.
     pub(crate) disks: Option<PathBuf>,
     /// The version that is simulated: before 7, disks have no sector sizes.
@@ -42,7 +42,7 @@ pub(crate) struct Settings {
     pub(crate) transports: String,
     /// Opening and closing must happen on the thread of `InitEx`.
     pub(crate) one_thread: bool,
-    pub(crate) faults: Vec<Fault>,
+    pub(crate) faults: Vec<CallFault>,
     /// The file of counters.
     pub(crate) counters: Option<PathBuf>,
     /// Misuse ends the process.
@@ -50,9 +50,9 @@ pub(crate) struct Settings {
     pub(crate) seed: u64,
 }
 
-impl Default for Settings {
-    fn default() -> Settings {
-        Settings {
+impl Default for SimulatorSettings {
+    fn default() -> SimulatorSettings {
+        SimulatorSettings {
             disks: None,
             version: 8,
             connect: Duration::ZERO,
@@ -84,17 +84,17 @@ impl Default for Settings {
 
 /// What happens at certain calls of a function: `NAME:FIRST[-LAST]:EFFECT`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Fault {
+pub(crate) struct CallFault {
     /// The function, without `VixDiskLib_`.
     pub(crate) function: String,
     /// The first and last call, from 1.
     pub(crate) calls: (u64, u64),
-    pub(crate) effect: Effect,
+    pub(crate) effect: CallEffect,
 }
 
 /// The effect of a fault.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Effect {
+pub(crate) enum CallEffect {
     /// The call fails with this error.
     Error(u64),
     /// The process ends by a signal.
@@ -102,22 +102,22 @@ pub(crate) enum Effect {
     /// The call takes this much longer.
     Delay(Duration),
     /// The list of a query is wrong.
-    List(Wrong),
+    List(BlockListFault),
 }
 
 /// How a list of allocated blocks is wrong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Wrong {
+pub(crate) enum BlockListFault {
     /// A block overlaps the one before it.
     Overlap,
     /// A block ends behind the range of the query.
     PastEnd,
 }
 
-impl Settings {
+impl SimulatorSettings {
     /// The settings of a folder and of the environment.
-    pub(crate) fn load(folder: Option<&Path>) -> Result<Settings, String> {
-        let mut settings = Settings::default();
+    pub(crate) fn load(folder: Option<&Path>) -> Result<SimulatorSettings, String> {
+        let mut settings = SimulatorSettings::default();
         if let Some(path) = folder.map(|folder| folder.join("simulator.conf"))
             && path.exists()
         {
@@ -163,7 +163,7 @@ impl Settings {
             "locked" => self.locked = text(),
             "transports" => self.transports = value.to_string(),
             "one-thread" => self.one_thread = switch(value)?,
-            "fail" => self.faults.push(Fault::parse(value)?),
+            "fail" => self.faults.push(CallFault::parse(value)?),
             "counters" => self.counters = Some(value.into()),
             "abort" => self.abort = switch(value)?,
             "seed" => self.seed = value.parse().ok()?,
@@ -173,8 +173,8 @@ impl Settings {
     }
 }
 
-impl Fault {
-    fn parse(text: &str) -> Option<Fault> {
+impl CallFault {
+    fn parse(text: &str) -> Option<CallFault> {
         let mut parts = text.splitn(3, ':');
         let function = parts.next()?;
         let calls = parts.next()?;
@@ -185,15 +185,15 @@ impl Fault {
             Some((first, last)) => (first.parse().ok()?, last.parse().ok()?),
         };
         let effect = match effect {
-            "crash" => Effect::Crash,
-            "overlap" => Effect::List(Wrong::Overlap),
-            "past-end" => Effect::List(Wrong::PastEnd),
+            "crash" => CallEffect::Crash,
+            "overlap" => CallEffect::List(BlockListFault::Overlap),
+            "past-end" => CallEffect::List(BlockListFault::PastEnd),
             text => match text.parse() {
-                Ok(error) => Effect::Error(error),
-                Err(_) => Effect::Delay(duration(text)?),
+                Ok(error) => CallEffect::Error(error),
+                Err(_) => CallEffect::Delay(duration(text)?),
             },
         };
-        Some(Fault { function: function.to_string(), calls, effect })
+        Some(CallFault { function: function.to_string(), calls, effect })
     }
 }
 
@@ -236,17 +236,17 @@ mod tests {
 
     #[test]
     fn settings_have_units_and_wrong_ones_are_named() {
-        let mut settings = Settings::default();
+        let mut settings = SimulatorSettings::default();
         let text = "# a comment\nquery=700ms\nrate=178M\nexclusive=off\n\nfail=Open:2-3:13\n\
                     fail=QueryAllocatedBlocks:4-:overlap\nfail=Read:1:2s";
         settings.read(text.lines()).unwrap();
         assert_eq!((settings.query, settings.rate), (Duration::from_millis(700), 178 << 20));
         assert!(!settings.exclusive);
         let function = "Open".to_string();
-        let open = Fault { function, calls: (2, 3), effect: Effect::Error(13) };
+        let open = CallFault { function, calls: (2, 3), effect: CallEffect::Error(13) };
         assert_eq!(settings.faults[0], open);
         assert_eq!(settings.faults[1].calls, (4, u64::MAX));
-        assert_eq!(settings.faults[2].effect, Effect::Delay(Duration::from_secs(2)));
+        assert_eq!(settings.faults[2].effect, CallEffect::Delay(Duration::from_secs(2)));
         for wrong in ["query=1", "what=1", "rate=1X", "fail=Open:1", "exclusive=perhaps", "query"] {
             let error = settings.read(wrong.lines()).unwrap_err();
             assert!(error.contains(wrong), "{error}");

@@ -7,9 +7,9 @@ use std::thread::{JoinHandle, ThreadId};
 use std::time::{Duration, Instant};
 
 use crate::counters::Counters;
-use crate::disk::Disk;
-use crate::job::Job;
-use crate::settings::{Effect, Fault, Settings, Wrong};
+use crate::disk::SimulatedDisk;
+use crate::job::TransferJob;
+use crate::settings::{BlockListFault, CallEffect, CallFault, SimulatorSettings};
 use crate::types::{FAIL, FILE_ERROR, LOCKED, NO_ACCESS, NOT_FOUND, PERMISSIONS, THUMBPRINT};
 use crate::types::{INVALID, NOT_SUPPORTED, VixError};
 
@@ -18,7 +18,7 @@ const SERIAL: [&str; 5] = ["ConnectEx", "Disconnect", "Open", "Close", "Create"]
 
 /// The library of a process.
 pub(crate) struct Simulator {
-    state: Mutex<Option<State>>,
+    state: Mutex<Option<LibraryState>>,
     /// There is a job, or the threads are to end.
     pub(crate) work: Condvar,
     /// A request was answered.
@@ -29,18 +29,18 @@ pub(crate) static SIMULATOR: Simulator =
     Simulator { state: Mutex::new(None), work: Condvar::new(), answered: Condvar::new() };
 
 /// What the library knows between `InitEx` and `Exit`.
-pub(crate) struct State {
-    pub(crate) settings: Settings,
+pub(crate) struct LibraryState {
+    pub(crate) settings: SimulatorSettings,
     process: u32,
     thread: ThreadId,
     pub(crate) counters: Counters,
     /// The next connection or handle; never reused, so that use after close is noticed.
     next: usize,
-    connections: HashMap<usize, Connection>,
-    pub(crate) handles: HashMap<usize, Handle>,
+    connections: HashMap<usize, HostConnection>,
+    pub(crate) handles: HashMap<usize, DiskHandle>,
     /// When the last query of a disk ends, by path.
     pub(crate) busy: HashMap<PathBuf, Instant>,
-    pub(crate) jobs: BinaryHeap<Job>,
+    pub(crate) jobs: BinaryHeap<TransferJob>,
     pub(crate) threads: Vec<JoinHandle<()>>,
     /// Memory that the program must free, by address.
     results: HashMap<usize, Box<[u64]>>,
@@ -50,14 +50,14 @@ pub(crate) struct State {
 }
 
 /// A connection to the simulated host.
-struct Connection {
+struct HostConnection {
     read_only: bool,
 }
 
 /// An open disk.
-pub(crate) struct Handle {
+pub(crate) struct DiskHandle {
     connection: usize,
-    pub(crate) disk: Arc<Disk>,
+    pub(crate) disk: Arc<SimulatedDisk>,
     pub(crate) path: PathBuf,
     pub(crate) sectors: u64,
     pub(crate) read_only: bool,
@@ -84,19 +84,19 @@ pub(crate) struct Login {
 
 /// What a fault adds to a call.
 #[derive(Debug, Default, Clone, Copy)]
-pub(crate) struct Extra {
+pub(crate) struct CallExtra {
     pub(crate) delay: Duration,
-    pub(crate) wrong: Option<Wrong>,
+    pub(crate) wrong: Option<BlockListFault>,
 }
 
 impl Simulator {
-    pub(crate) fn lock(&self) -> MutexGuard<'_, Option<State>> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Option<LibraryState>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Starts the library with the settings of a folder.
     pub(crate) fn init(&'static self, folder: Option<&Path>) -> Result<(), VixError> {
-        let settings = Settings::load(folder).map_err(|error| {
+        let settings = SimulatorSettings::load(folder).map_err(|error| {
             eprintln!("vddk-simulator: {error}");
             INVALID
         })?;
@@ -105,7 +105,7 @@ impl Simulator {
             state.misuse("InitEx is called twice");
             return Err(FAIL);
         }
-        let mut state = State::new(settings);
+        let mut state = LibraryState::new(settings);
         state.counters.start("InitEx");
         state.effect("InitEx", 1)?;
         for _ in 0..state.settings.threads {
@@ -141,8 +141,8 @@ impl Simulator {
     pub(crate) fn run<T>(
         &self,
         function: &'static str,
-        time: impl FnOnce(&Settings) -> Duration,
-        body: impl FnOnce(&mut State) -> Result<T, VixError>,
+        time: impl FnOnce(&SimulatorSettings) -> Duration,
+        body: impl FnOnce(&mut LibraryState) -> Result<T, VixError>,
     ) -> Result<T, VixError> {
         let started = Instant::now();
         let pause = self.begin(function, |state, extra| time(&state.settings) + extra.delay)?;
@@ -158,7 +158,7 @@ impl Simulator {
     pub(crate) fn begin<T>(
         &self,
         function: &'static str,
-        look: impl FnOnce(&mut State, Extra) -> T,
+        look: impl FnOnce(&mut LibraryState, CallExtra) -> T,
     ) -> Result<T, VixError> {
         let mut guard = self.lock();
         let Some(state) = guard.as_mut() else {
@@ -186,9 +186,9 @@ impl Simulator {
     }
 }
 
-impl State {
-    fn new(settings: Settings) -> State {
-        State {
+impl LibraryState {
+    fn new(settings: SimulatorSettings) -> LibraryState {
+        LibraryState {
             random: settings.seed.max(1),
             settings,
             process: std::process::id(),
@@ -215,17 +215,17 @@ impl State {
     }
 
     /// The effect of the faults for this call.
-    fn effect(&self, function: &str, number: u64) -> Result<Extra, VixError> {
-        let mut extra = Extra::default();
-        let concerns = |fault: &&Fault| {
+    fn effect(&self, function: &str, number: u64) -> Result<CallExtra, VixError> {
+        let mut extra = CallExtra::default();
+        let concerns = |fault: &&CallFault| {
             fault.function == function && (fault.calls.0..=fault.calls.1).contains(&number)
         };
         for fault in self.settings.faults.iter().filter(concerns) {
             match fault.effect {
-                Effect::Error(error) => return Err(error),
-                Effect::Crash => std::process::abort(),
-                Effect::Delay(delay) => extra.delay += delay,
-                Effect::List(wrong) => extra.wrong = Some(wrong),
+                CallEffect::Error(error) => return Err(error),
+                CallEffect::Crash => std::process::abort(),
+                CallEffect::Delay(delay) => extra.delay += delay,
+                CallEffect::List(wrong) => extra.wrong = Some(wrong),
             }
         }
         Ok(extra)
@@ -283,7 +283,7 @@ impl State {
         address
     }
 
-    /// Frees memory of [`State::give`].
+    /// Frees memory of [`LibraryState::give`].
     pub(crate) fn take_back(&mut self, function: &str, address: usize) {
         if address != 0 && self.results.remove(&address).is_none() {
             self.misuse(&format!("{function} frees what is not a result"));
@@ -308,7 +308,7 @@ impl State {
             return Err(NOT_FOUND);
         }
         let number = self.number();
-        self.connections.insert(number, Connection { read_only: login.read_only });
+        self.connections.insert(number, HostConnection { read_only: login.read_only });
         Ok(number)
     }
 
@@ -346,7 +346,7 @@ impl State {
         path: &str,
         read_only: bool,
     ) -> Result<usize, VixError> {
-        let Some(&Connection { read_only: all }) = self.connections.get(&connection) else {
+        let Some(&HostConnection { read_only: all }) = self.connections.get(&connection) else {
             return Err(self.stale("Open"));
         };
         if self.settings.locked.as_deref().is_some_and(|locked| path.ends_with(locked)) {
@@ -354,7 +354,7 @@ impl State {
         }
         let read_only = read_only || all;
         let path = self.path_of(path);
-        let disk = Disk::open(&path, !read_only).map_err(|error| match error.kind() {
+        let disk = SimulatedDisk::open(&path, !read_only).map_err(|error| match error.kind() {
             std::io::ErrorKind::NotFound => NOT_FOUND,
             std::io::ErrorKind::PermissionDenied => NO_ACCESS,
             std::io::ErrorKind::InvalidData => NOT_SUPPORTED,
@@ -366,8 +366,17 @@ impl State {
         let unanswered = 0;
         let busy = 0;
         let scanned = false;
-        let handle =
-            Handle { connection, disk, path, sectors, read_only, free, unanswered, busy, scanned };
+        let handle = DiskHandle {
+            connection,
+            disk,
+            path,
+            sectors,
+            read_only,
+            free,
+            unanswered,
+            busy,
+            scanned,
+        };
         let number = self.number();
         self.handles.insert(number, handle);
         self.counters.most_handles = self.counters.most_handles.max(self.handles.len());
@@ -379,7 +388,7 @@ impl State {
         &mut self,
         function: &str,
         number: usize,
-    ) -> Result<&mut Handle, VixError> {
+    ) -> Result<&mut DiskHandle, VixError> {
         if !self.handles.contains_key(&number) {
             return Err(self.stale(function));
         }

@@ -4,9 +4,9 @@ use std::ffi::c_void;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::disk::Disk;
-use crate::job::{Answer, Job, Transfer};
-use crate::state::{Extra, SIMULATOR, Simulator, State};
+use crate::disk::SimulatedDisk;
+use crate::job::{Transfer, TransferCallback, TransferJob};
+use crate::state::{CallExtra, LibraryState, SIMULATOR, Simulator};
 use crate::types::{
     ASYNC, FAIL, FILE_ERROR, INVALID, OK, OUT_OF_MEMORY, READ_ONLY, SECTOR, VixError,
 };
@@ -16,7 +16,7 @@ const IDLE: Duration = Duration::from_secs(1);
 
 impl Simulator {
     /// Starts an asynchronous transfer; returns [`ASYNC`] or an error.
-    pub(crate) fn start(&self, transfer: Transfer, answer: Answer) -> VixError {
+    pub(crate) fn start(&self, transfer: Transfer, answer: TransferCallback) -> VixError {
         let function = transfer.function;
         let begun = self.begin(function, |state, extra| {
             let due = state.admit(&transfer, extra)?;
@@ -26,7 +26,7 @@ impl Simulator {
             state.counters.in_flight += 1;
             let counters = &mut state.counters;
             counters.most_in_flight = counters.most_in_flight.max(counters.in_flight);
-            state.jobs.push(Job { due, transfer, answer, started: Instant::now() });
+            state.jobs.push(TransferJob { due, transfer, answer, started: Instant::now() });
             Ok(())
         });
         match begun {
@@ -82,8 +82,8 @@ impl Simulator {
         }
     }
 
-    fn finish(&self, job: Job, disk: Option<Arc<Disk>>) {
-        let Job { mut transfer, answer, started, .. } = job;
+    fn finish(&self, job: TransferJob, disk: Option<Arc<SimulatedDisk>>) {
+        let TransferJob { mut transfer, answer, started, .. } = job;
         let result = match disk {
             Some(disk) => carry_out(&disk, &mut transfer),
             None => FAIL,
@@ -124,7 +124,7 @@ impl Simulator {
 
     /// Closes a handle.
     pub(crate) fn close(&self, number: usize) -> Result<(), VixError> {
-        let look = |state: &mut State| {
+        let look = |state: &mut LibraryState| {
             if state.handle("Close", number)?.unanswered > 0 {
                 state.misuse("Close is called while requests are in flight");
             }
@@ -140,9 +140,9 @@ impl Simulator {
     }
 }
 
-impl State {
+impl LibraryState {
     /// Checks a transfer; returns when it ends.
-    fn admit(&mut self, transfer: &Transfer, extra: Extra) -> Result<Instant, VixError> {
+    fn admit(&mut self, transfer: &Transfer, extra: CallExtra) -> Result<Instant, VixError> {
         let &Transfer { function, handle: number, write, sector, count, .. } = transfer;
         let align = self.settings.align;
         let longest = self.settings.longest;
@@ -186,7 +186,7 @@ impl State {
     }
 }
 
-fn carry_out(disk: &Disk, transfer: &mut Transfer) -> VixError {
+fn carry_out(disk: &SimulatedDisk, transfer: &mut Transfer) -> VixError {
     let at = transfer.sector * SECTOR;
     let result = if transfer.write {
         disk.write(at, transfer.memory.bytes())
@@ -197,7 +197,7 @@ fn carry_out(disk: &Disk, transfer: &mut Transfer) -> VixError {
 }
 
 /// Delays all transfers of a disk: a query has the disk for itself.
-pub(crate) fn delay(state: &mut State, path: &std::path::Path, by: Duration) {
+pub(crate) fn delay(state: &mut LibraryState, path: &std::path::Path, by: Duration) {
     let now = Instant::now();
     let on_disk: Vec<usize> = state
         .handles

@@ -5,14 +5,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::lexer::{Token, tokens};
 
 /// A path from the root of the crate: modules, and then names in them.
-type Names = Vec<String>;
+type ModulePath = Vec<String>;
 
 /// A name that a file imports.
 #[derive(Debug, PartialEq, Eq)]
 struct Import {
     /// What it is called in the file.
     name: String,
-    path: Names,
+    path: ModulePath,
 }
 
 /// The names that a file uses.
@@ -21,15 +21,15 @@ pub struct Imports {
     /// By `use`.
     imported: Vec<Import>,
     /// By paths in the code.
-    paths: Vec<Names>,
+    paths: Vec<ModulePath>,
 }
 
 impl Imports {
     /// Reads a file, which is this module.
-    pub fn of(text: &str, module: Names) -> Imports {
+    pub fn of(text: &str, module: ModulePath) -> Imports {
         let tokens = production_tokens(text);
         let declared = declared(&tokens);
-        let mut reader = Reader {
+        let mut reader = ImportReader {
             tokens: &tokens,
             at: 0,
             module,
@@ -124,10 +124,10 @@ fn declared(tokens: &[Token]) -> BTreeSet<String> {
     found.collect()
 }
 
-struct Reader<'a> {
+struct ImportReader<'a> {
     tokens: &'a [Token],
     at: usize,
-    module: Names,
+    module: ModulePath,
     /// Modules within the file: their names, and the depth of braces that ends them.
     inner: Vec<(String, usize)>,
     depth: usize,
@@ -135,7 +135,7 @@ struct Reader<'a> {
     imports: Imports,
 }
 
-impl Reader<'_> {
+impl ImportReader<'_> {
     fn peek(&self, ahead: usize) -> Option<&Token> {
         self.tokens.get(self.at + ahead)
     }
@@ -196,8 +196,8 @@ impl Reader<'_> {
     }
 
     /// Names with `::` between them.
-    fn names(&mut self) -> Names {
-        let mut names = Names::new();
+    fn names(&mut self) -> ModulePath {
+        let mut names = ModulePath::new();
         while let Some(Token::Name(name)) = self.peek(0) {
             names.push(name.clone());
             self.at += 1;
@@ -258,7 +258,7 @@ impl Reader<'_> {
     }
 
     /// The path from the root of the crate; none if it leads into another crate.
-    fn absolute(&self, names: &[String]) -> Option<Names> {
+    fn absolute(&self, names: &[String]) -> Option<ModulePath> {
         let mut base = self.module.clone();
         base.extend(self.inner.iter().map(|(name, _)| name.clone()));
         let mut rest = names;
@@ -284,13 +284,13 @@ impl Reader<'_> {
 }
 
 /// The modules of a crate.
-pub struct Module<'a> {
+pub struct ModuleTree<'a> {
     /// The file of each module.
-    pub modules: &'a BTreeMap<Names, usize>,
-    pub files: &'a [(Names, Imports)],
+    pub modules: &'a BTreeMap<ModulePath, usize>,
+    pub files: &'a [(ModulePath, Imports)],
 }
 
-impl Module<'_> {
+impl ModuleTree<'_> {
     /// The files that a file uses.
     pub fn used(&self, file: usize) -> BTreeSet<usize> {
         let imports = &self.files[file].1;
@@ -300,7 +300,7 @@ impl Module<'_> {
     }
 
     /// The file that has what a path names; none for what the root of the crate itself has.
-    fn file_of(&self, path: &[String], seen: &mut BTreeSet<Names>) -> Option<usize> {
+    fn file_of(&self, path: &[String], seen: &mut BTreeSet<ModulePath>) -> Option<usize> {
         let len = (0..=path.len()).rev().find(|len| self.modules.contains_key(&path[..*len]))?;
         let (module, rest) = path.split_at(len);
         let file = self.modules[module];

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::piece::size_of;
-use crate::{Outcome, run};
+use crate::{TaskResult, run};
 
 /// The bar for the stripped program that is linked against glibc, in bytes.
 const LARGEST_PROGRAM: u64 = 16_000_000;
@@ -19,7 +19,7 @@ pub enum Flavour {
 }
 
 /// A program that was built.
-pub struct Program {
+pub struct BuiltProgram {
     pub path: PathBuf,
     /// The C library: glibc or musl.
     pub libc: &'static str,
@@ -47,7 +47,7 @@ impl Flavour {
 }
 
 /// Builds the program. Cargo notices when there is nothing to do.
-pub fn program(flavour: Flavour) -> Result<Program, String> {
+pub fn program(flavour: Flavour) -> Result<BuiltProgram, String> {
     let dir = run::target().join(flavour.directory());
     let mut cargo = run::cargo("build");
     cargo.args(["--locked", "--profile", "dist", "--package", "blockhaul-cli"]);
@@ -79,7 +79,7 @@ pub fn program(flavour: Flavour) -> Result<Program, String> {
     } else {
         linked_statically(&path)?;
     }
-    Ok(Program { path, libc })
+    Ok(BuiltProgram { path, libc })
 }
 
 /// Flags that keep paths of this machine out of the program.
@@ -108,7 +108,7 @@ fn static_target() -> Result<(String, &'static str), String> {
     Ok((format!("{arch}-unknown-linux-gnu"), "glibc"))
 }
 
-fn small_enough(path: &Path) -> Outcome {
+fn small_enough(path: &Path) -> TaskResult {
     let size = size_of(path)?;
     println!("the program: {size} bytes, at most {LARGEST_PROGRAM} are allowed");
     if size <= LARGEST_PROGRAM {
@@ -118,7 +118,7 @@ fn small_enough(path: &Path) -> Outcome {
 }
 
 /// An error where the program asks for a dynamic linker.
-fn linked_statically(path: &Path) -> Outcome {
+fn linked_statically(path: &Path) -> TaskResult {
     let headers =
         run::quiet(Command::new("readelf").args(["--wide", "--program-headers"]).arg(path))?;
     if headers.contains("INTERP") {

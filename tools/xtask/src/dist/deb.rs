@@ -6,13 +6,15 @@ use std::process::Command;
 
 use super::build::{self, Flavour};
 use super::files;
-use super::piece::{Dist, Made, maintainer, write};
-use crate::{Outcome, run};
+use super::piece::{DistRun, PackageOutput, maintainer, write};
+use crate::{TaskResult, run};
 
-pub fn make(dist: &Dist) -> Result<Made, String> {
+pub fn make(dist: &DistRun) -> Result<PackageOutput, String> {
     for (program, package) in [("dpkg-deb", "dpkg"), ("dpkg-shlibdeps", "dpkg-dev")] {
         if !run::have(program) {
-            return Ok(Made::LeftOut(format!("{program} is missing (Debian's package {package})")));
+            return Ok(PackageOutput::LeftOut(format!(
+                "{program} is missing (Debian's package {package})"
+            )));
         }
     }
     let program = build::program(Flavour::Shared)?;
@@ -35,11 +37,11 @@ pub fn make(dist: &Dist) -> Result<Made, String> {
     let mut pack = dist.command("dpkg-deb");
     pack.args(["--root-owner-group", "-Zxz", "--build"]).arg(&root).arg(&file);
     run::quiet(&mut pack)?;
-    Ok(Made::Files(vec![file]))
+    Ok(PackageOutput::Files(vec![file]))
 }
 
 /// The packages with the libraries that the program needs.
-pub fn depends(dist: &Dist, program: &Path) -> Result<String, String> {
+pub fn depends(dist: &DistRun, program: &Path) -> Result<String, String> {
     // The tool insists on a source package.
     let source = dist.empty("deb-source")?;
     write(
@@ -66,7 +68,7 @@ fn control(version: &str, arch: &str, size: &str, depends: &str) -> String {
 }
 
 /// The file with which dpkg verifies what is installed.
-fn sums(root: &Path) -> Outcome {
+fn sums(root: &Path) -> TaskResult {
     let mut command = Command::new("md5sum");
     let mut names = files::below(root)?;
     // dpkg verifies files only.

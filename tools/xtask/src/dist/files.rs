@@ -7,14 +7,14 @@ use std::process::Command;
 
 use super::build::Flavour;
 use super::licenses;
-use super::piece::{Dist, sorted, write};
-use crate::{Outcome, run};
+use super::piece::{DistRun, sorted, write};
+use crate::{TaskResult, run};
 
 /// Names under which the program takes the command lines of other programs.
 pub const NAMES: [&str; 5] = ["nbdkit", "nbdcopy", "nbdinfo", "qemu-img", "qemu-nbd"];
 
 /// The paths that differ between kinds of packages, relative to the tree's root.
-pub struct Layout {
+pub struct PackageLayout {
     /// What the other paths of `bin`, `share` and `include` are below: `usr`, or nothing.
     pub prefix: &'static str,
     /// zsh's completions.
@@ -29,7 +29,7 @@ pub struct Layout {
     pub compressed: bool,
 }
 
-pub const DEB: Layout = Layout {
+pub const DEB: PackageLayout = PackageLayout {
     prefix: "usr",
     zsh: "usr/share/zsh/vendor-completions",
     doc: "usr/share/doc/blockhaul",
@@ -38,9 +38,10 @@ pub const DEB: Layout = Layout {
     compressed: true,
 };
 
-pub const RPM: Layout = Layout { zsh: "usr/share/zsh/site-functions", licence: "LICENSE", ..DEB };
+pub const RPM: PackageLayout =
+    PackageLayout { zsh: "usr/share/zsh/site-functions", licence: "LICENSE", ..DEB };
 
-pub const TARBALL: Layout = Layout {
+pub const TARBALL: PackageLayout = PackageLayout {
     prefix: "",
     zsh: "share/zsh/site-functions",
     doc: "share/doc/blockhaul",
@@ -51,12 +52,12 @@ pub const TARBALL: Layout = Layout {
 
 /// Lays out the program and everything that belongs to it below `root`.
 pub fn lay_out(
-    dist: &Dist,
+    dist: &DistRun,
     program: &Path,
     flavour: Flavour,
     root: &Path,
-    layout: &Layout,
-) -> Outcome {
+    layout: &PackageLayout,
+) -> TaskResult {
     let prefix = root.join(layout.prefix);
     let source = run::workspace();
     install(program, &prefix.join("bin/blockhaul"), 0o755)?;
@@ -81,7 +82,7 @@ pub fn lay_out(
 }
 
 /// The name under which mount(8) starts the program.
-fn helper(prefix: &Path) -> Outcome {
+fn helper(prefix: &Path) -> TaskResult {
     let dir = prefix.join("sbin");
     let name = "mount.blockhaul";
     let made = fs::create_dir_all(&dir)
@@ -92,7 +93,7 @@ fn helper(prefix: &Path) -> Outcome {
 /// The account that the unit runs as.
 const SYSUSERS: &str = "u blockhaul - \"Network block devices\" /var/lib/blockhaul\n";
 
-fn manual_pages(dist: &Dist, program: &Path, dir: &Path, compressed: bool) -> Outcome {
+fn manual_pages(dist: &DistRun, program: &Path, dir: &Path, compressed: bool) -> TaskResult {
     let fresh = dist.empty("man")?;
     run::quiet(Command::new(program).arg("man").arg(&fresh))?;
     for page in sorted(&fresh)? {
@@ -107,7 +108,7 @@ fn manual_pages(dist: &Dist, program: &Path, dir: &Path, compressed: bool) -> Ou
     Ok(())
 }
 
-fn completions(program: &Path, root: &Path, prefix: &Path, layout: &Layout) -> Outcome {
+fn completions(program: &Path, root: &Path, prefix: &Path, layout: &PackageLayout) -> TaskResult {
     for (shell, place) in [
         ("bash", prefix.join("share/bash-completion/completions/blockhaul")),
         ("zsh", root.join(layout.zsh).join("_blockhaul")),
@@ -129,7 +130,7 @@ fn pkg_config(version: &str, prefix: &str) -> String {
     )
 }
 
-fn documents(flavour: Flavour, root: &Path, layout: &Layout) -> Outcome {
+fn documents(flavour: Flavour, root: &Path, layout: &PackageLayout) -> TaskResult {
     let source = run::workspace();
     let doc = root.join(layout.doc);
     let read = |name: &str| {
@@ -164,25 +165,25 @@ OpenSSL do not change it. It reads certificates of authorities from /etc/ssl, or
 SSL_CERT_DIR lead.
 ";
 
-pub fn install(from: &Path, to: &Path, mode: u32) -> Outcome {
+pub fn install(from: &Path, to: &Path, mode: u32) -> TaskResult {
     let bytes =
         fs::read(from).map_err(|error| format!("cannot read {}: {error}", from.display()))?;
     write(to, bytes)?;
     set_mode(to, mode)
 }
 
-fn set_mode(path: &Path, mode: u32) -> Outcome {
+fn set_mode(path: &Path, mode: u32) -> TaskResult {
     fs::set_permissions(path, fs::Permissions::from_mode(mode))
         .map_err(|error| format!("cannot set the mode of {}: {error}", path.display()))
 }
 
 /// Replaces a file by one with `.gz` added to its name; no date is stored.
-fn compress(path: &Path) -> Outcome {
+fn compress(path: &Path) -> TaskResult {
     run::quiet(Command::new("gzip").args(["-9", "-n", "-f"]).arg(path)).map(drop)
 }
 
 /// Gives directories 0755 and files 0644 or 0755, whatever the umask.
-fn same_modes(dir: &Path) -> Outcome {
+fn same_modes(dir: &Path) -> TaskResult {
     set_mode(dir, 0o755)?;
     for path in sorted(dir)? {
         if path.is_dir() {

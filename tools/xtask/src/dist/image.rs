@@ -10,14 +10,14 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value, json};
 
 use super::build::{self, Flavour};
-use super::piece::{Dist, Made, size_of, write};
+use super::piece::{DistRun, PackageOutput, size_of, write};
 use super::{files, licenses, sums};
-use crate::{Outcome, run};
+use crate::{TaskResult, run};
 
 /// User and group of the program in the container.
 pub const USER: u32 = 65532;
 
-pub fn make(dist: &Dist) -> Result<Made, String> {
+pub fn make(dist: &DistRun) -> Result<PackageOutput, String> {
     let program = build::program(Flavour::Static)?;
     let top = dist.empty("image")?;
     let root = top.join("root");
@@ -39,11 +39,11 @@ pub fn make(dist: &Dist) -> Result<Made, String> {
     write(&oci.join("oci-layout"), json!({"imageLayoutVersion": "1.0.0"}).to_string())?;
     let file = dist.out.join(format!("blockhaul-{}-{}.oci.tar", dist.version, arch()));
     run::quiet(dist.tar(&file, &oci).args(["oci-layout", "index.json", "blobs"]))?;
-    Ok(Made::Files(vec![file]))
+    Ok(PackageOutput::Files(vec![file]))
 }
 
 /// The image's root file system.
-fn lay_out(program: &Path, root: &Path) -> Outcome {
+fn lay_out(program: &Path, root: &Path) -> TaskResult {
     files::install(program, &root.join("usr/bin/blockhaul"), 0o755)?;
     for name in files::NAMES {
         let link = root.join("usr/bin").join(name);
@@ -100,7 +100,7 @@ fn arch() -> &'static str {
     }
 }
 
-fn config(dist: &Dist, content: &str) -> Result<Value, String> {
+fn config(dist: &DistRun, content: &str) -> Result<Value, String> {
     let date = run::quiet(
         dist.command("date")
             .args(["-u", "+%Y-%m-%dT%H:%M:%SZ", "-d"])

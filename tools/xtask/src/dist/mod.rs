@@ -17,8 +17,8 @@ mod tarball;
 use std::path::PathBuf;
 use std::time::Instant;
 
-use self::piece::{Dist, Made, Packages, size_of};
-use crate::{Outcome, run};
+use self::piece::{DistRun, PackageOutput, Packages, size_of};
+use crate::{TaskResult, run};
 
 pub const HELP: &str = "\
 cargo xtask dist [PIECE…] [--check]
@@ -43,22 +43,22 @@ maintainer in the .deb and .rpm is DEBFULLNAME and DEBEMAIL.
 ";
 
 /// A kind of package: its name on the command line, and what makes it.
-struct Piece {
+struct PackageKind {
     name: &'static str,
-    make: fn(&Dist) -> Result<Made, String>,
+    make: fn(&DistRun) -> Result<PackageOutput, String>,
 }
 
 /// Every piece, in the order in which they are made. To add one, add a file and a line here.
-const PIECES: &[Piece] = &[
-    Piece { name: "deb", make: deb::make },
-    Piece { name: "rpm", make: rpm::make },
-    Piece { name: "tar", make: tarball::make },
-    Piece { name: "static", make: tarball::make_static },
-    Piece { name: "image", make: image::make },
-    Piece { name: "sbom", make: sbom::make },
+const PIECES: &[PackageKind] = &[
+    PackageKind { name: "deb", make: deb::make },
+    PackageKind { name: "rpm", make: rpm::make },
+    PackageKind { name: "tar", make: tarball::make },
+    PackageKind { name: "static", make: tarball::make_static },
+    PackageKind { name: "image", make: image::make },
+    PackageKind { name: "sbom", make: sbom::make },
 ];
 
-pub fn main(args: &[String]) -> Outcome {
+pub fn main(args: &[String]) -> TaskResult {
     let mut names = Vec::new();
     let mut check = false;
     for arg in args {
@@ -71,19 +71,19 @@ pub fn main(args: &[String]) -> Outcome {
     if check {
         check::ready()?;
     }
-    let dist = Dist::new()?;
+    let dist = DistRun::new()?;
     let mut made = Packages::new();
     for piece in PIECES.iter().filter(|piece| names.is_empty() || names.contains(&piece.name)) {
         let begun = Instant::now();
         match (piece.make)(&dist).map_err(|why| format!("{}: {why}", piece.name))? {
-            Made::Files(files) => {
+            PackageOutput::Files(files) => {
                 report(piece.name, &files, begun)?;
                 made.extend(files.into_iter().next().map(|file| (piece.name, file)));
             }
-            Made::LeftOut(why) if names.is_empty() && !run::ci() => {
+            PackageOutput::LeftOut(why) if names.is_empty() && !run::ci() => {
                 println!("{}: left out: {why}", piece.name);
             }
-            Made::LeftOut(why) => return Err(format!("{}: {why}", piece.name)),
+            PackageOutput::LeftOut(why) => return Err(format!("{}: {why}", piece.name)),
         }
     }
     sums::write_all(&dist)?;
@@ -91,7 +91,7 @@ pub fn main(args: &[String]) -> Outcome {
 }
 
 /// One line for each file: its size in bytes, and how long it took to make.
-fn report(piece: &str, files: &[PathBuf], begun: Instant) -> Outcome {
+fn report(piece: &str, files: &[PathBuf], begun: Instant) -> TaskResult {
     for file in files {
         let size = size_of(file)?;
         let name = file.file_name().unwrap_or_default().display();

@@ -5,10 +5,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::{Outcome, run};
+use crate::{TaskResult, run};
 
 /// What became of a piece: files, or the reason for which it is left out.
-pub enum Made {
+pub enum PackageOutput {
     Files(Vec<PathBuf>),
     LeftOut(String),
 }
@@ -17,7 +17,7 @@ pub enum Made {
 pub type Packages = BTreeMap<&'static str, PathBuf>;
 
 /// What all pieces share.
-pub struct Dist {
+pub struct DistRun {
     /// The version of the workspace.
     pub version: &'static str,
     /// Where the packages go: `target/dist`.
@@ -28,10 +28,10 @@ pub struct Dist {
     pub epoch: u64,
 }
 
-impl Dist {
-    pub fn new() -> Result<Dist, String> {
+impl DistRun {
+    pub fn new() -> Result<DistRun, String> {
         let target = run::target();
-        let dist = Dist {
+        let dist = DistRun {
             version: env!("CARGO_PKG_VERSION"),
             out: target.join("dist"),
             work: target.join("dist-work"),
@@ -100,7 +100,7 @@ pub fn maintainer() -> String {
 }
 
 /// Writes a file, in a directory that is made if there is none.
-pub fn write(path: &Path, text: impl AsRef<[u8]>) -> Outcome {
+pub fn write(path: &Path, text: impl AsRef<[u8]>) -> TaskResult {
     if let Some(dir) = path.parent() {
         fs::create_dir_all(dir)
             .map_err(|error| format!("cannot make {}: {error}", dir.display()))?;

@@ -5,12 +5,12 @@ use std::path::Path;
 
 use super::build::{self, Flavour};
 use super::files;
-use super::piece::{Dist, Made, maintainer, write};
+use super::piece::{DistRun, PackageOutput, maintainer, write};
 use crate::run;
 
-pub fn make(dist: &Dist) -> Result<Made, String> {
+pub fn make(dist: &DistRun) -> Result<PackageOutput, String> {
     if !run::have("rpmbuild") {
-        return Ok(Made::LeftOut("rpmbuild is missing (Debian's package rpm)".into()));
+        return Ok(PackageOutput::LeftOut("rpmbuild is missing (Debian's package rpm)".into()));
     }
     let program = build::program(Flavour::Shared)?;
     let top = dist.empty("rpm")?;
@@ -39,7 +39,7 @@ pub fn make(dist: &Dist) -> Result<Made, String> {
     let made = top.join("out").join(arch).join(&name);
     let file = dist.out.join(&name);
     files::install(&made, &file, 0o644)?;
-    Ok(Made::Files(vec![file]))
+    Ok(PackageOutput::Files(vec![file]))
 }
 
 /// Directories that every system has.

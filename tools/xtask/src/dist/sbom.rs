@@ -4,9 +4,9 @@ use serde_json::{Value, json};
 
 use super::build::Flavour;
 use super::closure::{self, Crate};
-use super::piece::{Dist, Made, write};
+use super::piece::{DistRun, PackageOutput, write};
 
-pub fn make(dist: &Dist) -> Result<Made, String> {
+pub fn make(dist: &DistRun) -> Result<PackageOutput, String> {
     let mut files = Vec::new();
     for (flavour, suffix) in [(Flavour::Shared, ""), (Flavour::Static, "-static")] {
         let list = bill(&closure::crates(flavour)?, dist.version);
@@ -15,7 +15,7 @@ pub fn make(dist: &Dist) -> Result<Made, String> {
         write(&file, text + "\n")?;
         files.push(file);
     }
-    Ok(Made::Files(files))
+    Ok(PackageOutput::Files(files))
 }
 
 /// The document. It has neither a date nor a random number, so that it can be made again.

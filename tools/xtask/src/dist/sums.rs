@@ -4,11 +4,11 @@ use std::path::Path;
 use std::process::Command;
 
 use super::files;
-use super::piece::{Dist, write};
-use crate::{Outcome, run};
+use super::piece::{DistRun, write};
+use crate::{TaskResult, run};
 
 /// Writes the sums of every package of this version, also of those made earlier.
-pub fn write_all(dist: &Dist) -> Outcome {
+pub fn write_all(dist: &DistRun) -> TaskResult {
     let names: Vec<_> = files::below(&dist.out)?
         .into_iter()
         .filter(|name| of_version(name, dist.version))

@@ -2,18 +2,18 @@
 
 use super::build::{self, Flavour};
 use super::files;
-use super::piece::{Dist, Made};
+use super::piece::{DistRun, PackageOutput};
 use crate::run;
 
-pub fn make(dist: &Dist) -> Result<Made, String> {
+pub fn make(dist: &DistRun) -> Result<PackageOutput, String> {
     pack(dist, Flavour::Shared)
 }
 
-pub fn make_static(dist: &Dist) -> Result<Made, String> {
+pub fn make_static(dist: &DistRun) -> Result<PackageOutput, String> {
     pack(dist, Flavour::Static)
 }
 
-fn pack(dist: &Dist, flavour: Flavour) -> Result<Made, String> {
+fn pack(dist: &DistRun, flavour: Flavour) -> Result<PackageOutput, String> {
     let program = build::program(flavour)?;
     let name = name(dist.version, flavour, program.libc);
     let top = dist.empty("tar")?;
@@ -23,7 +23,7 @@ fn pack(dist: &Dist, flavour: Flavour) -> Result<Made, String> {
     run::quiet(dist.command("gzip").args(["-9", "-n", "-f"]).arg(&tar))?;
     let file = dist.out.join(format!("{name}.tar.gz"));
     files::install(&tar.with_extension("tar.gz"), &file, 0o644)?;
-    Ok(Made::Files(vec![file]))
+    Ok(PackageOutput::Files(vec![file]))
 }
 
 /// The name of the directory, and of the tarball without its extensions.

@@ -7,7 +7,7 @@ use std::env;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::{Outcome, enter, run};
+use crate::{TaskResult, enter, run};
 use root::Root;
 use table::Row;
 
@@ -57,7 +57,7 @@ struct Options {
     names: Vec<String>,
 }
 
-pub fn main(args: &[String]) -> Outcome {
+pub fn main(args: &[String]) -> TaskResult {
     let options = parse(args)?;
     if options.list {
         PLATFORMS.iter().for_each(|platform| println!("{}", platform.name));
@@ -118,7 +118,7 @@ fn chosen(names: &[String]) -> Result<Vec<&'static Platform>, String> {
 }
 
 /// Runs this command again in a mount namespace of its own: the mounts of the roots end with it.
-fn in_namespace(args: &[String]) -> Outcome {
+fn in_namespace(args: &[String]) -> TaskResult {
     if !enter::is_root() {
         return Err("platforms need root: they mount, and change their root directory".into());
     }

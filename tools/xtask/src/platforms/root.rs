@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::{Outcome, apt, run};
+use crate::{TaskResult, apt, run};
 
 /// A Debian root.
 pub struct Root {
@@ -47,7 +47,7 @@ const MOUNTS: &[&str] = &["/proc", "/sys", "/dev", "/dev/pts", "/dev/shm", "/tmp
 
 impl Root {
     /// Makes the root where it is missing or lacks packages, and mounts [`MOUNTS`].
-    pub fn make(&self, roots: &Path) -> Outcome {
+    pub fn make(&self, roots: &Path) -> TaskResult {
         let dir = roots.join(self.name);
         let list = dir.join("etc/blockhaul-platform");
         if !dir.join("etc/debian_version").is_file() || dir.join("debootstrap").is_dir() {
@@ -62,7 +62,7 @@ impl Root {
             .map_err(|error| format!("cannot write {}: {error}", list.display()))
     }
 
-    fn bootstrap(&self, dir: &Path) -> Outcome {
+    fn bootstrap(&self, dir: &Path) -> TaskResult {
         if !run::have("debootstrap") {
             return Err("debootstrap is missing: install it (apt install debootstrap)".into());
         }
@@ -76,7 +76,7 @@ impl Root {
         Ok(())
     }
 
-    fn install(&self, dir: &Path) -> Outcome {
+    fn install(&self, dir: &Path) -> TaskResult {
         let uri = archive()?;
         let suites = [Some(self.suite), self.newer];
         let sources = suites.iter().flatten().map(|suite| format!("deb {uri} {suite} main\n"));
@@ -114,7 +114,7 @@ fn archive() -> Result<String, String> {
     archives.into_iter().next().map(|source| source.uri).ok_or_else(|| "no Debian archive".into())
 }
 
-fn mount(dir: &Path) -> Outcome {
+fn mount(dir: &Path) -> TaskResult {
     for name in MOUNTS {
         let place: PathBuf = dir.join(&name[1..]);
         fs::create_dir_all(&place)

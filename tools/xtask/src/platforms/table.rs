@@ -3,7 +3,7 @@
 use std::fs;
 use std::process::Command;
 
-use crate::{Outcome, run};
+use crate::{TaskResult, run};
 
 /// Begins the line of a test that reports a row; the fields follow, with a tab before each.
 const MARK: &str = "PLATFORM";
@@ -50,7 +50,7 @@ pub fn text(rows: &[Row]) -> String {
 }
 
 /// Replaces the table of the page.
-pub fn write(rows: &[Row]) -> Outcome {
+pub fn write(rows: &[Row]) -> TaskResult {
     let page = run::workspace().join(PAGE);
     let old = fs::read_to_string(&page).map_err(|error| format!("cannot read {PAGE}: {error}"))?;
     let around =

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::fmt::Write;
 
-use super::{Citations, Place, Requirement};
+use super::{CitationPlace, Citations, Requirement};
 
 /// What precedes the list.
 const HEAD: &str = "\
@@ -38,11 +38,11 @@ pub(super) fn page(requirements: &[Requirement], citations: &Citations) -> Strin
     text
 }
 
-fn places(text: &mut String, what: &str, places: &BTreeSet<Place>) {
+fn places(text: &mut String, what: &str, places: &BTreeSet<CitationPlace>) {
     if places.is_empty() {
         return;
     }
-    let one = |place: &Place| {
+    let one = |place: &CitationPlace| {
         let file = place.file.strip_prefix("crates/").unwrap_or(&place.file);
         if place.function.is_empty() {
             format!("`{file}`")

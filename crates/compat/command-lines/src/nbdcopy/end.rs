@@ -5,7 +5,7 @@ use std::fs::File;
 use std::os::unix::fs::FileTypeExt as _;
 use std::path::{Path, PathBuf};
 
-use blockhaul_catalog::Spec;
+use blockhaul_catalog::DeviceSpec;
 use blockhaul_catalog::brackets::Groups;
 use blockhaul_io::plain;
 
@@ -20,7 +20,7 @@ pub(super) enum Role {
 
 /// One side of a copy.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum End {
+pub(super) enum CopyEndpoint {
     /// `null:`
     Null,
     /// Standard input or output.
@@ -35,22 +35,22 @@ pub(super) enum End {
     Storage(PathBuf),
 }
 
-impl End {
+impl CopyEndpoint {
     /// Interprets a word like nbdcopy: anything that is not a URI is a path.
-    pub(super) fn new(word: &OsStr, groups: &Groups, role: Role) -> Result<End, String> {
+    pub(super) fn new(word: &OsStr, groups: &Groups, role: Role) -> Result<CopyEndpoint, String> {
         let spec = groups.spec(word).map_err(|error| error.to_string())?;
-        if let Spec::Command(words) = spec {
-            return Ok(End::Command(words));
+        if let DeviceSpec::Command(words) = spec {
+            return Ok(CopyEndpoint::Command(words));
         }
         match word.to_str() {
             // A file is read from its start, out of order.
             Some("-") if role == Role::Source && is_file_to_read(Path::new(STDIN)) => {
-                return Ok(End::Storage(STDIN.into()));
+                return Ok(CopyEndpoint::Storage(STDIN.into()));
             }
-            Some("-") => return Ok(End::Standard),
-            Some("null:") if role == Role::Target => return Ok(End::Null),
+            Some("-") => return Ok(CopyEndpoint::Standard),
+            Some("null:") if role == Role::Target => return Ok(CopyEndpoint::Null),
             Some(text) if blockhaul_wire::uri::is_uri(text) => {
-                return Ok(End::Server(text.to_string()));
+                return Ok(CopyEndpoint::Server(text.to_string()));
             }
             _ => {}
         }
@@ -58,19 +58,19 @@ impl End {
         let kind = std::fs::metadata(&path).map(|data| data.file_type());
         Ok(match kind {
             Ok(kind) if kind.is_fifo() || kind.is_char_device() || kind.is_socket() => {
-                End::Stream(path)
+                CopyEndpoint::Stream(path)
             }
-            _ => End::Storage(path),
+            _ => CopyEndpoint::Storage(path),
         })
     }
 
     pub(super) fn is_pipe(&self) -> bool {
-        matches!(self, End::Standard | End::Stream(_))
+        matches!(self, CopyEndpoint::Standard | CopyEndpoint::Stream(_))
     }
 
     /// Puts a stream with a path in the place of standard input or output.
     pub(super) fn take_place(&mut self, role: Role) -> Result<(), String> {
-        let End::Stream(path) = self else { return Ok(()) };
+        let CopyEndpoint::Stream(path) = self else { return Ok(()) };
         let cannot =
             |error: std::io::Error| format!("cannot open {}: {}", path.display(), plain(&error));
         let placed = match role {
@@ -81,23 +81,23 @@ impl End {
             }
         };
         placed.map_err(|errno| cannot(errno.into()))?;
-        *self = End::Standard;
+        *self = CopyEndpoint::Standard;
         Ok(())
     }
 
     /// Words of `blockhaul copy`. `unbounded`: large enough for any input.
     pub(super) fn words(&self, unbounded: bool) -> Vec<OsString> {
         match self {
-            End::Null if unbounded => vec![format!("null:{NULL_SIZE}").into()],
-            End::Null => vec!["null:".into()],
-            End::Standard | End::Stream(_) => vec!["-".into()],
-            End::Server(uri) => vec![uri.into()],
-            End::Command(words) => {
+            CopyEndpoint::Null if unbounded => vec![format!("null:{NULL_SIZE}").into()],
+            CopyEndpoint::Null => vec!["null:".into()],
+            CopyEndpoint::Standard | CopyEndpoint::Stream(_) => vec!["-".into()],
+            CopyEndpoint::Server(uri) => vec![uri.into()],
+            CopyEndpoint::Command(words) => {
                 let open = OsString::from("[");
                 let close = OsString::from("]");
                 [&[open], &words[..], &[close]].concat()
             }
-            End::Storage(path) => vec![literal(path)],
+            CopyEndpoint::Storage(path) => vec![literal(path)],
         }
     }
 }
@@ -117,8 +117,8 @@ pub(super) fn is_block_device(path: &Path) -> bool {
 /// A path in a form that cannot be mistaken for anything else.
 fn literal(path: &Path) -> OsString {
     let word = path.as_os_str();
-    match Spec::parse(word) {
-        Ok(Spec::Path(_)) | Err(_) if word != "[" && word != "]" => word.to_owned(),
+    match DeviceSpec::parse(word) {
+        Ok(DeviceSpec::Path(_)) | Err(_) if word != "[" && word != "]" => word.to_owned(),
         _ => Path::new(".").join(path).into_os_string(),
     }
 }
@@ -130,18 +130,18 @@ mod tests {
     #[test]
     fn what_is_no_uri_is_a_path() {
         let groups = Groups::default();
-        let end = |text: &str, role| End::new(OsStr::new(text), &groups, role).unwrap();
-        assert_eq!(end("null:", Role::Target), End::Null);
-        assert_eq!(end("null:", Role::Source), End::Storage("null:".into()));
-        assert_eq!(end("-", Role::Target), End::Standard);
-        assert_eq!(end("/dev/null", Role::Source), End::Stream("/dev/null".into()));
-        assert_eq!(end("memory:1m", Role::Target), End::Storage("memory:1m".into()));
-        assert_eq!(end("NBD://h/x", Role::Target), End::Server("NBD://h/x".into()));
+        let end = |text: &str, role| CopyEndpoint::new(OsStr::new(text), &groups, role).unwrap();
+        assert_eq!(end("null:", Role::Target), CopyEndpoint::Null);
+        assert_eq!(end("null:", Role::Source), CopyEndpoint::Storage("null:".into()));
+        assert_eq!(end("-", Role::Target), CopyEndpoint::Standard);
+        assert_eq!(end("/dev/null", Role::Source), CopyEndpoint::Stream("/dev/null".into()));
+        assert_eq!(end("memory:1m", Role::Target), CopyEndpoint::Storage("memory:1m".into()));
+        assert_eq!(end("NBD://h/x", Role::Target), CopyEndpoint::Server("NBD://h/x".into()));
         assert_eq!(end("memory:1m", Role::Target).words(false), ["./memory:1m"]);
         assert_eq!(end("null:", Role::Source).words(false), ["./null:"]);
         assert_eq!(end("/a:b/c", Role::Target).words(false), ["/a:b/c"]);
-        let command = End::Command(vec!["a".into(), "b".into()]);
+        let command = CopyEndpoint::Command(vec!["a".into(), "b".into()]);
         assert_eq!(command.words(false), ["[", "a", "b", "]"]);
-        assert_eq!(End::Null.words(true), ["null:9223372036854775807"]);
+        assert_eq!(CopyEndpoint::Null.words(true), ["null:9223372036854775807"]);
     }
 }

@@ -5,17 +5,17 @@ use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
 
-use blockhaul_client::options::{OptionSession, Place};
-use blockhaul_client::{Address, ServerProcess};
+use blockhaul_client::options::{ConnectTarget, OptionSession};
+use blockhaul_client::{ServerAddress, ServerProcess};
 use blockhaul_wire::uri::{Transport, Uri};
 
-use super::end::{End, NULL_SIZE, STDIN};
+use super::end::{CopyEndpoint, NULL_SIZE, STDIN};
 
 /// The preferred block size if the other side reports none.
 const PREFERRED: u64 = 4096;
 
 /// The facts of a side that `--verbose` prints.
-pub(super) struct Facts {
+pub(super) struct EndpointFacts {
     operations: &'static str,
     name: String,
     /// In bytes; unknown for streams and unreachable servers.
@@ -23,32 +23,39 @@ pub(super) struct Facts {
     preferred: u64,
 }
 
-impl Facts {
+impl EndpointFacts {
     /// Queries a side. A server of `[ CMD … ]` is started for that and stored in `started`.
-    pub(super) fn of(end: &mut End, started: &mut Vec<Arc<ServerProcess>>) -> Facts {
-        let known = |operations, name: &str, size| Facts {
+    pub(super) fn of(
+        end: &mut CopyEndpoint,
+        started: &mut Vec<Arc<ServerProcess>>,
+    ) -> EndpointFacts {
+        let known = |operations, name: &str, size| EndpointFacts {
             operations,
             name: name.to_string(),
             size,
             preferred: PREFERRED,
         };
-        let served = |name: String, answer: Option<(u64, u64)>| Facts {
+        let served = |name: String, answer: Option<(u64, u64)>| EndpointFacts {
             operations: "nbd_ops",
             name,
             size: answer.map(|answer| answer.0),
             preferred: answer.map_or(PREFERRED, |answer| answer.1),
         };
         match end {
-            End::Null => known("null_ops", "null:", Some(NULL_SIZE)),
-            End::Standard => known("pipe_ops", "-", None),
-            End::Stream(path) => known("pipe_ops", &path.display().to_string(), None),
-            End::Storage(path) if path == Path::new(STDIN) => known("file_ops", "-", size_of(path)),
-            End::Storage(path) => known("file_ops", &path.display().to_string(), size_of(path)),
-            End::Server(uri) => {
-                let answer = Place::parse(uri).ok().and_then(ask);
+            CopyEndpoint::Null => known("null_ops", "null:", Some(NULL_SIZE)),
+            CopyEndpoint::Standard => known("pipe_ops", "-", None),
+            CopyEndpoint::Stream(path) => known("pipe_ops", &path.display().to_string(), None),
+            CopyEndpoint::Storage(path) if path == Path::new(STDIN) => {
+                known("file_ops", "-", size_of(path))
+            }
+            CopyEndpoint::Storage(path) => {
+                known("file_ops", &path.display().to_string(), size_of(path))
+            }
+            CopyEndpoint::Server(uri) => {
+                let answer = ConnectTarget::parse(uri).ok().and_then(ask);
                 served(uri.clone(), answer)
             }
-            End::Command(words) => {
+            CopyEndpoint::Command(words) => {
                 let name = words.first().map(|word| word.display().to_string());
                 let name = name.unwrap_or_default();
                 // An error here recurs in the copy, which reports it.
@@ -61,18 +68,19 @@ impl Facts {
                     export: String::new(),
                     tls: None,
                 };
-                let address = Address::Unix(socket);
-                let place = Place { name: name.clone(), address, export: String::new(), tls: None };
+                let address = ServerAddress::Unix(socket);
+                let place =
+                    ConnectTarget { name: name.clone(), address, export: String::new(), tls: None };
                 let answer = ask(place);
                 started.push(process);
-                *end = End::Server(uri.to_string());
+                *end = CopyEndpoint::Server(uri.to_string());
                 served(name, answer)
             }
         }
     }
 
     pub(super) fn lines(&self, side: &str) -> String {
-        let Facts { operations, name, preferred, .. } = self;
+        let EndpointFacts { operations, name, preferred, .. } = self;
         let mut text = format!("nbdcopy: {side}: {operations} \"{name}\"\n");
         let size = match self.size {
             Some(size) => format!("{size} ({})", blockhaul_catalog::format_size(size)),
@@ -87,13 +95,15 @@ impl Facts {
 
 /// Size and preferred block size of an export, without opening it: the connection ends before
 /// transmission, which servers for a single client do not count.
-fn ask(place: Place) -> Option<(u64, u64)> {
-    let config = blockhaul_io::Config { workers: 1, engine: blockhaul_io::Engine::Auto };
+fn ask(place: ConnectTarget) -> Option<(u64, u64)> {
+    let config = blockhaul_io::RuntimeConfig { workers: 1, engine: blockhaul_io::IoEngine::Auto };
     let runtime = blockhaul_io::Runtime::start(&config).ok()?;
     runtime.block_on(move || async move {
         let export = place.export.clone();
         let mut session =
-            OptionSession::connect(place, &blockhaul_client::Options::default()).await.ok()?;
+            OptionSession::connect(place, &blockhaul_client::ConnectOptions::default())
+                .await
+                .ok()?;
         let info = session.info(&export).await.ok();
         session.abort().await;
         let info = info?;

@@ -10,10 +10,10 @@ use std::sync::Arc;
 use blockhaul_catalog::brackets;
 use blockhaul_client::ServerProcess;
 
-use self::end::{End, Role};
-use self::facts::Facts;
+use self::end::{CopyEndpoint, Role};
+use self::facts::EndpointFacts;
 use self::settings::{OPTIONS, Settings};
-use crate::{Asked, common, getopt, words};
+use crate::{ToolInvocation, common, getopt, words};
 
 const HELP: &str = "\
 Copies from and to NBD servers and files.
@@ -48,33 +48,33 @@ See `blockhaul copy --help` for further options.
 
 /// A copy that nbdcopy's command line asks for.
 #[derive(Debug)]
-pub struct Copy {
+pub struct NbdcopyRequest {
     settings: Settings,
-    source: End,
-    target: End,
+    source: CopyEndpoint,
+    target: CopyEndpoint,
 }
 
 /// Parses nbdcopy's command line.
-pub fn parse(line: &[OsString]) -> Result<Asked<Copy>, String> {
+pub fn parse(line: &[OsString]) -> Result<ToolInvocation<NbdcopyRequest>, String> {
     let (line, groups) = brackets::take(line.to_vec())?;
     let parts =
         getopt::parse(OPTIONS, &line).map_err(|text| format!("{text}; see nbdcopy --help"))?;
     let mut settings = Settings::default();
     for (means, value) in parts.options {
         if let Some(text) = common(means, "nbdcopy", HELP, OPTIONS) {
-            return Ok(Asked::Text(text));
+            return Ok(ToolInvocation::Text(text));
         }
         settings.set(means, value)?;
     }
     let [source, target] = &parts.operands[..] else {
         return Err("give a SOURCE and a DESTINATION; see nbdcopy --help".to_string());
     };
-    let source = End::new(source, &groups, Role::Source)?;
-    let target = End::new(target, &groups, Role::Target)?;
-    Ok(Asked::Run(Copy { settings, source, target }))
+    let source = CopyEndpoint::new(source, &groups, Role::Source)?;
+    let target = CopyEndpoint::new(target, &groups, Role::Target)?;
+    Ok(ToolInvocation::Run(NbdcopyRequest { settings, source, target }))
 }
 
-impl Copy {
+impl NbdcopyRequest {
     /// Whether `--verbose` was given.
     pub fn is_verbose(&self) -> bool {
         self.settings.has("verbose")
@@ -85,9 +85,9 @@ impl Copy {
     pub fn described(&mut self) -> (String, Vec<Arc<ServerProcess>>) {
         let piped = self.source.is_pipe() || self.target.is_pipe();
         let mut started = Vec::new();
-        let source = Facts::of(&mut self.source, &mut started);
-        let mut target = Facts::of(&mut self.target, &mut started);
-        if matches!(self.target, End::Storage(_)) {
+        let source = EndpointFacts::of(&mut self.source, &mut started);
+        let mut target = EndpointFacts::of(&mut self.target, &mut started);
+        if matches!(self.target, CopyEndpoint::Storage(_)) {
             // A file is made as large as the source.
             target.size = source.size;
         }
@@ -113,7 +113,7 @@ impl Copy {
 
     /// The words of `blockhaul copy`.
     pub fn words(&self) -> Vec<OsString> {
-        let Copy { settings, source, target } = self;
+        let NbdcopyRequest { settings, source, target } = self;
         let mut all = words(&["blockhaul", "copy"]);
         all.extend(settings.words(target));
         all.push("--".into());
@@ -121,7 +121,7 @@ impl Copy {
         // blockhaul copy refuses a copy onto itself, as it is hardly ever intended. nbdcopy allows
         // it, so the target gets another path.
         match (source, target) {
-            (End::Server(one), End::Server(other)) if one == other => {
+            (CopyEndpoint::Server(one), CopyEndpoint::Server(other)) if one == other => {
                 all.extend(words(&["[", "blockhaul", "serve", "-f"]));
                 all.extend(target.words(false));
                 all.push("]".into());

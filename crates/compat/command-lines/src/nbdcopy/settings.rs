@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 
-use super::end::{End, is_block_device};
+use super::end::{CopyEndpoint, is_block_device};
 
 pub(super) const OPTIONS: &str = "\
     help allocated blkhash=? blkhash-file= C|connections= destination-is-zero flush \
@@ -108,7 +108,7 @@ impl Settings {
         }
     }
 
-    pub(super) fn words(&self, target: &End) -> Vec<OsString> {
+    pub(super) fn words(&self, target: &CopyEndpoint) -> Vec<OsString> {
         let mut options = self.options.clone();
         options.remove("blkhash-file");
         if options.remove("blkhash").is_some() {
@@ -116,7 +116,9 @@ impl Settings {
         }
         // A file is made anew, and nbdcopy then allocates all of it; here only zeroed ranges are
         // allocated.
-        if self.has("allocated") && matches!(target, End::Storage(path) if !is_block_device(path)) {
+        if self.has("allocated")
+            && matches!(target, CopyEndpoint::Storage(path) if !is_block_device(path))
+        {
             options.remove("destination-is-zero");
         }
         options.insert("connections", Some(self.connections().min(1024).to_string()));
@@ -192,7 +194,7 @@ mod tests {
     fn words(text: &str) -> String {
         let words: Vec<String> = settings(text)
             .unwrap()
-            .words(&End::Null)
+            .words(&CopyEndpoint::Null)
             .into_iter()
             .map(|w| w.into_string().unwrap())
             .collect();
@@ -225,7 +227,7 @@ mod tests {
         assert!(words("--progress=3 --progress=4").contains("--progress=4"));
         // A file that is to be allocated is not assumed to be zero.
         let settings_of = settings("--allocated --destination-is-zero").unwrap();
-        let file = settings_of.words(&End::Storage("x".into()));
+        let file = settings_of.words(&CopyEndpoint::Storage("x".into()));
         assert!(file.iter().all(|word| word != "--destination-is-zero"), "{file:?}");
         let line = settings("--synchronous -T3").unwrap().line(false);
         assert_eq!(line, "nbdcopy: connections=1 requests=64 threads=1 synchronous=true\n");

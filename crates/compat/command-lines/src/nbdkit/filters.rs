@@ -1,15 +1,15 @@
 //! Maps nbdkit's filters to layers. If there is no layer for a filter or its parameters, the filter
 //! itself is hosted, and with it all filters below it.
 
-use super::line::{Parameter, escaped};
+use super::line::{PluginParameter, escaped};
 
 /// A filter with an equivalent layer, and its parameters.
-struct Row {
+struct FilterTranslation {
     filter: &'static str,
     layer: &'static str,
     /// Parameters with the same name and values here.
     same: &'static [&'static str],
-    keys: &'static [Key],
+    keys: &'static [ParameterTranslation],
     /// An option of the layer, and its value if no parameter sets it: where the defaults differ.
     default: Option<(&'static str, &'static str)>,
 }
@@ -19,14 +19,14 @@ const fn row(
     filter: &'static str,
     layer: &'static str,
     same: &'static [&'static str],
-    keys: &'static [Key],
-) -> Row {
-    Row { filter, layer, same, keys, default: None }
+    keys: &'static [ParameterTranslation],
+) -> FilterTranslation {
+    FilterTranslation { filter, layer, same, keys, default: None }
 }
 
-impl Row {
+impl FilterTranslation {
     /// The option of the layer for a parameter of the filter, and the conversion of its value.
-    fn option(&self, parameter: &str) -> Option<(&'static str, Convert)> {
+    fn option(&self, parameter: &str) -> Option<(&'static str, ValueConversion)> {
         let same = self.same.iter().find(|name| **name == parameter).map(|name| (*name, Same));
         let key = || self.keys.iter().find(|key| key.0 == parameter).map(|key| (key.1, key.2));
         same.or_else(key)
@@ -35,15 +35,15 @@ impl Row {
     /// The names of the parameters, and of the layer's options.
     fn options(&self) -> impl Iterator<Item = (&'static str, &'static str)> {
         let same = self.same.iter().map(|name| (*name, *name));
-        same.chain(self.keys.iter().map(|Key(name, option, _)| (*name, *option)))
+        same.chain(self.keys.iter().map(|ParameterTranslation(name, option, _)| (*name, *option)))
     }
 }
 
 /// A parameter of a filter: its name there, its name here, and the conversion of its value.
-struct Key(&'static str, &'static str, Convert);
+struct ParameterTranslation(&'static str, &'static str, ValueConversion);
 
 #[derive(Clone, Copy)]
-enum Convert {
+enum ValueConversion {
     /// None.
     Same,
     /// Repeated values form one list.
@@ -62,19 +62,19 @@ enum Convert {
     Names,
 }
 
-use Convert::{Bits, List, Names, Path, Same, Secret, Share, Switch};
+use ValueConversion::{Bits, List, Names, Path, Same, Secret, Share, Switch};
 
-const ROWS: &[Row] = &[
+const ROWS: &[FilterTranslation] = &[
     row("blocksize", "blocksize", &["minblock", "maxdata", "maxlen"], &[]),
     row(
         "blocksize-policy",
         "blocksize",
         &[],
         &[
-            Key("blocksize-minimum", "minimum", Same),
-            Key("blocksize-preferred", "preferred", Same),
-            Key("blocksize-maximum", "maximum", Same),
-            Key("blocksize-error-policy", "error-policy", Same),
+            ParameterTranslation("blocksize-minimum", "minimum", Same),
+            ParameterTranslation("blocksize-preferred", "preferred", Same),
+            ParameterTranslation("blocksize-maximum", "maximum", Same),
+            ParameterTranslation("blocksize-error-policy", "error-policy", Same),
         ],
     ),
     row(
@@ -98,35 +98,35 @@ const ROWS: &[Row] = &[
         "delay",
         &[],
         &[
-            Key("rdelay", "read", Same),
-            Key("wdelay", "write,zero,trim", Same),
-            Key("delay-read", "read", Same),
-            Key("delay-reads", "read", Same),
-            Key("delay-write", "write", Same),
-            Key("delay-writes", "write", Same),
-            Key("delay-zero", "zero", Same),
-            Key("delay-zeroes", "zero", Same),
-            Key("delay-trim", "trim", Same),
-            Key("delay-trims", "trim", Same),
-            Key("delay-discard", "trim", Same),
-            Key("delay-discards", "trim", Same),
-            Key("delay-extents", "extents", Same),
-            Key("delay-extent", "extents", Same),
-            Key("delay-cache", "cache", Same),
+            ParameterTranslation("rdelay", "read", Same),
+            ParameterTranslation("wdelay", "write,zero,trim", Same),
+            ParameterTranslation("delay-read", "read", Same),
+            ParameterTranslation("delay-reads", "read", Same),
+            ParameterTranslation("delay-write", "write", Same),
+            ParameterTranslation("delay-writes", "write", Same),
+            ParameterTranslation("delay-zero", "zero", Same),
+            ParameterTranslation("delay-zeroes", "zero", Same),
+            ParameterTranslation("delay-trim", "trim", Same),
+            ParameterTranslation("delay-trims", "trim", Same),
+            ParameterTranslation("delay-discard", "trim", Same),
+            ParameterTranslation("delay-discards", "trim", Same),
+            ParameterTranslation("delay-extents", "extents", Same),
+            ParameterTranslation("delay-extent", "extents", Same),
+            ParameterTranslation("delay-cache", "cache", Same),
         ],
     ),
-    Row {
+    FilterTranslation {
         filter: "error",
         layer: "error",
         same: &["error"],
         keys: &[
-            Key("error-rate", "all", Share),
-            Key("error-pread-rate", "read", Share),
-            Key("error-pwrite-rate", "write", Share),
-            Key("error-trim-rate", "trim", Share),
-            Key("error-zero-rate", "zero", Share),
-            Key("error-extents-rate", "extents", Share),
-            Key("error-cache-rate", "cache", Share),
+            ParameterTranslation("error-rate", "all", Share),
+            ParameterTranslation("error-pread-rate", "read", Share),
+            ParameterTranslation("error-pwrite-rate", "write", Share),
+            ParameterTranslation("error-trim-rate", "trim", Share),
+            ParameterTranslation("error-zero-rate", "zero", Share),
+            ParameterTranslation("error-extents-rate", "extents", Share),
+            ParameterTranslation("error-cache-rate", "cache", Share),
         ],
         // Nothing fails unless a rate is given.
         default: Some(("all", "0%")),
@@ -138,12 +138,12 @@ const ROWS: &[Row] = &[
         "exitwhen",
         &["exit-when-script", "exit-when-poll"],
         &[
-            Key("exit-when-file-created", "exit-when-file-created", Path),
-            Key("exit-when-file-deleted", "exit-when-file-deleted", Path),
-            Key("exit-when-pipe-closed", "exit-when-pipe-closed", List),
-            Key("exit-when-fd-closed", "exit-when-pipe-closed", List),
-            Key("exit-when-process-exits", "exit-when-process-exits", List),
-            Key("exit-when-pid-exits", "exit-when-process-exits", List),
+            ParameterTranslation("exit-when-file-created", "exit-when-file-created", Path),
+            ParameterTranslation("exit-when-file-deleted", "exit-when-file-deleted", Path),
+            ParameterTranslation("exit-when-pipe-closed", "exit-when-pipe-closed", List),
+            ParameterTranslation("exit-when-fd-closed", "exit-when-pipe-closed", List),
+            ParameterTranslation("exit-when-process-exits", "exit-when-process-exits", List),
+            ParameterTranslation("exit-when-pid-exits", "exit-when-process-exits", List),
         ],
     ),
     row(
@@ -151,70 +151,97 @@ const ROWS: &[Row] = &[
         "exportname",
         &["default-export", "exportname-list", "exportdesc"],
         &[
-            Key("exportname-strict", "exportname-strict", Switch),
-            Key("exportname", "exportname", Names),
+            ParameterTranslation("exportname-strict", "exportname-strict", Switch),
+            ParameterTranslation("exportname", "exportname", Names),
         ],
     ),
-    row("extentlist", "extentlist", &[], &[Key("extentlist", "extentlist", Path)]),
-    row("fua", "fua", &["fuamode"], &[Key("fua-mode", "fuamode", Same)]),
+    row("extentlist", "extentlist", &[], &[ParameterTranslation("extentlist", "extentlist", Path)]),
+    row("fua", "fua", &["fuamode"], &[ParameterTranslation("fua-mode", "fuamode", Same)]),
     row("gzip", "gz", &[], &[]),
-    row("ip", "ip", &[], &[Key("allow", "allow", List), Key("deny", "deny", List)]),
+    row(
+        "ip",
+        "ip",
+        &[],
+        &[ParameterTranslation("allow", "allow", List), ParameterTranslation("deny", "deny", List)],
+    ),
     row("limit", "limit", &["limit"], &[]),
-    Row {
+    FilterTranslation {
         filter: "log",
         layer: "log",
         same: &[],
-        keys: &[Key("logfile", "file", Path), Key("logappend", "append", Switch)],
+        keys: &[
+            ParameterTranslation("logfile", "file", Path),
+            ParameterTranslation("logappend", "append", Switch),
+        ],
         default: Some(("append", "off")),
     },
-    row("luks", "luks", &[], &[Key("passphrase", "passphrase", Secret)]),
-    row("multi-conn", "multi-conn", &[], &[Key("multi-conn-mode", "mode", Same)]),
-    row("nocache", "nocache", &["cachemode"], &[Key("cache-mode", "cachemode", Same)]),
+    row("luks", "luks", &[], &[ParameterTranslation("passphrase", "passphrase", Secret)]),
+    row("multi-conn", "multi-conn", &[], &[ParameterTranslation("multi-conn-mode", "mode", Same)]),
+    row(
+        "nocache",
+        "nocache",
+        &["cachemode"],
+        &[ParameterTranslation("cache-mode", "cachemode", Same)],
+    ),
     row("noextents", "noextents", &[], &[]),
     row(
         "nozero",
         "nozero",
         &["zeromode", "fastzeromode"],
-        &[Key("zero-mode", "zeromode", Same), Key("fast-zero-mode", "fastzeromode", Same)],
+        &[
+            ParameterTranslation("zero-mode", "zeromode", Same),
+            ParameterTranslation("fast-zero-mode", "fastzeromode", Same),
+        ],
     ),
     row("offset", "offset", &["offset", "range"], &[]),
     row("partition", "partition", &["partition", "partition-sectorsize"], &[]),
-    row("pause", "pause", &[], &[Key("pause-control", "pause-control", Path)]),
-    row("protect", "protect", &[], &[Key("protect", "protect", List)]),
-    row("rate", "rate", &[], &[Key("rate", "rate", Bits)]),
+    row("pause", "pause", &[], &[ParameterTranslation("pause-control", "pause-control", Path)]),
+    row("protect", "protect", &[], &[ParameterTranslation("protect", "protect", List)]),
+    row("rate", "rate", &[], &[ParameterTranslation("rate", "rate", Bits)]),
     row("readahead", "readahead", &[], &[]),
     row("readonly", "readonly", &[], &[]),
-    row("rotational", "rotational", &[], &[Key("rotational", "rotational", Switch)]),
+    row(
+        "rotational",
+        "rotational",
+        &[],
+        &[ParameterTranslation("rotational", "rotational", Switch)],
+    ),
     row(
         "retry",
         "retry",
         &["retries", "retry-delay"],
         &[
-            Key("retry-exponential", "retry-exponential", Switch),
-            Key("retry-readonly", "retry-readonly", Switch),
+            ParameterTranslation("retry-exponential", "retry-exponential", Switch),
+            ParameterTranslation("retry-readonly", "retry-readonly", Switch),
         ],
     ),
     row(
         "retry-request",
         "retry-request",
         &[],
-        &[Key("retry-request-retries", "retries", Same), Key("retry-request-delay", "delay", Same)],
+        &[
+            ParameterTranslation("retry-request-retries", "retries", Same),
+            ParameterTranslation("retry-request-delay", "delay", Same),
+        ],
     ),
     row(
         "scan",
         "scan",
         &["scan-size"],
         &[
-            Key("scan-ahead", "scan-ahead", Switch),
-            Key("scan-clock", "scan-clock", Switch),
-            Key("scan-forever", "scan-forever", Switch),
+            ParameterTranslation("scan-ahead", "scan-ahead", Switch),
+            ParameterTranslation("scan-clock", "scan-clock", Switch),
+            ParameterTranslation("scan-forever", "scan-forever", Switch),
         ],
     ),
-    Row {
+    FilterTranslation {
         filter: "stats",
         layer: "stats",
         same: &[],
-        keys: &[Key("statsfile", "file", Path), Key("statsappend", "append", Switch)],
+        keys: &[
+            ParameterTranslation("statsfile", "file", Path),
+            ParameterTranslation("statsappend", "append", Switch),
+        ],
         default: Some(("append", "off")),
     },
     row("swab", "swab", &["swab-bits"], &[]),
@@ -242,7 +269,7 @@ const DIFFERENT: &[&str] = &[
 ];
 
 /// Whether scripts can distinguish the layer from the filter.
-pub fn differs(filter: &str, parameters: &[Parameter]) -> bool {
+pub fn differs(filter: &str, parameters: &[PluginParameter]) -> bool {
     let has = |key: &str| parameters.iter().any(|(name, _)| name.as_deref() == Some(key));
     // What virtnbdmap gives: requests are cut in the same way.
     let only_cuts = has("maxlen") && !has("minblock") && !has("maxdata");
@@ -257,13 +284,13 @@ pub fn layer_name(filter: &str) -> Option<&'static str> {
 /// The parameters of a filter with a layer: their names, and the names of the layer's options.
 pub fn keys(filter: &str) -> impl Iterator<Item = (&'static str, &'static str)> {
     let rows = ROWS.iter().filter(move |row| row.filter == filter);
-    rows.flat_map(Row::options)
+    rows.flat_map(FilterTranslation::options)
 }
 
 /// Removes filters that change nothing: `swab` with words of 8 bits, for which nbdkit 1.42 writes
 /// uninitialized memory.
-pub fn drop_idle(filters: &mut Vec<String>, parameters: &mut Vec<Parameter>) {
-    let is_bits = |(name, _): &Parameter| name.as_deref() == Some("swab-bits");
+pub fn drop_idle(filters: &mut Vec<String>, parameters: &mut Vec<PluginParameter>) {
+    let is_bits = |(name, _): &PluginParameter| name.as_deref() == Some("swab-bits");
     let mut said = parameters.iter().filter(|parameter| is_bits(parameter));
     let (Some((_, bits)), None) = (said.next(), said.next()) else { return };
     let mut swabs = filters.iter().filter(|filter| *filter == "swab");
@@ -280,7 +307,7 @@ pub fn drop_idle(filters: &mut Vec<String>, parameters: &mut Vec<Parameter>) {
 /// `None`, and nothing removed: there is no equivalent layer.
 pub fn layer(
     filter: &str,
-    parameters: &mut Vec<Parameter>,
+    parameters: &mut Vec<PluginParameter>,
     known: &dyn Fn(&str) -> bool,
 ) -> Option<String> {
     let row = ROWS.iter().find(|row| row.filter == filter)?;
@@ -309,7 +336,7 @@ pub fn layer(
     }
     // A parameter of this filter that is not in the table: the layer does not support it.
     let prefix = format!("{filter}-");
-    let own = |(name, _): &Parameter| {
+    let own = |(name, _): &PluginParameter| {
         let name = name.as_deref().unwrap_or_default();
         name.starts_with(&prefix) || OTHERS.iter().any(|(of, key)| *of == filter && *key == name)
     };
@@ -345,7 +372,7 @@ const OTHERS: &[(&str, &str)] = &[
     ("tar", "tar"),
 ];
 
-impl Convert {
+impl ValueConversion {
     /// The value in the form for layers; `None`: not possible.
     fn apply(self, value: &str) -> Option<String> {
         match self {
@@ -390,11 +417,11 @@ mod tests {
 
     use super::*;
 
-    fn words(text: &str) -> Vec<Parameter> {
+    fn words(text: &str) -> Vec<PluginParameter> {
         text.split_whitespace().map(super::super::line::parameter).collect()
     }
 
-    fn taken(filter: &str, text: &str) -> (Option<String>, Vec<Parameter>) {
+    fn taken(filter: &str, text: &str) -> (Option<String>, Vec<PluginParameter>) {
         let mut parameters = words(text);
         let layer = layer(filter, &mut parameters, &|_| true);
         (layer, parameters)

@@ -24,11 +24,11 @@ pub const OPTIONS: &str = "\
 pub const IN_BACKGROUND: &str = "--in-background";
 
 /// A parameter: its key, and its value. No key: the plugin interprets the bare value.
-pub type Parameter = (Option<String>, String);
+pub type PluginParameter = (Option<String>, String);
 
 /// A parsed command line.
 #[derive(Debug, Default)]
-pub struct Line {
+pub struct NbdkitCommand {
     /// The requested output instead of serving: `help`, `version`, `dump-config` …
     pub ask: Option<&'static str>,
     /// Options of the server, in the form of `blockhaul serve`.
@@ -40,9 +40,9 @@ pub struct Line {
     /// The plugin's name or path.
     pub plugin: Option<String>,
     /// Parameters of plugin and filters.
-    pub parameters: Vec<Parameter>,
+    pub parameters: Vec<PluginParameter>,
     /// The destination of errors.
-    pub log: Log,
+    pub log: LogDestination,
     /// The name of this server in messages.
     pub name: Option<String>,
     /// Print more detail.
@@ -60,7 +60,7 @@ pub struct Line {
     unix: Option<OsString>,
     port: Option<String>,
     address: Option<String>,
-    family: Option<Family>,
+    family: Option<IpFamily>,
     vsock: bool,
     /// Serve the client at standard input and output.
     pub single: bool,
@@ -69,7 +69,7 @@ pub struct Line {
 
 /// The destination of errors.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub enum Log {
+pub enum LogDestination {
     /// Standard error; syslog for a server in the background.
     #[default]
     Usual,
@@ -84,16 +84,16 @@ pub enum Log {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Family {
+enum IpFamily {
     V4,
     V6,
 }
 
-impl Line {
+impl NbdkitCommand {
     /// Parses a command line; an error says what is invalid.
-    pub fn parse(words: &[OsString]) -> Result<Line, String> {
+    pub fn parse(words: &[OsString]) -> Result<NbdkitCommand, String> {
         let parts = getopt::parse(OPTIONS, words)?;
-        let mut line = Line::default();
+        let mut line = NbdkitCommand::default();
         for (name, value) in parts.options {
             line.option(name, value)?;
         }
@@ -117,8 +117,8 @@ impl Line {
         match name {
             "help" | "version" | "dump-config" | "dump-plugin" | "long-options"
             | "short-options" => self.ask = Some(name),
-            "ipv4-only" => self.family = Some(Family::V4),
-            "ipv6-only" => self.family = Some(Family::V6),
+            "ipv4-only" => self.family = Some(IpFamily::V4),
+            "ipv6-only" => self.family = Some(IpFamily::V6),
             "debug" => self.debug_flag(&text(value, "--debug")?)?,
             "exit-with-parent" => {
                 self.foreground = true;
@@ -241,7 +241,7 @@ impl Line {
                 self.pair("--ip-addr", address.into());
             }
             (None, Some(family)) if tcp || usual => {
-                let any = if family == Family::V4 { "0.0.0.0" } else { "::" };
+                let any = if family == IpFamily::V4 { "0.0.0.0" } else { "::" };
                 self.pair("--ip-addr", any.into());
             }
             (None, _) => {}
@@ -262,13 +262,13 @@ fn text(word: OsString, what: &str) -> Result<String, String> {
     word.into_string().map_err(|word| format!("{what} is not UTF-8: {}", word.display()))
 }
 
-fn log(value: &OsStr) -> Result<Log, String> {
+fn log(value: &OsStr) -> Result<LogDestination, String> {
     match value.to_str() {
-        Some("default") => Ok(Log::Usual),
-        Some("stderr") => Ok(Log::Stderr),
-        Some("syslog") => Ok(Log::Syslog),
-        Some("null") => Ok(Log::Null),
-        _ if value.as_bytes().starts_with(b"/") => Ok(Log::File(value.into())),
+        Some("default") => Ok(LogDestination::Usual),
+        Some("stderr") => Ok(LogDestination::Stderr),
+        Some("syslog") => Ok(LogDestination::Syslog),
+        Some("null") => Ok(LogDestination::Null),
+        _ if value.as_bytes().starts_with(b"/") => Ok(LogDestination::File(value.into())),
         _ => Err("--log must be \"default\", \"stderr\", \"syslog\", \"null\" or an absolute path"
             .into()),
     }
@@ -291,7 +291,7 @@ fn priority(text: &str) -> Result<(), String> {
 }
 
 /// Parses a parameter. The text before `=` is a key if it looks like one.
-pub fn parameter(word: &str) -> Parameter {
+pub fn parameter(word: &str) -> PluginParameter {
     match word.split_once('=') {
         Some((key, value)) if is_key(key) => (Some(key.into()), value.into()),
         _ => (None, word.into()),
@@ -321,11 +321,11 @@ fn service(port: &str) -> String {
 }
 
 /// An address of this family, if one is requested.
-fn resolved(address: &str, family: Option<Family>) -> Result<String, String> {
+fn resolved(address: &str, family: Option<IpFamily>) -> Result<String, String> {
     let Some(family) = family else { return Ok(address.into()) };
     let found = (address, 0).to_socket_addrs().map_err(|error| format!("{address}: {error}"))?;
     let mut found = found.map(|found| found.ip());
-    let fits = |ip: &IpAddr| ip.is_ipv4() == (family == Family::V4);
+    let fits = |ip: &IpAddr| ip.is_ipv4() == (family == IpFamily::V4);
     let missing = || format!("{address} has no address of the family that is asked for");
     found.find(fits).map(|ip| ip.to_string()).ok_or_else(missing)
 }
@@ -348,9 +348,9 @@ pub fn escaped(text: &str) -> String {
 mod tests {
     use super::*;
 
-    fn line(text: &str) -> Result<Line, String> {
+    fn line(text: &str) -> Result<NbdkitCommand, String> {
         let words: Vec<OsString> = text.split_whitespace().map(OsString::from).collect();
-        Line::parse(&words)
+        NbdkitCommand::parse(&words)
     }
 
     fn serve(text: &str) -> Vec<String> {
@@ -414,8 +414,8 @@ mod tests {
 
     #[test]
     fn errors_go_where_the_option_says() {
-        assert_eq!(line("--log=null --log=default x").unwrap().log, Log::Usual);
-        assert_eq!(line("--log=/a/b x").unwrap().log, Log::File("/a/b".into()));
+        assert_eq!(line("--log=null --log=default x").unwrap().log, LogDestination::Usual);
+        assert_eq!(line("--log=/a/b x").unwrap().log, LogDestination::File("/a/b".into()));
         let parsed = line("--name in --tls-priority=NORMAL:+ECDHE-PSK x").unwrap();
         assert_eq!(parsed.name.as_deref(), Some("in"));
     }

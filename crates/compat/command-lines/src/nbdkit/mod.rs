@@ -15,7 +15,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 pub use filters::{keys as filter_keys, layer_name};
-pub use line::{IN_BACKGROUND, Line, Log, OPTIONS, Parameter};
+pub use line::{IN_BACKGROUND, LogDestination, NbdkitCommand, OPTIONS, PluginParameter};
 pub use own::{OwnPlugin, VERSION, own_plugin};
 
 use crate::words;
@@ -68,7 +68,7 @@ See `blockhaul serve --help` for further options.
 ";
 
 /// What the translation needs to know about the program that runs the words.
-pub struct Host<'a> {
+pub struct TranslationContext<'a> {
     /// Whether a layer or gate with these parameters is valid.
     pub known: &'a dyn Fn(&str) -> bool,
     /// The folder of nbdkit's plugins.
@@ -79,7 +79,7 @@ pub struct Host<'a> {
     pub hosts: &'a dyn Fn(&str) -> bool,
 }
 
-impl Host<'_> {
+impl TranslationContext<'_> {
     /// Whether nbdkit's plugin of this name is installed, or the name is a path.
     pub fn has_plugin(&self, name: &str) -> bool {
         let is_path = name.contains(['/', '.']);
@@ -94,14 +94,18 @@ impl Host<'_> {
 
     /// Our layer for a filter with these parameters. `None`: there is none, or scripts can distinguish
     /// it from the filter, and that is installed and can be hosted.
-    pub fn own_layer(&self, filter: &str, parameters: &[Parameter]) -> Option<&'static str> {
+    pub fn own_layer(&self, filter: &str, parameters: &[PluginParameter]) -> Option<&'static str> {
         let is_preferred = |_: &&str| filters::differs(filter, parameters) && (self.hosts)(filter);
         layer_name(filter).filter(|layer| !is_preferred(layer))
     }
 }
 
 /// The equivalent command line of `blockhaul serve`.
-pub fn serve_words(mut line: Line, in_background: bool, host: &Host<'_>) -> Vec<OsString> {
+pub fn serve_words(
+    mut line: NbdkitCommand,
+    in_background: bool,
+    host: &TranslationContext<'_>,
+) -> Vec<OsString> {
     let mut words = words(&["blockhaul", "serve"]);
     words.extend(std::mem::take(&mut line.serve));
     // Scripts compare flags and error texts of clients with nbdkit's.
@@ -130,7 +134,7 @@ pub fn serve_words(mut line: Line, in_background: bool, host: &Host<'_>) -> Vec<
     // Only the plugin checks later, per client, whether another user may write to a file; not if it
     // is already open.
     let is_user = |word: &OsString| word.as_encoded_bytes().starts_with(b"--user=");
-    let is_fd = |(key, _): &line::Parameter| key.as_deref() == Some("fd");
+    let is_fd = |(key, _): &line::PluginParameter| key.as_deref() == Some("fd");
     let as_other = matches!(line.plugin.as_deref(), Some("file" | "split"))
         && words.iter().any(is_user)
         && !line.parameters.iter().any(is_fd);
@@ -164,9 +168,9 @@ pub fn serve_words(mut line: Line, in_background: bool, host: &Host<'_>) -> Vec<
 /// plugins and filters with debug flags, which only nbdkit's own know.
 fn layers_and_hosted<'a>(
     filters: &'a [String],
-    parameters: &mut Vec<line::Parameter>,
+    parameters: &mut Vec<line::PluginParameter>,
     flags: &[String],
-    host: &Host<'_>,
+    host: &TranslationContext<'_>,
 ) -> (Vec<String>, &'a [String]) {
     // The first filter is outermost and the first to be offered parameters. From the first hosted
     // one on all are hosted, as a hosted one calls the next.
@@ -185,11 +189,11 @@ fn layers_and_hosted<'a>(
 }
 
 /// The output of `--dump-config`.
-pub fn dump_config(host: &Host<'_>) -> String {
+pub fn dump_config(host: &TranslationContext<'_>) -> String {
     let program = std::env::current_exe().unwrap_or_else(|_| "/usr/bin/blockhaul".into());
     let folder = |path: &Path| path.parent().map(Path::to_path_buf).unwrap_or_default();
     let bin = folder(&program).display().to_string();
-    let Host { plugins, filters, .. } = host;
+    let TranslationContext { plugins, filters, .. } = host;
     let lib = folder(&folder(plugins)).display().to_string();
     let (major, minor) = VERSION.split_once('.').unwrap_or((VERSION, "0"));
     let minor = minor.split('.').next().unwrap_or("0");
@@ -230,9 +234,13 @@ mod tests {
         let words: Vec<OsString> = text.split_whitespace().map(OsString::from).collect();
         let known = |layer: &str| ["offset", "readonly"].iter().any(|name| layer.starts_with(name));
         let folder = PathBuf::from("/no/such/folder");
-        let host =
-            Host { known: &known, plugins: folder.clone(), filters: folder, hosts: &|_| false };
-        let words = serve_words(Line::parse(&words).unwrap(), false, &host);
+        let host = TranslationContext {
+            known: &known,
+            plugins: folder.clone(),
+            filters: folder,
+            hosts: &|_| false,
+        };
+        let words = serve_words(NbdkitCommand::parse(&words).unwrap(), false, &host);
         let words: Vec<String> =
             words.into_iter().map(|word| word.into_string().unwrap()).collect();
         let layers = words.iter().filter_map(|word| word.strip_prefix("--layer="));

@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::time::SystemTime;
 
-use blockhaul_catalog::Spec;
+use blockhaul_catalog::DeviceSpec;
 
-use super::line::{Parameter, escaped};
+use super::line::{PluginParameter, escaped};
 
 /// The device for a plugin with these parameters; `None`: the plugin is needed.
-pub fn device(plugin: &str, parameters: &[Parameter]) -> Option<String> {
+pub fn device(plugin: &str, parameters: &[PluginParameter]) -> Option<String> {
     match plugin {
         "partitioning" => partitioning(parameters),
         "sparse-random" => sparse_random(parameters),
@@ -19,7 +19,7 @@ pub fn device(plugin: &str, parameters: &[Parameter]) -> Option<String> {
 }
 
 /// The device with data that is given as one of `data=`, `raw=` and `base64=`.
-pub fn data(parameters: &[Parameter]) -> Option<String> {
+pub fn data(parameters: &[PluginParameter]) -> Option<String> {
     let mut options = Vec::new();
     let mut given = 0;
     let mut size = None;
@@ -41,7 +41,7 @@ pub fn data(parameters: &[Parameter]) -> Option<String> {
 }
 
 /// Files; a setting applies to all files after it.
-fn partitioning(parameters: &[Parameter]) -> Option<String> {
+fn partitioning(parameters: &[PluginParameter]) -> Option<String> {
     let mut lists = ["alignment", "mbr-id", "type-guid"].map(|key| (key, Vec::new()));
     let mut now = ["1M", "default", "default"].map(String::from);
     let mut files = Vec::new();
@@ -72,12 +72,12 @@ fn partitioning(parameters: &[Parameter]) -> Option<String> {
 
 /// A path that cannot be mistaken for a description of another device.
 fn literal(path: &str) -> String {
-    let is_path = matches!(Spec::parse(OsStr::new(path)), Ok(Spec::Path(_)));
+    let is_path = matches!(DeviceSpec::parse(OsStr::new(path)), Ok(DeviceSpec::Path(_)));
     if is_path { path.to_string() } else { format!("./{path}") }
 }
 
 /// Options by name, the last of each; a bare one is `magic`.
-fn last<'a>(parameters: &'a [Parameter], magic: &'a str) -> BTreeMap<&'a str, String> {
+fn last<'a>(parameters: &'a [PluginParameter], magic: &'a str) -> BTreeMap<&'a str, String> {
     let pairs = parameters.iter();
     pairs.map(|(key, value)| (key.as_deref().unwrap_or(magic), value.clone())).collect()
 }
@@ -89,7 +89,7 @@ fn with(device: &str, options: &BTreeMap<&str, String>) -> String {
 }
 
 /// A size and numbers; without a seed the disk differs each time, as with the plugin.
-fn sparse_random(parameters: &[Parameter]) -> Option<String> {
+fn sparse_random(parameters: &[PluginParameter]) -> Option<String> {
     let mut options = last(parameters, "size");
     let size = options.remove("size")?;
     blockhaul_catalog::parse_size(&size).ok()?;
@@ -108,7 +108,7 @@ fn sparse_random(parameters: &[Parameter]) -> Option<String> {
     Some(with(&format!("sparse-random:{size}"), &options))
 }
 
-fn info(parameters: &[Parameter]) -> Option<String> {
+fn info(parameters: &[PluginParameter]) -> Option<String> {
     let mut options = last(parameters, "mode");
     let mode = options.remove("mode").unwrap_or_default();
     if mode.eq_ignore_ascii_case("version") {

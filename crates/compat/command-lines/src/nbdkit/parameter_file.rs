@@ -3,7 +3,7 @@
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
-use super::line::{Parameter, parameter};
+use super::line::{PluginParameter, parameter};
 
 /// Maximum depth of files that name files.
 const DEPTH_MAX: usize = 16;
@@ -13,7 +13,7 @@ const SIZE_MAX: u64 = 16 << 20;
 const PARAMETERS_MAX: usize = 1 << 20;
 
 /// Adds the parameter in a word, or those in the file that the word names.
-pub fn expand(word: &str, parameters: &mut Vec<Parameter>) -> Result<(), String> {
+pub fn expand(word: &str, parameters: &mut Vec<PluginParameter>) -> Result<(), String> {
     expand_in(word, Path::new(""), DEPTH_MAX, parameters)
 }
 
@@ -22,7 +22,7 @@ fn expand_in(
     word: &str,
     folder: &Path,
     depth: usize,
-    parameters: &mut Vec<Parameter>,
+    parameters: &mut Vec<PluginParameter>,
 ) -> Result<(), String> {
     // Without a slash it is a parameter of some plugins, such as an offset of `data`.
     let Some(path) = word.strip_prefix('@').filter(|path| path.contains('/')) else {
@@ -60,12 +60,12 @@ fn read(path: &Path) -> Result<String, String> {
 mod tests {
     use super::*;
 
-    fn expanded(word: &str) -> Result<Vec<Parameter>, String> {
+    fn expanded(word: &str) -> Result<Vec<PluginParameter>, String> {
         let mut parameters = Vec::new();
         expand(word, &mut parameters).map(|()| parameters)
     }
 
-    fn bare(text: &str) -> Parameter {
+    fn bare(text: &str) -> PluginParameter {
         (None, text.into())
     }
 

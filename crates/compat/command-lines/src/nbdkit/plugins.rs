@@ -6,14 +6,14 @@ use std::fs::File;
 use std::os::unix::fs::FileTypeExt as _;
 use std::path::PathBuf;
 
-use super::line::{Line, Parameter, escaped};
+use super::line::{NbdkitCommand, PluginParameter, escaped};
 use super::natives;
 
 /// Maximum number of files of a split disk.
 const SPLIT_MAX: usize = 512;
 
 /// Our own device for a plugin's name and parameters; `None`: the plugin is needed.
-pub fn native(line: &Line) -> Option<OsString> {
+pub fn native(line: &NbdkitCommand) -> Option<OsString> {
     let name = line.plugin.as_deref()?;
     let parameters = &line.parameters;
     match name {
@@ -32,7 +32,7 @@ pub fn native(line: &Line) -> Option<OsString> {
 
 /// Our own device for a plugin that is not installed, where the plugin would be preferred: it reports
 /// parameters that it does not support, and files that it cannot open.
-pub fn substitute(line: &Line) -> Option<OsString> {
+pub fn substitute(line: &NbdkitCommand) -> Option<OsString> {
     let parameters = &line.parameters;
     let script = |key: &Option<String>| key.as_deref().is_none_or(|key| key == "script");
     match (line.plugin.as_deref()?, &parameters[..]) {
@@ -74,7 +74,7 @@ pub fn substitute(line: &Line) -> Option<OsString> {
 }
 
 /// The URI of a server that is given by `uri`, `socket`, or `hostname` and `port`.
-fn nbd(parameters: &[Parameter]) -> Option<OsString> {
+fn nbd(parameters: &[PluginParameter]) -> Option<OsString> {
     let mut uri = None;
     let mut socket = None;
     let mut host = None;
@@ -111,7 +111,7 @@ fn nbd(parameters: &[Parameter]) -> Option<OsString> {
 }
 
 /// Parameters in the form of options; none if one is a bare value.
-fn assignments(parameters: &[Parameter]) -> Option<String> {
+fn assignments(parameters: &[PluginParameter]) -> Option<String> {
     let all = parameters.iter().map(|(key, value)| {
         let key = key.as_deref()?;
         Some(format!("{}={}", escaped(key), escaped(value)))
@@ -130,7 +130,7 @@ pub fn preferred_block(plugin: &str) -> Option<u32> {
 }
 
 /// The value of the only parameter, `size`; `otherwise` if there is none.
-fn size(parameters: &[Parameter], otherwise: &str) -> Option<String> {
+fn size(parameters: &[PluginParameter], otherwise: &str) -> Option<String> {
     let text = match parameters {
         [] if !otherwise.is_empty() => otherwise,
         [(key, value)] if key.as_deref().is_none_or(|key| key == "size") => value,
@@ -141,7 +141,7 @@ fn size(parameters: &[Parameter], otherwise: &str) -> Option<String> {
 }
 
 /// A file that can be opened as requested. A plugin without write permission serves it read-only.
-fn file(line: &Line) -> Option<OsString> {
+fn file(line: &NbdkitCommand) -> Option<OsString> {
     match served_file(&line.parameters)? {
         ("fd", number) => descriptor(number),
         ("dir", path) => folder(path),
@@ -154,7 +154,7 @@ fn file(line: &Line) -> Option<OsString> {
 
 /// The only parameter of the plugin `file` that names a file, and its value. The others are hints
 /// about the page cache, which change no data: the kernel decides here.
-fn served_file(parameters: &[Parameter]) -> Option<(&'static str, &str)> {
+fn served_file(parameters: &[PluginParameter]) -> Option<(&'static str, &str)> {
     let mut served = None;
     for (key, value) in parameters {
         let key = match key.as_deref().unwrap_or("file") {
@@ -176,14 +176,14 @@ fn served_file(parameters: &[Parameter]) -> Option<(&'static str, &str)> {
 }
 
 /// A file by its absolute path, if it can be opened as requested.
-fn openable(path: &str, line: &Line) -> Option<PathBuf> {
+fn openable(path: &str, line: &NbdkitCommand) -> Option<PathBuf> {
     let path = std::fs::canonicalize(path).ok()?;
     File::options().read(true).write(!line.readonly).open(&path).ok()?;
     Some(path)
 }
 
 /// Concatenated files. The plugin of 1.42 crashes with SIGSEGV on extents requests for them.
-fn split(line: &Line) -> Option<OsString> {
+fn split(line: &NbdkitCommand) -> Option<OsString> {
     let is_file = |key: &Option<String>| key.as_deref().is_none_or(|key| key == "file");
     let files = &line.parameters;
     if files.is_empty() || files.len() > SPLIT_MAX || !files.iter().all(|(key, _)| is_file(key)) {
@@ -219,7 +219,7 @@ fn folder_descriptor(number: &str) -> Option<OsString> {
 }
 
 /// The plugin itself, hosted, with filters over it.
-pub fn hosted(line: &Line, filters: &[String]) -> OsString {
+pub fn hosted(line: &NbdkitCommand, filters: &[String]) -> OsString {
     let mut options = Vec::new();
     if let Some(threads) = line.threads {
         options.push(format!("@threads={}", threads.min(1024)));

@@ -4,8 +4,8 @@
 use std::sync::Arc;
 
 use blockhaul_block::{
-    BASE_ALLOCATION, Can, Device, Error, Extents, Facts, HOLE, Kind, Op, Pending, Reply, Request,
-    ZERO,
+    BASE_ALLOCATION, Can, Device, Error, Extents, Facts, HOLE, Kind, Op, PendingRequest, Reply,
+    Request, ZERO,
 };
 use blockhaul_io::is_zero;
 
@@ -14,12 +14,12 @@ use blockhaul_backends::support::fill;
 /// A device of these bytes. Only the same bytes can be written again.
 pub(crate) fn bytes(name: &str, bytes: Vec<u8>) -> Arc<dyn Device> {
     let facts = facts(name, bytes.len() as u64);
-    Arc::new(Fixed { facts, bytes: Some(bytes.into()) })
+    Arc::new(ConstantDevice { facts, bytes: Some(bytes.into()) })
 }
 
 /// A device of zeroes. Only zeroes can be written.
 pub(crate) fn zeroes(name: &str, len: u64) -> Arc<dyn Device> {
-    Arc::new(Fixed { facts: facts(name, len), bytes: None })
+    Arc::new(ConstantDevice { facts: facts(name, len), bytes: None })
 }
 
 fn facts(name: &str, len: u64) -> Arc<Facts> {
@@ -30,17 +30,17 @@ fn facts(name: &str, len: u64) -> Arc<Facts> {
     })
 }
 
-struct Fixed {
+struct ConstantDevice {
     facts: Arc<Facts>,
     /// All bytes; none: zeroes.
     bytes: Option<Arc<[u8]>>,
 }
 
-impl Fixed {
+impl ConstantDevice {
     /// The outcome of a write to this range: `same` bytes succeed, others fail.
-    fn keep(&self, same: bool) -> Pending {
+    fn keep(&self, same: bool) -> PendingRequest {
         if same {
-            return Pending::ready(Ok(Reply::Done));
+            return PendingRequest::ready(Ok(Reply::Done));
         }
         let text = format!("{} cannot be changed", self.facts.name);
         Error::new(Kind::Io, text).into()
@@ -51,16 +51,16 @@ impl Fixed {
     }
 }
 
-impl Device for Fixed {
+impl Device for ConstantDevice {
     fn facts(&self) -> Arc<Facts> {
         self.facts.clone()
     }
 
-    fn submit(&self, request: Request) -> Pending {
+    fn submit(&self, request: Request) -> PendingRequest {
         let Request { op, at, len, .. } = request;
         match op {
             Op::Read(room) => match &self.bytes {
-                None => Pending::ready(Ok(Reply::Hole)),
+                None => PendingRequest::ready(Ok(Reply::Hole)),
                 Some(bytes) => {
                     let bytes = bytes.clone();
                     fill::read(at, room, move |at, out| {
@@ -76,11 +76,11 @@ impl Device for Fixed {
                 self.keep(same)
             }
             Op::Zero => self.keep(self.part(at, len).is_none_or(is_zero)),
-            Op::Trim | Op::Flush | Op::Cache => Pending::ready(Ok(Reply::Done)),
+            Op::Trim | Op::Flush | Op::Cache => PendingRequest::ready(Ok(Reply::Done)),
             Op::Extents(contexts) => {
                 let flags = if self.bytes.is_some() { 0 } else { HOLE | ZERO };
                 let lists = contexts.iter().map(|_| Extents::one(len, flags)).collect();
-                Pending::ready(Ok(Reply::Extents(lists)))
+                PendingRequest::ready(Ok(Reply::Extents(lists)))
             }
         }
     }

@@ -3,17 +3,17 @@
 use std::sync::Arc;
 
 use blockhaul_block::{
-    BASE_ALLOCATION, Can, Device, Error, Extents, Facts, HOLE, Kind, Op, Pending, Reply, Request,
-    Result, ZERO,
+    BASE_ALLOCATION, Can, Device, Error, Extents, Facts, HOLE, Kind, Op, PendingRequest, Reply,
+    Request, Result, ZERO,
 };
-use blockhaul_catalog::{Backend, Opened, Opening, Target};
+use blockhaul_catalog::{Backend, BackendTarget, OpenFuture, OpenedDevice};
 
 use blockhaul_backends::support::operand;
 
 /// The backend `full:SIZE`.
-pub struct Full;
+pub struct FullBackend;
 
-impl Backend for Full {
+impl Backend for FullBackend {
     fn schemes(&self) -> &'static [&'static str] {
         &["full"]
     }
@@ -32,12 +32,12 @@ blockhaul serve full:64M --run 'blockhaul copy sample:64M "$uri" || echo as it s
 "#
     }
 
-    fn open(&self, target: Target) -> Opening<Opened> {
+    fn open(&self, target: BackendTarget) -> OpenFuture<OpenedDevice> {
         Box::pin(std::future::ready(open(&target)))
     }
 }
 
-fn open(target: &Target) -> Result<Opened> {
+fn open(target: &BackendTarget) -> Result<OpenedDevice> {
     let size = match target.intent.target_size {
         Some(wanted) => operand::optional_size(target)?.unwrap_or(wanted),
         None => operand::size(target)?,
@@ -47,7 +47,7 @@ fn open(target: &Target) -> Result<Opened> {
         contexts: vec![BASE_ALLOCATION.to_string()],
         ..Facts::new(operand::name(target), size)
     };
-    Ok(Opened::from(Arc::new(FullDevice(Arc::new(facts))) as Arc<dyn Device>))
+    Ok(OpenedDevice::from(Arc::new(FullDevice(Arc::new(facts))) as Arc<dyn Device>))
 }
 
 struct FullDevice(Arc<Facts>);
@@ -57,16 +57,16 @@ impl Device for FullDevice {
         self.0.clone()
     }
 
-    fn submit(&self, request: Request) -> Pending {
+    fn submit(&self, request: Request) -> PendingRequest {
         match request.op {
-            Op::Read(_) => Pending::ready(Ok(Reply::Hole)),
+            Op::Read(_) => PendingRequest::ready(Ok(Reply::Hole)),
             Op::Write(_) | Op::Zero | Op::Trim => {
                 Error::new(Kind::NoSpace, "the device is always full").into()
             }
-            Op::Flush | Op::Cache => Pending::ready(Ok(Reply::Done)),
+            Op::Flush | Op::Cache => PendingRequest::ready(Ok(Reply::Done)),
             Op::Extents(contexts) => {
                 let hole = || Extents::one(request.len, HOLE | ZERO);
-                Pending::ready(Ok(Reply::Extents(contexts.iter().map(|_| hole()).collect())))
+                PendingRequest::ready(Ok(Reply::Extents(contexts.iter().map(|_| hole()).collect())))
             }
         }
     }

@@ -5,9 +5,13 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant, SystemTime};
 
 use blockhaul_block::{
-    BASE_ALLOCATION, Can, Device, Error, Extents, Facts, Kind, Op, Pending, Reply, Request, Result,
+    BASE_ALLOCATION, Can, Device, Error, Extents, Facts, Kind, Op, PendingRequest, Reply, Request,
+    Result,
 };
-use blockhaul_catalog::{Backend, Client, Export, Exports, Listed, Opened, Opening, Target, Visit};
+use blockhaul_catalog::{
+    Backend, BackendTarget, Export, ExportClient, Exports, ListedExport, OpenFuture, OpenedDevice,
+    Visit,
+};
 
 use blockhaul_backends::support::{decode_base64, fill, operand};
 
@@ -15,9 +19,9 @@ use blockhaul_backends::support::{decode_base64, fill, operand};
 const TIME_LEN: u64 = 12;
 
 /// The backend `info:MODE`.
-pub struct Info;
+pub struct InfoBackend;
 
-impl Backend for Info {
+impl Backend for InfoBackend {
     fn schemes(&self) -> &'static [&'static str] {
         &["info"]
     }
@@ -40,16 +44,16 @@ blockhaul serve -p 0 -i localhost info:address \
 "#
     }
 
-    fn open(&self, target: Target) -> Opening<Opened> {
+    fn open(&self, target: BackendTarget) -> OpenFuture<OpenedDevice> {
         let device = operand::source_only(&target).and_then(|()| {
-            let visit = visit(&target, Client::default())?;
-            Ok(Opened::from(visit.device("")?))
+            let visit = visit(&target, ExportClient::default())?;
+            Ok(OpenedDevice::from(visit.device("")?))
         });
         Box::pin(std::future::ready(device))
     }
 
-    fn exports(&self, target: &Target) -> Option<Opening<Arc<dyn Exports>>> {
-        let mode = Mode::of(target).map(|mode| {
+    fn exports(&self, target: &BackendTarget) -> Option<OpenFuture<Arc<dyn Exports>>> {
+        let mode = InfoMode::of(target).map(|mode| {
             started();
             Arc::new(InfoExports { mode, name: operand::name(target) }) as Arc<dyn Exports>
         });
@@ -58,7 +62,7 @@ blockhaul serve -p 0 -i localhost info:address \
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Mode {
+enum InfoMode {
     Name,
     Base64,
     Address,
@@ -67,15 +71,15 @@ enum Mode {
     Connected,
 }
 
-impl Mode {
-    fn of(target: &Target) -> Result<Mode> {
+impl InfoMode {
+    fn of(target: &BackendTarget) -> Result<InfoMode> {
         match target.text()?.to_ascii_lowercase().as_str() {
-            "" | "exportname" | "export-name" => Ok(Mode::Name),
-            "base64exportname" | "base64-export-name" => Ok(Mode::Base64),
-            "address" => Ok(Mode::Address),
-            "time" => Ok(Mode::Time),
-            "uptime" => Ok(Mode::Uptime),
-            "conntime" => Ok(Mode::Connected),
+            "" | "exportname" | "export-name" => Ok(InfoMode::Name),
+            "base64exportname" | "base64-export-name" => Ok(InfoMode::Base64),
+            "address" => Ok(InfoMode::Address),
+            "time" => Ok(InfoMode::Time),
+            "uptime" => Ok(InfoMode::Uptime),
+            "conntime" => Ok(InfoMode::Connected),
             mode => {
                 let text = format!(
                     "info: unknown mode {mode:?}; known are exportname, base64exportname, address, \
@@ -94,41 +98,41 @@ fn started() -> Instant {
 }
 
 struct InfoExports {
-    mode: Mode,
+    mode: InfoMode,
     name: String,
 }
 
 impl Exports for InfoExports {
-    fn admit(&self, client: Client) -> Opening<Arc<dyn Visit>> {
+    fn admit(&self, client: ExportClient) -> OpenFuture<Arc<dyn Visit>> {
         let visit = InfoVisit { mode: self.mode, name: self.name.clone(), client };
         Box::pin(std::future::ready(Ok(Arc::new(visit) as Arc<dyn Visit>)))
     }
 }
 
-fn visit(target: &Target, client: Client) -> Result<InfoVisit> {
+fn visit(target: &BackendTarget, client: ExportClient) -> Result<InfoVisit> {
     started();
-    Ok(InfoVisit { mode: Mode::of(target)?, name: operand::name(target), client })
+    Ok(InfoVisit { mode: InfoMode::of(target)?, name: operand::name(target), client })
 }
 
 struct InfoVisit {
-    mode: Mode,
+    mode: InfoMode,
     name: String,
-    client: Client,
+    client: ExportClient,
 }
 
 impl InfoVisit {
     fn device(&self, name: &str) -> Result<Arc<dyn Device>> {
         let what = match self.mode {
-            Mode::Name => What::Bytes(name.as_bytes().into()),
-            Mode::Base64 => What::Bytes(decode_base64(name)?.into()),
-            Mode::Address => What::Bytes(self.address().into_bytes().into()),
-            Mode::Time => What::Clock(None),
-            Mode::Uptime => What::Clock(Some(started())),
-            Mode::Connected => What::Clock(Some(blockhaul_io::now())),
+            InfoMode::Name => InfoContents::Bytes(name.as_bytes().into()),
+            InfoMode::Base64 => InfoContents::Bytes(decode_base64(name)?.into()),
+            InfoMode::Address => InfoContents::Bytes(self.address().into_bytes().into()),
+            InfoMode::Time => InfoContents::Clock(None),
+            InfoMode::Uptime => InfoContents::Clock(Some(started())),
+            InfoMode::Connected => InfoContents::Clock(Some(blockhaul_io::now())),
         };
         let size = match &what {
-            What::Bytes(bytes) => bytes.len() as u64,
-            What::Clock(_) => TIME_LEN,
+            InfoContents::Bytes(bytes) => bytes.len() as u64,
+            InfoContents::Clock(_) => TIME_LEN,
         };
         let mut facts = Facts {
             can: Can::CACHE | Can::EXTENTS,
@@ -136,7 +140,7 @@ impl InfoVisit {
             ..Facts::new(self.name.clone(), size)
         };
         // Other connections have other addresses, and read at other times.
-        if matches!(self.mode, Mode::Name | Mode::Base64) {
+        if matches!(self.mode, InfoMode::Name | InfoMode::Base64) {
             facts.can |= Can::MULTI_CONN;
         }
         Ok(Arc::new(InfoDevice { facts: Arc::new(facts), what }))
@@ -152,12 +156,12 @@ impl InfoVisit {
 }
 
 impl Visit for InfoVisit {
-    fn list(&self, _tls: bool) -> Opening<Vec<Listed>> {
-        let all = Listed { name: String::new(), description: String::new() };
+    fn list(&self, _tls: bool) -> OpenFuture<Vec<ListedExport>> {
+        let all = ListedExport { name: String::new(), description: String::new() };
         Box::pin(std::future::ready(Ok(vec![all])))
     }
 
-    fn open(&self, name: &str, _tls: bool) -> Opening<Option<Export>> {
+    fn open(&self, name: &str, _tls: bool) -> OpenFuture<Option<Export>> {
         let export = self.device(name).map(|device| Some(Export::own(name, device)));
         Box::pin(std::future::ready(export))
     }
@@ -165,10 +169,10 @@ impl Visit for InfoVisit {
 
 struct InfoDevice {
     facts: Arc<Facts>,
-    what: What,
+    what: InfoContents,
 }
 
-enum What {
+enum InfoContents {
     Bytes(Arc<[u8]>),
     /// The time since then; none: time of day.
     Clock(Option<Instant>),
@@ -187,12 +191,12 @@ impl Device for InfoDevice {
         self.facts.clone()
     }
 
-    fn submit(&self, request: Request) -> Pending {
+    fn submit(&self, request: Request) -> PendingRequest {
         match request.op {
             Op::Read(room) => {
                 let bytes = match &self.what {
-                    What::Bytes(bytes) => bytes.clone(),
-                    What::Clock(since) => {
+                    InfoContents::Bytes(bytes) => bytes.clone(),
+                    InfoContents::Clock(since) => {
                         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
                         let time = since.map(blockhaul_io::elapsed);
                         told(time.unwrap_or(now.unwrap_or_default())).as_slice().into()
@@ -204,12 +208,12 @@ impl Device for InfoDevice {
             }
             Op::Extents(contexts) => {
                 let lists = contexts.iter().map(|_| Extents::one(request.len, 0)).collect();
-                Pending::ready(Ok(Reply::Extents(lists)))
+                PendingRequest::ready(Ok(Reply::Extents(lists)))
             }
             Op::Write(_) | Op::Zero | Op::Trim => {
                 Error::new(Kind::ReadOnly, "this information cannot be written").into()
             }
-            Op::Flush | Op::Cache => Pending::ready(Ok(Reply::Done)),
+            Op::Flush | Op::Cache => PendingRequest::ready(Ok(Reply::Done)),
         }
     }
 }

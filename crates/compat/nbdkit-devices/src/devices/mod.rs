@@ -16,11 +16,11 @@ use blockhaul_catalog::Backend;
 /// Every device of this crate, for a [`blockhaul_catalog::Registry`].
 pub fn all() -> Vec<Arc<dyn Backend>> {
     vec![
-        Arc::new(data::Data),
-        Arc::new(ones::Ones),
-        Arc::new(full::Full),
-        Arc::new(partitioning::Partitioning),
+        Arc::new(data::DataBackend),
+        Arc::new(ones::OnesBackend),
+        Arc::new(full::FullBackend),
+        Arc::new(partitioning::PartitioningBackend),
         Arc::new(sparse_random::SparseRandom),
-        Arc::new(info::Info),
+        Arc::new(info::InfoBackend),
     ]
 }

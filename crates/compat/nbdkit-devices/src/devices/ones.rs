@@ -3,12 +3,12 @@
 use blockhaul_backends::support::computed::computed;
 use blockhaul_backends::support::operand;
 use blockhaul_block::{Error, Kind, Result};
-use blockhaul_catalog::{Backend, Opened, Opening, Param, ParamKind, Target};
+use blockhaul_catalog::{Backend, BackendTarget, OpenFuture, OpenedDevice, Param, ParamKind};
 
 /// The backend `ones:SIZE`.
-pub struct Ones;
+pub struct OnesBackend;
 
-impl Backend for Ones {
+impl Backend for OnesBackend {
     fn schemes(&self) -> &'static [&'static str] {
         &["ones"]
     }
@@ -38,12 +38,12 @@ blockhaul copy 'ones:1M?byte=0x5a' - | od -A d -t x1
         }
     }
 
-    fn open(&self, target: Target) -> Opening<Opened> {
+    fn open(&self, target: BackendTarget) -> OpenFuture<OpenedDevice> {
         Box::pin(std::future::ready(open(&target)))
     }
 }
 
-fn open(target: &Target) -> Result<Opened> {
+fn open(target: &BackendTarget) -> Result<OpenedDevice> {
     operand::source_only(target)?;
     let size = operand::size(target)?;
     let byte = target.args.number("byte").unwrap_or(255);

@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use blockhaul_block::{Device, Error, Kind, Result};
 use blockhaul_catalog::{
-    Args, Backend, Opened, Opening, Param, ParamKind, Target, Whole, parse_number, parse_size,
+    Backend, BackendTarget, CompositeStorage, OpenFuture, OpenedDevice, Param, ParamKind,
+    ParamValues, parse_number, parse_size,
 };
 
 use crate::devices::fixed;
@@ -25,9 +26,9 @@ const PRIMARY: usize = 4;
 const LINUX: u8 = 0x83;
 
 /// The backend `partitioning:DEVICE,DEVICE…`.
-pub struct Partitioning;
+pub struct PartitioningBackend;
 
-impl Backend for Partitioning {
+impl Backend for PartitioningBackend {
     fn schemes(&self) -> &'static [&'static str] {
         &["partitioning"]
     }
@@ -88,13 +89,13 @@ blockhaul copy 'partitioning:boot.raw,zero:1M?file=split:boot.raw%2croot.raw' th
         true
     }
 
-    fn open(&self, target: Target) -> Opening<Opened> {
+    fn open(&self, target: BackendTarget) -> OpenFuture<OpenedDevice> {
         Box::pin(async move { open(&target).await })
     }
 }
 
 /// A file and the settings of its partition.
-struct File {
+struct PartitionSource {
     name: String,
     device: Arc<dyn Device>,
     size: u64,
@@ -107,7 +108,7 @@ fn wrong(text: impl Into<String>) -> Error {
     Error::new(Kind::Usage, format!("partitioning: {}", text.into()))
 }
 
-async fn open(target: &Target) -> Result<Opened> {
+async fn open(target: &BackendTarget) -> Result<OpenedDevice> {
     if target.intent.target_size.is_some() {
         return Err(wrong("cannot be resized for a copy: copy to a file, or serve it"));
     }
@@ -129,10 +130,10 @@ async fn open(target: &Target) -> Result<Opened> {
     if names.len() > FILES_MAX {
         return Err(wrong(format!("more than {FILES_MAX} files")));
     }
-    let alignments = List::of(&target.args, "alignment", names.len(), alignment)?;
-    let ids = List::of(&target.args, "mbr-id", names.len(), id)?;
-    let kinds = List::of(&target.args, "type-guid", names.len(), kind)?;
-    let whole = Whole::default();
+    let alignments = PartitionValues::of(&target.args, "alignment", names.len(), alignment)?;
+    let ids = PartitionValues::of(&target.args, "mbr-id", names.len(), id)?;
+    let kinds = PartitionValues::of(&target.args, "type-guid", names.len(), kind)?;
+    let whole = CompositeStorage::default();
     let mut files = Vec::with_capacity(names.len());
     for (index, name) in names.into_iter().enumerate() {
         let device = split::part("partitioning", (index + 1, &whole), name, target).await?;
@@ -140,7 +141,7 @@ async fn open(target: &Target) -> Result<Opened> {
         if size == 0 {
             return Err(wrong(format!("{name} is empty, but a partition cannot be empty")));
         }
-        files.push(File {
+        files.push(PartitionSource {
             name: name.to_string(),
             device,
             size,
@@ -164,17 +165,22 @@ async fn open(target: &Target) -> Result<Opened> {
 }
 
 /// Values for partitions, the last one for all that follow.
-struct List<T>(Vec<T>);
+struct PartitionValues<T>(Vec<T>);
 
-impl<T: Copy> List<T> {
-    fn of(args: &Args, name: &str, files: usize, value: fn(&str) -> Result<T>) -> Result<List<T>> {
+impl<T: Copy> PartitionValues<T> {
+    fn of(
+        args: &ParamValues,
+        name: &str,
+        files: usize,
+        value: fn(&str) -> Result<T>,
+    ) -> Result<PartitionValues<T>> {
         let text = args.text(name).unwrap_or_default();
         let values: Vec<T> = text.split(',').map(value).collect::<Result<_>>()?;
         if values.len() > files {
             let text = format!("{name} has {} values for {files} files", values.len());
             return Err(wrong(text));
         }
-        Ok(List(values))
+        Ok(PartitionValues(values))
     }
 
     fn at(&self, index: usize) -> T {
@@ -208,12 +214,12 @@ fn kind(text: &str) -> Result<Guid> {
 
 /// A disk being assembled, and its current length.
 #[derive(Default)]
-struct Disk {
+struct DiskAssembly {
     parts: Vec<Arc<dyn Device>>,
     size: u64,
 }
 
-impl Disk {
+impl DiskAssembly {
     fn push(&mut self, device: Arc<dyn Device>) -> Result<()> {
         let end = self.size.checked_add(device.facts().size);
         // Leave space for a table after it, and for rounding.
@@ -232,7 +238,7 @@ impl Disk {
     }
 
     /// Adds a partition; returns its first byte, and its end.
-    fn partition(&mut self, file: &File) -> Result<(u64, u64)> {
+    fn partition(&mut self, file: &PartitionSource) -> Result<(u64, u64)> {
         self.align(file.alignment)?;
         let start = self.size;
         self.push(file.device.clone())?;
@@ -251,14 +257,14 @@ fn table_device(bytes: Vec<u8>) -> Arc<dyn Device> {
     fixed::bytes("the partition table", bytes)
 }
 
-fn with_gpt(files: Vec<File>) -> Result<Vec<Arc<dyn Device>>> {
+fn with_gpt(files: Vec<PartitionSource>) -> Result<Vec<Arc<dyn Device>>> {
     let (before, behind) = table::gpt_len(files.len());
-    let mut disk = Disk::default();
+    let mut disk = DiskAssembly::default();
     disk.push(fixed::zeroes("the partition table", before))?;
     let mut entries = Vec::with_capacity(files.len());
     for (index, file) in files.into_iter().enumerate() {
         let (start, end) = disk.partition(&file)?;
-        entries.push(table::Entry {
+        entries.push(table::GptEntry {
             kind: file.kind,
             unique: Guid::random()?,
             sectors: (start / SECTOR, (end - 1) / SECTOR),
@@ -272,8 +278,8 @@ fn with_gpt(files: Vec<File>) -> Result<Vec<Arc<dyn Device>>> {
     Ok(disk.parts)
 }
 
-fn with_mbr(files: Vec<File>) -> Result<Vec<Arc<dyn Device>>> {
-    let mut disk = Disk::default();
+fn with_mbr(files: Vec<PartitionSource>) -> Result<Vec<Arc<dyn Device>>> {
+    let mut disk = DiskAssembly::default();
     let mut mbr = table::boot_sector();
     disk.push(later())?;
     let logical = if files.len() > PRIMARY { PRIMARY - 1 } else { files.len() };

@@ -9,10 +9,10 @@
 use std::sync::Arc;
 
 use blockhaul_block::{
-    BASE_ALLOCATION, Can, Device, Error, Extents, Facts, Flags, HOLE, Kind, Op, Pending, Reply,
-    Request, Result, ZERO,
+    BASE_ALLOCATION, Can, Device, Error, Extents, Facts, HOLE, Kind, Op, PendingRequest, Reply,
+    Request, RequestFlags, Result, ZERO,
 };
-use blockhaul_catalog::{Backend, Opened, Opening, Param, ParamKind, Target};
+use blockhaul_catalog::{Backend, BackendTarget, OpenFuture, OpenedDevice, Param, ParamKind};
 
 use blockhaul_backends::support::{fill, operand};
 
@@ -79,7 +79,7 @@ blockhaul serve 'sparse-random:1G?seed=5&percent=5' --run 'blockhaul copy "$uri"
         }
     }
 
-    fn open(&self, target: Target) -> Opening<Opened> {
+    fn open(&self, target: BackendTarget) -> OpenFuture<OpenedDevice> {
         Box::pin(async move {
             let made = blockhaul_io::offload(move || open(&target)).await;
             made.map_err(|_| Error::new(Kind::Io, "sparse-random: was not made"))?
@@ -91,7 +91,7 @@ fn wrong(text: String) -> Error {
     Error::new(Kind::Usage, format!("sparse-random: {text}"))
 }
 
-fn open(target: &Target) -> Result<Opened> {
+fn open(target: &BackendTarget) -> Result<OpenedDevice> {
     operand::source_only(target)?;
     let size = operand::size(target)?;
     let args = &target.args;
@@ -109,13 +109,13 @@ fn open(target: &Target) -> Result<Opened> {
         contexts: vec![BASE_ALLOCATION.to_string()],
         ..Facts::new(operand::name(target), size)
     };
-    let disk = Disk {
+    let disk = SparsePattern {
         seed: u64::from(seed),
         changes: changes(size, u64::from(seed), share, runlength)?,
         random: args.switch("random-content"),
     };
     let device = SparseRandomDevice { facts: Arc::new(facts), disk: Arc::new(disk) };
-    Ok(Opened::from(Arc::new(device) as Arc<dyn Device>))
+    Ok(OpenedDevice::from(Arc::new(device) as Arc<dyn Device>))
 }
 
 /// Block numbers at which data begins and ends, alternately.
@@ -149,16 +149,16 @@ fn changes(size: u64, seed: u64, percent: f64, runlength: u64) -> Result<Vec<u64
 
 struct SparseRandomDevice {
     facts: Arc<Facts>,
-    disk: Arc<Disk>,
+    disk: Arc<SparsePattern>,
 }
 
-struct Disk {
+struct SparsePattern {
     seed: u64,
     changes: Vec<u64>,
     random: bool,
 }
 
-impl Disk {
+impl SparsePattern {
     /// Whether the byte at an offset is data, and where that run ends.
     fn run(&self, at: u64) -> (bool, u64) {
         let passed = self.changes.partition_point(|&change| change <= at / BLOCK);
@@ -216,11 +216,11 @@ impl Device for SparseRandomDevice {
         self.facts.clone()
     }
 
-    fn submit(&self, request: Request) -> Pending {
+    fn submit(&self, request: Request) -> PendingRequest {
         let Request { op, at, len, flags } = request;
         let done = |fits: bool| {
             if fits {
-                Pending::ready(Ok(Reply::Done))
+                PendingRequest::ready(Ok(Reply::Done))
             } else {
                 Error::new(Kind::Io, "writes cannot change the content").into()
             }
@@ -228,7 +228,7 @@ impl Device for SparseRandomDevice {
         match op {
             Op::Read(room) if self.disk.runs(at, at + len).all(|(data, _)| !data) => {
                 drop(room);
-                Pending::ready(Ok(Reply::Hole))
+                PendingRequest::ready(Ok(Reply::Hole))
             }
             Op::Read(room) => {
                 let disk = self.disk.clone();
@@ -236,9 +236,9 @@ impl Device for SparseRandomDevice {
             }
             Op::Write(data) => done(self.disk.holds(at, data.bytes())),
             Op::Zero | Op::Trim => done(self.disk.runs(at, at + len).all(|(data, _)| !data)),
-            Op::Flush | Op::Cache => Pending::ready(Ok(Reply::Done)),
+            Op::Flush | Op::Cache => PendingRequest::ready(Ok(Reply::Done)),
             Op::Extents(contexts) => {
-                let most = if flags.contains(Flags::ONE_EXTENT) { 1 } else { RUNS_MAX };
+                let most = if flags.contains(RequestFlags::ONE_EXTENT) { 1 } else { RUNS_MAX };
                 let mut extents = Extents::new();
                 let mut start = at;
                 for (data, end) in self.disk.runs(at, at + len).take(most) {
@@ -246,7 +246,7 @@ impl Device for SparseRandomDevice {
                     start = end;
                 }
                 let lists = contexts.iter().map(|_| extents.clone()).collect();
-                Pending::ready(Ok(Reply::Extents(lists)))
+                PendingRequest::ready(Ok(Reply::Extents(lists)))
             }
         }
     }

@@ -100,7 +100,7 @@ impl Guid {
 }
 
 /// A partition of a GPT.
-pub(crate) struct Entry {
+pub(crate) struct GptEntry {
     pub kind: Guid,
     pub unique: Guid,
     /// First and last sector.
@@ -122,7 +122,7 @@ fn gpt_entries(partitions: usize) -> usize {
 }
 
 /// Both tables of a GPT on a disk of `size` bytes, which has space for both and all partitions.
-pub(crate) fn gpt(entries: &[Entry], size: u64) -> Result<(Vec<u8>, Vec<u8>)> {
+pub(crate) fn gpt(entries: &[GptEntry], size: u64) -> Result<(Vec<u8>, Vec<u8>)> {
     let count = gpt_entries(entries.len());
     let mut table = vec![0; count * GPT_ENTRY];
     for (entry, out) in entries.iter().zip(table.chunks_mut(GPT_ENTRY)) {
@@ -138,7 +138,7 @@ pub(crate) fn gpt(entries: &[Entry], size: u64) -> Result<(Vec<u8>, Vec<u8>)> {
             }
         }
     }
-    let header = Header {
+    let header = GptHeader {
         table: table.len() as u64 / SECTOR,
         last: size / SECTOR - 1,
         count: count as u32,
@@ -156,7 +156,7 @@ pub(crate) fn gpt(entries: &[Entry], size: u64) -> Result<(Vec<u8>, Vec<u8>)> {
 }
 
 /// The contents of both headers of a GPT.
-struct Header {
+struct GptHeader {
     /// Sectors of the table.
     table: u64,
     /// Last sector of the disk.
@@ -166,7 +166,7 @@ struct Header {
     crc: u32,
 }
 
-impl Header {
+impl GptHeader {
     /// The header in sector `here`, whose table is at sector `table`; the other header is in sector
     /// `other`.
     fn sector(&self, here: u64, other: u64, table: u64) -> Vec<u8> {

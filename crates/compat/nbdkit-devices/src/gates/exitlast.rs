@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use blockhaul_block::Result;
-use blockhaul_catalog::{Client, GateKind, Shutdown};
+use blockhaul_catalog::{ExportClient, GateKind, Shutdown};
 
-use super::rule::{Choice, Guest, Rule, gate};
+use super::rule::{ExportChoice, GateClient, GateRule, gate};
 
 /// The gate `exitlast`.
 pub static EXITLAST: GateKind = GateKind {
@@ -21,37 +21,37 @@ blockhaul serve --background -U once.sock --layer exitlast sample:64M && \
 "#,
     params: &[],
     configure: |_, shutdown| {
-        gate(Arc::new(Last { opened: AtomicU64::new(0), shutdown: shutdown.clone() }))
+        gate(Arc::new(ExitLastRule { opened: AtomicU64::new(0), shutdown: shutdown.clone() }))
     },
 };
 
-struct Last {
+struct ExitLastRule {
     /// Number of connected clients that have opened an export.
     opened: AtomicU64,
     shutdown: Shutdown,
 }
 
-impl Rule for Last {
-    fn admit(self: Arc<Self>, _client: &Client) -> Result<Arc<dyn Guest>> {
-        Ok(Arc::new(Inside { rule: self, opened: AtomicBool::new(false) }))
+impl GateRule for ExitLastRule {
+    fn admit(self: Arc<Self>, _client: &ExportClient) -> Result<Arc<dyn GateClient>> {
+        Ok(Arc::new(ExitLastClient { rule: self, opened: AtomicBool::new(false) }))
     }
 }
 
-struct Inside {
-    rule: Arc<Last>,
+struct ExitLastClient {
+    rule: Arc<ExitLastRule>,
     opened: AtomicBool,
 }
 
-impl Guest for Inside {
-    fn open(&self, name: &str, _tls: bool) -> Result<Choice> {
+impl GateClient for ExitLastClient {
+    fn open(&self, name: &str, _tls: bool) -> Result<ExportChoice> {
         if !self.opened.swap(true, Ordering::SeqCst) {
             self.rule.opened.fetch_add(1, Ordering::SeqCst);
         }
-        Ok(Choice::Name(name.to_string()))
+        Ok(ExportChoice::Name(name.to_string()))
     }
 }
 
-impl Drop for Inside {
+impl Drop for ExitLastClient {
     fn drop(&mut self) {
         if !self.opened.load(Ordering::SeqCst) {
             return;

@@ -8,10 +8,12 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use blockhaul_block::{Error, Kind, Result};
-use blockhaul_catalog::{Args, Client, Gate, GateKind, ParamKind, Shutdown, parse_number};
+use blockhaul_catalog::{
+    ExportClient, Gate, GateKind, ParamKind, ParamValues, Shutdown, parse_number,
+};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::rule::{Guest, Rule, gate};
+use super::rule::{GateClient, GateRule, gate};
 use blockhaul_layers::support::{param, param_or, usage};
 
 /// Exit status of a script that reports the event (nbdkit's exitwhen filter).
@@ -61,18 +63,18 @@ while test -e until.sock; do sleep 0.1; done
     configure,
 };
 
-fn configure(args: &Args, shutdown: &Shutdown) -> Result<Arc<dyn Gate>> {
+fn configure(args: &ParamValues, shutdown: &Shutdown) -> Result<Arc<dyn Gate>> {
     let list = |name: &str| -> Vec<String> {
         let text = args.text(name).unwrap_or("");
         text.split(',').filter(|word| !word.is_empty()).map(String::from).collect()
     };
     let mut events = Vec::new();
     let path = |text: &String| std::path::absolute(text).unwrap_or_else(|_| PathBuf::from(text));
-    events.extend(list("exit-when-file-created").iter().map(|text| Event::Created(path(text))));
-    events.extend(list("exit-when-file-deleted").iter().map(|text| Event::Deleted(path(text))));
+    events.extend(list("exit-when-file-created").iter().map(|text| ExitEvent::Created(path(text))));
+    events.extend(list("exit-when-file-deleted").iter().map(|text| ExitEvent::Deleted(path(text))));
     for text in list("exit-when-pipe-closed") {
         let pipe = parse_number(&text).ok().and_then(blockhaul_os::inherited);
-        events.push(Event::Closed(pipe.ok_or_else(|| {
+        events.push(ExitEvent::Closed(pipe.ok_or_else(|| {
             usage(format!("exitwhen: {text:?} is not the number of an inherited descriptor"))
         })?));
     }
@@ -85,14 +87,14 @@ fn configure(args: &Args, shutdown: &Shutdown) -> Result<Arc<dyn Gate>> {
             Error::system(format!("exitwhen: there is no process {text}"), error.into())
         };
         let fd = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty());
-        events.push(Event::Exited(fd.map_err(gone)?));
+        events.push(ExitEvent::Exited(fd.map_err(gone)?));
     }
-    events.extend(args.text("exit-when-script").map(|text| Event::Script(text.to_string())));
+    events.extend(args.text("exit-when-script").map(|text| ExitEvent::Script(text.to_string())));
     if events.is_empty() {
         return Err(usage("exitwhen: requires an event, for example exit-when-file-created=PATH"));
     }
     let every = args.duration("exit-when-poll").unwrap_or(Duration::from_secs(60));
-    gate(Arc::new(When {
+    gate(Arc::new(ExitWhenRule {
         events,
         every: every.max(Duration::from_millis(10)),
         watched: AtomicBool::new(false),
@@ -102,7 +104,7 @@ fn configure(args: &Args, shutdown: &Shutdown) -> Result<Arc<dyn Gate>> {
     }))
 }
 
-fn watch(rule: &Weak<When>) {
+fn watch(rule: &Weak<ExitWhenRule>) {
     // Events before the first client count, too.
     while let Some(rule) = rule.upgrade() {
         if rule.look() {
@@ -117,7 +119,7 @@ fn watch(rule: &Weak<When>) {
     }
 }
 
-enum Event {
+enum ExitEvent {
     Created(PathBuf),
     Deleted(PathBuf),
     Closed(std::os::fd::OwnedFd),
@@ -125,7 +127,7 @@ enum Event {
     Script(String),
 }
 
-impl Event {
+impl ExitEvent {
     fn happened(&self) -> bool {
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         let ready = |fd, wanted, seen: PollFlags| {
@@ -133,11 +135,11 @@ impl Event {
             poll(&mut fds, Some(&now)).is_ok() && fds[0].revents().intersects(seen)
         };
         match self {
-            Event::Created(path) => exists(path),
-            Event::Deleted(path) => !exists(path),
-            Event::Closed(fd) => ready(fd, PollFlags::empty(), PollFlags::HUP | PollFlags::ERR),
-            Event::Exited(fd) => ready(fd, PollFlags::IN, PollFlags::IN | PollFlags::HUP),
-            Event::Script(script) => {
+            ExitEvent::Created(path) => exists(path),
+            ExitEvent::Deleted(path) => !exists(path),
+            ExitEvent::Closed(fd) => ready(fd, PollFlags::empty(), PollFlags::HUP | PollFlags::ERR),
+            ExitEvent::Exited(fd) => ready(fd, PollFlags::IN, PollFlags::IN | PollFlags::HUP),
+            ExitEvent::Script(script) => {
                 let mut command = Command::new("/bin/sh");
                 let status = command.arg("-c").arg(script).stdin(Stdio::null()).status();
                 status.is_ok_and(|status| status.code() == Some(SCRIPT_SAYS_SO))
@@ -147,7 +149,7 @@ impl Event {
 
     /// Whether the check may take long.
     fn is_slow(&self) -> bool {
-        matches!(self, Event::Script(_))
+        matches!(self, ExitEvent::Script(_))
     }
 }
 
@@ -155,8 +157,8 @@ fn exists(path: &Path) -> bool {
     path.symlink_metadata().is_ok()
 }
 
-struct When {
-    events: Vec<Event>,
+struct ExitWhenRule {
+    events: Vec<ExitEvent>,
     /// Interval of checks.
     every: Duration,
     /// A thread makes the checks.
@@ -167,7 +169,7 @@ struct When {
     shutdown: Shutdown,
 }
 
-impl When {
+impl ExitWhenRule {
     fn end(&self) {
         self.shutdown.request("exitwhen: the event has occurred, and no client is connected");
     }
@@ -176,16 +178,16 @@ impl When {
         self.look_at(|_| true)
     }
 
-    fn look_at(&self, which: impl Fn(&Event) -> bool) -> bool {
+    fn look_at(&self, which: impl Fn(&ExitEvent) -> bool) -> bool {
         if self.happened.load(Ordering::SeqCst) {
             return true;
         }
-        let now = self.events.iter().filter(|event| which(event)).any(Event::happened);
+        let now = self.events.iter().filter(|event| which(event)).any(ExitEvent::happened);
         self.happened.fetch_or(now, Ordering::SeqCst) || now
     }
 }
 
-impl Rule for When {
+impl GateRule for ExitWhenRule {
     fn start(self: &Arc<Self>) -> Result<()> {
         if self.watched.swap(true, Ordering::SeqCst) {
             return Ok(());
@@ -196,9 +198,9 @@ impl Rule for When {
         started.map(drop).map_err(|error| Error::system("exitwhen: cannot start a thread", error))
     }
 
-    fn admit(self: Arc<Self>, _client: &Client) -> Result<Arc<dyn Guest>> {
+    fn admit(self: Arc<Self>, _client: &ExportClient) -> Result<Arc<dyn GateClient>> {
         self.inside.fetch_add(1, Ordering::SeqCst);
-        let inside = Arc::new(Inside(self));
+        let inside = Arc::new(ExitWhenClient(self));
         // Scripts take long: their thread checks them.
         if inside.0.look_at(|event| !event.is_slow()) {
             return Err(Error::new(Kind::Refused, "exitwhen: the server is about to end"));
@@ -207,11 +209,11 @@ impl Rule for When {
     }
 }
 
-struct Inside(Arc<When>);
+struct ExitWhenClient(Arc<ExitWhenRule>);
 
-impl Guest for Inside {}
+impl GateClient for ExitWhenClient {}
 
-impl Drop for Inside {
+impl Drop for ExitWhenClient {
     fn drop(&mut self) {
         let last = self.0.inside.fetch_sub(1, Ordering::SeqCst) == 1;
         if last && self.0.look_at(|event| !event.is_slow()) {

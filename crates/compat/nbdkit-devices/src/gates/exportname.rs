@@ -3,9 +3,11 @@
 use std::sync::Arc;
 
 use blockhaul_block::{Error, Kind, Result};
-use blockhaul_catalog::{Args, Client, Export, Gate, GateKind, Listed, ParamKind};
+use blockhaul_catalog::{
+    Export, ExportClient, Gate, GateKind, ListedExport, ParamKind, ParamValues,
+};
 
-use super::rule::{Choice, Guest, Rule, gate};
+use super::rule::{ExportChoice, GateClient, GateRule, gate};
 use blockhaul_layers::support::{param, param_or, usage};
 
 /// The gate `exportname`.
@@ -43,7 +45,7 @@ blockhaul serve -e disk memory:1G \
     configure: |args, _| configure(args),
 };
 
-fn configure(args: &Args) -> Result<Arc<dyn Gate>> {
+fn configure(args: &ParamValues) -> Result<Arc<dyn Gate>> {
     let names = args.text("exportname").unwrap_or("");
     let description = match args.text("exportdesc").unwrap_or("keep") {
         "keep" => None,
@@ -53,7 +55,7 @@ fn configure(args: &Args) -> Result<Arc<dyn Gate>> {
             None => return Err(usage("exportname: exportdesc must be keep, none or fixed:TEXT")),
         },
     };
-    gate(Arc::new(Names {
+    gate(Arc::new(ExportNameRule {
         default: args.text("default-export").unwrap_or("").to_string(),
         list: args.text("exportname-list").unwrap_or("keep").to_string(),
         strict: args.switch("exportname-strict"),
@@ -62,7 +64,7 @@ fn configure(args: &Args) -> Result<Arc<dyn Gate>> {
     }))
 }
 
-struct Names {
+struct ExportNameRule {
     default: String,
     list: String,
     strict: bool,
@@ -71,19 +73,19 @@ struct Names {
     description: Option<String>,
 }
 
-impl Rule for Names {
-    fn admit(self: Arc<Self>, _client: &Client) -> Result<Arc<dyn Guest>> {
+impl GateRule for ExportNameRule {
+    fn admit(self: Arc<Self>, _client: &ExportClient) -> Result<Arc<dyn GateClient>> {
         Ok(self)
     }
 }
 
-impl Guest for Names {
-    fn open(&self, name: &str, _tls: bool) -> Result<Choice> {
+impl GateClient for ExportNameRule {
+    fn open(&self, name: &str, _tls: bool) -> Result<ExportChoice> {
         let name = if name.is_empty() { &self.default } else { name };
         if self.strict && !self.names.iter().any(|known| known == name) {
             return Err(Error::new(Kind::NotFound, "there is no export of this name"));
         }
-        Ok(Choice::Name(name.to_string()))
+        Ok(ExportChoice::Name(name.to_string()))
     }
 
     fn opened(&self, mut export: Export) -> Export {
@@ -93,11 +95,11 @@ impl Guest for Names {
         export
     }
 
-    fn list(&self, listed: Vec<Listed>, _tls: bool) -> Result<Vec<Listed>> {
+    fn list(&self, listed: Vec<ListedExport>, _tls: bool) -> Result<Vec<ListedExport>> {
         let known = |name: &String| {
             let below = listed.iter().find(|listed| listed.name == *name);
             let description = below.map(|below| below.description.clone()).unwrap_or_default();
-            Listed { name: name.clone(), description }
+            ListedExport { name: name.clone(), description }
         };
         let mut shown = match self.list.as_str() {
             "error" => {

@@ -5,10 +5,10 @@ use std::os::fd::AsFd as _;
 use std::sync::Arc;
 
 use blockhaul_block::{Error, Kind, Result};
-use blockhaul_catalog::{Args, Client, Gate, GateKind, ParamKind, parse_number};
+use blockhaul_catalog::{ExportClient, Gate, GateKind, ParamKind, ParamValues, parse_number};
 use rustix::net::AddressFamily;
 
-use super::rule::{Guest, Rule, gate};
+use super::rule::{GateClient, GateRule, gate};
 use blockhaul_layers::support::{param, usage};
 
 /// The gate `ip`.
@@ -32,22 +32,22 @@ blockhaul serve -p 0 --layer 'ip?allow=127.0.0.1,::1,10.0.0.0/8&deny=all' sample
     configure: |args, _| configure(args),
 };
 
-fn configure(args: &Args) -> Result<Arc<dyn Gate>> {
-    let parse = |name: &str| -> Result<Vec<Match>> {
+fn configure(args: &ParamValues) -> Result<Arc<dyn Gate>> {
+    let parse = |name: &str| -> Result<Vec<ClientMatch>> {
         let words = args.text(name).unwrap_or("").split(',').filter(|word| !word.is_empty());
-        words.map(|word| Match::parse(name, word)).collect()
+        words.map(|word| ClientMatch::parse(name, word)).collect()
     };
-    gate(Arc::new(Ip { allow: parse("allow")?, deny: parse("deny")? }))
+    gate(Arc::new(IpRule { allow: parse("allow")?, deny: parse("deny")? }))
 }
 
-struct Ip {
-    allow: Vec<Match>,
-    deny: Vec<Match>,
+struct IpRule {
+    allow: Vec<ClientMatch>,
+    deny: Vec<ClientMatch>,
 }
 
 /// An element of a list.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Match {
+enum ClientMatch {
     Any,
     V4,
     V6,
@@ -60,8 +60,8 @@ enum Match {
     Gid(u32),
 }
 
-impl Match {
-    fn parse(param: &str, word: &str) -> Result<Match> {
+impl ClientMatch {
+    fn parse(param: &str, word: &str) -> Result<ClientMatch> {
         let wrong = || {
             usage(format!(
                 "ip: {param}: {word:?} is not an address, a network, any, anyipv4, anyipv6, \
@@ -70,21 +70,21 @@ impl Match {
         };
         let number = |text: &str| parse_number::<u32>(text).map_err(|_| wrong());
         match word {
-            "any" | "all" => return Ok(Match::Any),
-            "anyipv4" | "allipv4" => return Ok(Match::V4),
-            "anyipv6" | "allipv6" => return Ok(Match::V6),
-            "anyunix" | "allunix" => return Ok(Match::Unix),
-            "anyvsock" | "allvsock" => return Ok(Match::Vsock),
+            "any" | "all" => return Ok(ClientMatch::Any),
+            "anyipv4" | "allipv4" => return Ok(ClientMatch::V4),
+            "anyipv6" | "allipv6" => return Ok(ClientMatch::V6),
+            "anyunix" | "allunix" => return Ok(ClientMatch::Unix),
+            "anyvsock" | "allvsock" => return Ok(ClientMatch::Vsock),
             _ => {}
         }
         if let Some(pid) = word.strip_prefix("pid:") {
-            return number(pid).map(Match::Pid);
+            return number(pid).map(ClientMatch::Pid);
         }
         if let Some(uid) = word.strip_prefix("uid:") {
-            return number(uid).map(Match::Uid);
+            return number(uid).map(ClientMatch::Uid);
         }
         if let Some(gid) = word.strip_prefix("gid:") {
-            return number(gid).map(Match::Gid);
+            return number(gid).map(ClientMatch::Gid);
         }
         let (address, bits) = match word.split_once('/') {
             Some((address, bits)) => (address, Some(bits.parse().map_err(|_| wrong())?)),
@@ -97,19 +97,22 @@ impl Match {
         if bits > most {
             return Err(wrong());
         }
-        Ok(Match::Net(address, bits))
+        Ok(ClientMatch::Net(address, bits))
     }
 
-    fn fits(&self, who: &Who) -> bool {
+    fn fits(&self, who: &ClientIdentity) -> bool {
         match (self, who) {
-            (Match::Any, _) => true,
-            (Match::V4, Who::Ip(address)) => address.is_ipv4(),
-            (Match::V6, Who::Ip(address)) => address.is_ipv6(),
-            (Match::Unix, Who::Unix { .. }) | (Match::Vsock, Who::Vsock) => true,
-            (Match::Net(net, bits), Who::Ip(address)) => same_net(*net, *address, *bits),
-            (Match::Pid(wanted), Who::Unix { pid, .. }) => Some(*wanted) == *pid,
-            (Match::Uid(wanted), Who::Unix { uid, .. }) => wanted == uid,
-            (Match::Gid(wanted), Who::Unix { gid, .. }) => wanted == gid,
+            (ClientMatch::Any, _) => true,
+            (ClientMatch::V4, ClientIdentity::Ip(address)) => address.is_ipv4(),
+            (ClientMatch::V6, ClientIdentity::Ip(address)) => address.is_ipv6(),
+            (ClientMatch::Unix, ClientIdentity::Unix { .. })
+            | (ClientMatch::Vsock, ClientIdentity::Vsock) => true,
+            (ClientMatch::Net(net, bits), ClientIdentity::Ip(address)) => {
+                same_net(*net, *address, *bits)
+            }
+            (ClientMatch::Pid(wanted), ClientIdentity::Unix { pid, .. }) => Some(*wanted) == *pid,
+            (ClientMatch::Uid(wanted), ClientIdentity::Unix { uid, .. }) => wanted == uid,
+            (ClientMatch::Gid(wanted), ClientIdentity::Unix { gid, .. }) => wanted == gid,
             _ => false,
         }
     }
@@ -132,7 +135,7 @@ fn same_net(one: IpAddr, other: IpAddr, bits: u32) -> bool {
 
 /// The identity of a client.
 #[derive(Debug)]
-enum Who {
+enum ClientIdentity {
     Ip(IpAddr),
     /// The process is unknown if it is in another container.
     Unix {
@@ -144,34 +147,37 @@ enum Who {
     Unknown,
 }
 
-impl Who {
-    fn of(client: &Client) -> Who {
-        let Some(stream) = &client.stream else { return Who::Unknown };
+impl ClientIdentity {
+    fn of(client: &ExportClient) -> ClientIdentity {
+        let Some(stream) = &client.stream else { return ClientIdentity::Unknown };
         if let Some(address) = stream.peer().ip() {
             // A client with an IPv4 address on a dual-stack socket.
-            return Who::Ip(address.to_canonical());
+            return ClientIdentity::Ip(address.to_canonical());
         }
         match rustix::net::sockopt::socket_domain(stream.as_fd()) {
-            Ok(AddressFamily::VSOCK) => Who::Vsock,
-            Ok(AddressFamily::UNIX) => match blockhaul_os::Credentials::of_peer(stream.as_fd()) {
-                Ok(Some(found)) => Who::Unix { pid: found.pid, uid: found.uid, gid: found.gid },
-                _ => Who::Unix { pid: None, uid: u32::MAX, gid: u32::MAX },
+            Ok(AddressFamily::VSOCK) => ClientIdentity::Vsock,
+            Ok(AddressFamily::UNIX) => match blockhaul_os::PeerCredentials::of_peer(stream.as_fd())
+            {
+                Ok(Some(found)) => {
+                    ClientIdentity::Unix { pid: found.pid, uid: found.uid, gid: found.gid }
+                }
+                _ => ClientIdentity::Unix { pid: None, uid: u32::MAX, gid: u32::MAX },
             },
-            _ => Who::Unknown,
+            _ => ClientIdentity::Unknown,
         }
     }
 }
 
-struct Inside;
+struct IpClient;
 
-impl Guest for Inside {}
+impl GateClient for IpClient {}
 
-impl Rule for Ip {
-    fn admit(self: Arc<Self>, client: &Client) -> Result<Arc<dyn Guest>> {
-        let who = Who::of(client);
+impl GateRule for IpRule {
+    fn admit(self: Arc<Self>, client: &ExportClient) -> Result<Arc<dyn GateClient>> {
+        let who = ClientIdentity::of(client);
         let allowed = self.allow.iter().any(|rule| rule.fits(&who));
         if allowed || !self.deny.iter().any(|rule| rule.fits(&who)) {
-            return Ok(Arc::new(Inside));
+            return Ok(Arc::new(IpClient));
         }
         Err(Error::new(Kind::Refused, "ip: this client is denied"))
     }
@@ -184,7 +190,9 @@ mod tests {
     #[test]
     fn networks_match_by_their_first_bits() {
         let fits = |word: &str, address: &str| {
-            Match::parse("allow", word).unwrap().fits(&Who::Ip(address.parse().unwrap()))
+            ClientMatch::parse("allow", word)
+                .unwrap()
+                .fits(&ClientIdentity::Ip(address.parse().unwrap()))
         };
         assert!(fits("10.0.0.0/8", "10.255.1.2") && !fits("10.0.0.0/8", "11.0.0.1"));
         assert!(fits("1.2.3.4", "1.2.3.4") && !fits("1.2.3.4", "1.2.3.5"));
@@ -193,13 +201,17 @@ mod tests {
         assert!(fits("[::1]", "::1") && fits("::/0", "::1"));
         assert!(fits("anyipv6", "::1") && !fits("anyipv4", "::1") && fits("all", "::1"));
         for wrong in ["", "1.2.3", "1.2.3.4/33", "::1/129", "1.2.3.4/x", "uid:x", "localhost"] {
-            assert_eq!(Match::parse("deny", wrong).unwrap_err().kind(), Kind::Usage, "{wrong}");
+            assert_eq!(
+                ClientMatch::parse("deny", wrong).unwrap_err().kind(),
+                Kind::Usage,
+                "{wrong}"
+            );
         }
-        let local = Who::Unix { pid: Some(7), uid: 8, gid: 9 };
+        let local = ClientIdentity::Unix { pid: Some(7), uid: 8, gid: 9 };
         for (word, expected) in
             [("pid:7", true), ("uid:7", false), ("gid:9", true), ("anyunix", true)]
         {
-            assert_eq!(Match::parse("allow", word).unwrap().fits(&local), expected, "{word}");
+            assert_eq!(ClientMatch::parse("allow", word).unwrap().fits(&local), expected, "{word}");
         }
     }
 }

@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use blockhaul_block::{Error, Kind, Result};
-use blockhaul_catalog::{Client, GateKind, ParamKind};
+use blockhaul_catalog::{ExportClient, GateKind, ParamKind};
 use blockhaul_io::{Notify, Ticket};
 
-use super::rule::{Guest, Rule, gate};
+use super::rule::{GateClient, GateRule, gate};
 use blockhaul_layers::support::param_or;
 
 /// The gate `limit`.
@@ -26,22 +26,27 @@ blockhaul serve --layer 'limit?limit=8' sample:64M --run 'blockhaul copy -C 4 "$
     configure: |args, _| {
         let most = args.number("limit").filter(|&most| most > 0).unwrap_or(u64::MAX);
         let waits = args.switch("wait");
-        gate(Arc::new(Limit { most, waits, inside: AtomicU64::new(0), left: Notify::default() }))
+        gate(Arc::new(LimitRule {
+            most,
+            waits,
+            inside: AtomicU64::new(0),
+            left: Notify::default(),
+        }))
     },
 };
 
-struct Limit {
+struct LimitRule {
     most: u64,
     waits: bool,
     inside: AtomicU64,
     left: Notify,
 }
 
-impl Rule for Limit {
-    fn admit(self: Arc<Self>, _client: &Client) -> Result<Arc<dyn Guest>> {
+impl GateRule for LimitRule {
+    fn admit(self: Arc<Self>, _client: &ExportClient) -> Result<Arc<dyn GateClient>> {
         let more = |inside: u64| (inside < self.most).then_some(inside + 1);
         match self.inside.fetch_update(Ordering::SeqCst, Ordering::SeqCst, more) {
-            Ok(_) => Ok(Arc::new(Place(self))),
+            Ok(_) => Ok(Arc::new(LimitClient(self))),
             Err(_) => Err(Error::new(
                 Kind::Refused,
                 format!("limit: {} clients are connected already", self.most),
@@ -54,11 +59,11 @@ impl Rule for Limit {
     }
 }
 
-struct Place(Arc<Limit>);
+struct LimitClient(Arc<LimitRule>);
 
-impl Guest for Place {}
+impl GateClient for LimitClient {}
 
-impl Drop for Place {
+impl Drop for LimitClient {
     fn drop(&mut self) {
         self.0.inside.fetch_sub(1, Ordering::SeqCst);
         self.0.left.notify();

@@ -3,14 +3,14 @@
 use std::sync::Arc;
 
 use blockhaul_block::Result;
-use blockhaul_catalog::{Client, Export, Exports, Gate, Listed, Opening, Visit};
+use blockhaul_catalog::{Export, ExportClient, Exports, Gate, ListedExport, OpenFuture, Visit};
 use blockhaul_io::Ticket;
 
 /// The decisions of a gate. The defaults change nothing.
-pub(super) trait Rule: Send + Sync + 'static {
+pub(super) trait GateRule: Send + Sync + 'static {
     /// Decides whether to admit a client; the returned value is dropped when the client has
     /// disconnected.
-    fn admit(self: Arc<Self>, client: &Client) -> Result<Arc<dyn Guest>>;
+    fn admit(self: Arc<Self>, client: &ExportClient) -> Result<Arc<dyn GateClient>>;
 
     /// What a client that is not admitted waits for, before the gate decides again; without it, the
     /// client is disconnected.
@@ -25,11 +25,11 @@ pub(super) trait Rule: Send + Sync + 'static {
 }
 
 /// A client that was admitted.
-pub(super) trait Guest: Send + Sync {
+pub(super) trait GateClient: Send + Sync {
     /// It opens an export: the name to use, or another export instead.
-    fn open(&self, name: &str, tls: bool) -> Result<Choice> {
+    fn open(&self, name: &str, tls: bool) -> Result<ExportChoice> {
         let _ = tls;
-        Ok(Choice::Name(name.to_string()))
+        Ok(ExportChoice::Name(name.to_string()))
     }
 
     /// What it gets of an export below.
@@ -38,7 +38,7 @@ pub(super) trait Guest: Send + Sync {
     }
 
     /// The exports that it may open, given those below.
-    fn list(&self, listed: Vec<Listed>, tls: bool) -> Result<Vec<Listed>> {
+    fn list(&self, listed: Vec<ListedExport>, tls: bool) -> Result<Vec<ListedExport>> {
         let _ = tls;
         Ok(listed)
     }
@@ -51,7 +51,7 @@ pub(super) trait Guest: Send + Sync {
 }
 
 /// The result of opening an export.
-pub(super) enum Choice {
+pub(super) enum ExportChoice {
     /// The export below with this name.
     Name(String),
     /// Another export.
@@ -59,26 +59,26 @@ pub(super) enum Choice {
 }
 
 /// A gate with this rule.
-pub(super) fn gate(rule: Arc<impl Rule>) -> Result<Arc<dyn Gate>> {
+pub(super) fn gate(rule: Arc<impl GateRule>) -> Result<Arc<dyn Gate>> {
     Ok(Arc::new(RuleGate(rule)))
 }
 
 struct RuleGate<R>(Arc<R>);
 
-impl<R: Rule> Gate for RuleGate<R> {
+impl<R: GateRule> Gate for RuleGate<R> {
     fn guard(self: Arc<Self>, inner: Arc<dyn Exports>) -> Result<Arc<dyn Exports>> {
         self.0.start()?;
-        Ok(Arc::new(Gated { inner, rule: self.0.clone() }))
+        Ok(Arc::new(GatedExports { inner, rule: self.0.clone() }))
     }
 }
 
-struct Gated<R> {
+struct GatedExports<R> {
     inner: Arc<dyn Exports>,
     rule: Arc<R>,
 }
 
-impl<R: Rule> Exports for Gated<R> {
-    fn admit(&self, client: Client) -> Opening<Arc<dyn Visit>> {
+impl<R: GateRule> Exports for GatedExports<R> {
+    fn admit(&self, client: ExportClient) -> OpenFuture<Arc<dyn Visit>> {
         // Before anything below sees the client. A change after this decision is not lost.
         let change = self.rule.next_change();
         let guest = match (self.rule.clone().admit(&client), change) {
@@ -99,9 +99,9 @@ impl<R: Rule> Exports for Gated<R> {
 
 /// Admits a client as soon as the rule does.
 async fn enter_later(
-    rule: Arc<impl Rule>,
+    rule: Arc<impl GateRule>,
     inner: Arc<dyn Exports>,
-    client: Client,
+    client: ExportClient,
     mut change: Ticket<()>,
 ) -> Result<Arc<dyn Visit>> {
     loop {
@@ -116,18 +116,21 @@ async fn enter_later(
     }
 }
 
-async fn enter(guest: Arc<dyn Guest>, admitted: Opening<Arc<dyn Visit>>) -> Result<Arc<dyn Visit>> {
+async fn enter(
+    guest: Arc<dyn GateClient>,
+    admitted: OpenFuture<Arc<dyn Visit>>,
+) -> Result<Arc<dyn Visit>> {
     let visit = GatedVisit { inner: admitted.await?, guest };
     Ok(Arc::new(visit) as Arc<dyn Visit>)
 }
 
 struct GatedVisit {
     inner: Arc<dyn Visit>,
-    guest: Arc<dyn Guest>,
+    guest: Arc<dyn GateClient>,
 }
 
 impl Visit for GatedVisit {
-    fn list(&self, tls: bool) -> Opening<Vec<Listed>> {
+    fn list(&self, tls: bool) -> OpenFuture<Vec<ListedExport>> {
         let guest = self.guest.clone();
         let below = guest.needs_list(tls).then(|| self.inner.list(tls));
         Box::pin(async move {
@@ -139,14 +142,14 @@ impl Visit for GatedVisit {
         })
     }
 
-    fn open(&self, name: &str, tls: bool) -> Opening<Option<Export>> {
+    fn open(&self, name: &str, tls: bool) -> OpenFuture<Option<Export>> {
         match self.guest.open(name, tls) {
-            Ok(Choice::Name(name)) => {
+            Ok(ExportChoice::Name(name)) => {
                 let below = self.inner.open(&name, tls);
                 let guest = self.guest.clone();
                 Box::pin(async move { Ok(below.await?.map(|export| guest.opened(export))) })
             }
-            Ok(Choice::Export(export)) => Box::pin(std::future::ready(Ok(Some(export)))),
+            Ok(ExportChoice::Export(export)) => Box::pin(std::future::ready(Ok(Some(export)))),
             Err(error) => Box::pin(std::future::ready(Err(error))),
         }
     }

@@ -2,10 +2,14 @@
 
 use std::sync::Arc;
 
-use blockhaul_block::{Can, Device, Error, Facts, Kind, Op, Pending, Reply, Request, Result};
-use blockhaul_catalog::{Args, Client, Export, Gate, GateKind, Listed, ParamKind, Sharing};
+use blockhaul_block::{
+    Can, Device, Error, Facts, Kind, Op, PendingRequest, Reply, Request, Result,
+};
+use blockhaul_catalog::{
+    DeviceSharing, Export, ExportClient, Gate, GateKind, ListedExport, ParamKind, ParamValues,
+};
 
-use super::rule::{Choice, Guest, Rule, gate};
+use super::rule::{ExportChoice, GateClient, GateRule, gate};
 use blockhaul_layers::support::param_or;
 
 /// The gate `tls-fallback`.
@@ -32,36 +36,36 @@ blockhaul serve --tls on --tls-psk keys.psk --layer tls-fallback memory:64M \
 /// Size of the message's device.
 const SIZE: usize = 512;
 
-fn configure(args: &Args) -> Result<Arc<dyn Gate>> {
+fn configure(args: &ParamValues) -> Result<Arc<dyn Gate>> {
     let mut bytes = args.text("tlsreadme").unwrap_or_default().as_bytes().to_vec();
     bytes.resize(SIZE, 0);
     let facts = Facts { can: Can::MULTI_CONN, ..Facts::new("tls-fallback", SIZE as u64) };
-    let message = Arc::new(Message { facts: Arc::new(facts), bytes });
+    let message = Arc::new(MessageDevice { facts: Arc::new(facts), bytes });
     let device = blockhaul_block::fence(blockhaul_block::emulate::emulate(message));
-    let sharing = Sharing::All(Arc::default());
-    gate(Arc::new(Fallback(Export { name: String::new(), description: None, device, sharing })))
+    let sharing = DeviceSharing::All(Arc::default());
+    gate(Arc::new(FallbackRule(Export { name: String::new(), description: None, device, sharing })))
 }
 
 /// The message, under any name.
-struct Fallback(Export);
+struct FallbackRule(Export);
 
-impl Rule for Fallback {
-    fn admit(self: Arc<Self>, _client: &Client) -> Result<Arc<dyn Guest>> {
+impl GateRule for FallbackRule {
+    fn admit(self: Arc<Self>, _client: &ExportClient) -> Result<Arc<dyn GateClient>> {
         Ok(self)
     }
 }
 
-impl Guest for Fallback {
-    fn open(&self, name: &str, tls: bool) -> Result<Choice> {
+impl GateClient for FallbackRule {
+    fn open(&self, name: &str, tls: bool) -> Result<ExportChoice> {
         Ok(if tls {
-            Choice::Name(name.to_string())
+            ExportChoice::Name(name.to_string())
         } else {
-            Choice::Export(Export { name: name.to_string(), ..self.0.clone() })
+            ExportChoice::Export(Export { name: name.to_string(), ..self.0.clone() })
         })
     }
 
-    fn list(&self, listed: Vec<Listed>, tls: bool) -> Result<Vec<Listed>> {
-        let message = Listed { name: String::new(), description: String::new() };
+    fn list(&self, listed: Vec<ListedExport>, tls: bool) -> Result<Vec<ListedExport>> {
+        let message = ListedExport { name: String::new(), description: String::new() };
         Ok(if tls { listed } else { vec![message] })
     }
 
@@ -70,17 +74,17 @@ impl Guest for Fallback {
     }
 }
 
-struct Message {
+struct MessageDevice {
     facts: Arc<Facts>,
     bytes: Vec<u8>,
 }
 
-impl Device for Message {
+impl Device for MessageDevice {
     fn facts(&self) -> Arc<Facts> {
         self.facts.clone()
     }
 
-    fn submit(&self, request: Request) -> Pending {
+    fn submit(&self, request: Request) -> PendingRequest {
         let Op::Read(room) = request.op else {
             return Error::new(Kind::Invalid, "this export is read-only").into();
         };
@@ -89,6 +93,6 @@ impl Device for Message {
         let mut buf = room.into_buf();
         let len = buf.len().min(SIZE - start);
         buf[..len].copy_from_slice(&self.bytes[start..start + len]);
-        Pending::ready(Ok(Reply::Data(buf.into())))
+        PendingRequest::ready(Ok(Reply::Data(buf.into())))
     }
 }

@@ -3,11 +3,12 @@
 use std::sync::Arc;
 
 use blockhaul_block::{
-    Can, Device, Error, Facts, Flags, Hints, Kind, Op, Pending, Reply, Request, Result,
+    Can, Device, Error, Facts, Hints, Kind, Op, PendingRequest, Reply, Request, RequestFlags,
+    Result,
 };
-use blockhaul_catalog::{Args, Layer, LayerKind, Param};
+use blockhaul_catalog::{Layer, LayerKind, Param, ParamValues};
 
-use blockhaul_layers::support::Scratch;
+use blockhaul_layers::support::ScratchMemory;
 use blockhaul_layers::support::layer;
 
 /// The layer `checkwrite`.
@@ -31,7 +32,7 @@ blockhaul serve --layer checkwrite disk.raw --run 'blockhaul copy sample:64M "$u
 
 const NONE: &[Param] = &[];
 
-fn configure(_args: &Args) -> Result<Arc<dyn Layer>> {
+fn configure(_args: &ParamValues) -> Result<Arc<dyn Layer>> {
     layer(|inner| {
         let below = inner.facts();
         // Written data is compared, and nothing is flushed.
@@ -43,7 +44,7 @@ fn configure(_args: &Args) -> Result<Arc<dyn Layer>> {
         facts.can -= Can::FAST_ZERO;
         // Payloads are read.
         facts.takes_parked = false;
-        let scratch = Scratch::for_device(&inner);
+        let scratch = ScratchMemory::for_device(&inner);
         Ok(Arc::new(CheckDevice { inner, facts: Arc::new(facts), scratch }))
     })
 }
@@ -51,7 +52,7 @@ fn configure(_args: &Args) -> Result<Arc<dyn Layer>> {
 struct CheckDevice {
     inner: Arc<dyn Device>,
     facts: Arc<Facts>,
-    scratch: Scratch,
+    scratch: ScratchMemory,
 }
 
 impl Device for CheckDevice {
@@ -59,22 +60,22 @@ impl Device for CheckDevice {
         self.facts.clone()
     }
 
-    fn submit(&self, mut request: Request) -> Pending {
+    fn submit(&self, mut request: Request) -> PendingRequest {
         let at = request.at;
         let len = request.len;
         let bytes = match request.op {
             Op::Write(data) => Some(data),
             Op::Zero | Op::Trim => None,
-            Op::Flush => return Pending::ready(Ok(Reply::Done)),
+            Op::Flush => return PendingRequest::ready(Ok(Reply::Done)),
             op => {
                 request.op = op;
-                request.flags -= Flags::FUA;
+                request.flags -= RequestFlags::FUA;
                 return self.inner.submit(request);
             }
         };
         let inner = self.inner.clone();
         let scratch = self.scratch.clone();
-        Pending::start(async move {
+        PendingRequest::start(async move {
             if scratch.holds(&inner, at, len, bytes.as_ref().map(|data| data.bytes())).await? {
                 Ok(Reply::Done)
             } else {

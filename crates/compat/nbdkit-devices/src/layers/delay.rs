@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use blockhaul_block::{Device, Facts, Op, OpKind, Outcome, Pending, Request, Result};
-use blockhaul_catalog::{Args, Layer, LayerKind, Param, ParamKind};
+use blockhaul_block::{Device, Facts, Op, OpKind, Outcome, PendingRequest, Request, Result};
+use blockhaul_catalog::{Layer, LayerKind, Param, ParamKind, ParamValues};
 use blockhaul_io::Completer;
 
 /// The layer `delay`.
@@ -50,19 +50,19 @@ const fn time(name: &'static str, doc: &'static str) -> Param {
     Param { name, kind: ParamKind::Duration, default: Some("0"), doc }
 }
 
-fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
-    let times = Arc::<Times>::default();
+fn configure(args: &ParamValues) -> Result<Arc<dyn Layer>> {
+    let times = Arc::<DelayTimes>::default();
     times.set(args);
-    let gate = args.switch("exclusive").then(|| Arc::new(Gate::default()));
+    let gate = args.switch("exclusive").then(|| Arc::new(RequestGate::default()));
     Ok(Arc::new(DelayLayer { times, gate }))
 }
 
 /// Delays in nanoseconds, in the order of [`OpKind::ALL`].
 #[derive(Default)]
-struct Times([AtomicU64; OpKind::ALL.len()]);
+struct DelayTimes([AtomicU64; OpKind::ALL.len()]);
 
-impl Times {
-    fn set(&self, args: &Args) {
+impl DelayTimes {
+    fn set(&self, args: &ParamValues) {
         for (time, kind) in self.0.iter().zip(OpKind::ALL) {
             let wanted = args.duration(kind.name()).unwrap_or_default();
             // Capped at five centuries.
@@ -77,8 +77,8 @@ impl Times {
 }
 
 struct DelayLayer {
-    times: Arc<Times>,
-    gate: Option<Arc<Gate>>,
+    times: Arc<DelayTimes>,
+    gate: Option<Arc<RequestGate>>,
 }
 
 impl Layer for DelayLayer {
@@ -88,7 +88,7 @@ impl Layer for DelayLayer {
         Ok(Arc::new(DelayDevice { inner, times, gate }))
     }
 
-    fn change(&self, args: &Args) -> Result<()> {
+    fn change(&self, args: &ParamValues) -> Result<()> {
         self.times.set(args);
         Ok(())
     }
@@ -96,8 +96,8 @@ impl Layer for DelayLayer {
 
 struct DelayDevice {
     inner: Arc<dyn Device>,
-    times: Arc<Times>,
-    gate: Option<Arc<Gate>>,
+    times: Arc<DelayTimes>,
+    gate: Option<Arc<RequestGate>>,
 }
 
 impl Device for DelayDevice {
@@ -105,7 +105,7 @@ impl Device for DelayDevice {
         self.inner.facts()
     }
 
-    fn submit(&self, request: Request) -> Pending {
+    fn submit(&self, request: Request) -> PendingRequest {
         let delay = self.times.of(request.kind());
         if delay.is_zero() && self.gate.is_none() {
             return self.inner.submit(request);
@@ -113,10 +113,10 @@ impl Device for DelayDevice {
         let inner = self.inner.clone();
         let gate = self.gate.clone();
         let due = blockhaul_io::now().checked_add(delay);
-        Pending::start(async move {
+        PendingRequest::start(async move {
             let alone = matches!(request.op, Op::Extents(_));
             let pass = match gate {
-                Some(gate) => Some(Gate::enter(gate, alone).await),
+                Some(gate) => Some(RequestGate::enter(gate, alone).await),
                 None => None,
             };
             // A time too far to be represented never comes: `sleep` waits for a century.
@@ -135,16 +135,16 @@ impl Device for DelayDevice {
 
 /// Admits several requests at a time, or a single exclusive one; first come, first served.
 #[derive(Default)]
-struct Gate(Mutex<Inside>);
+struct RequestGate(Mutex<RequestGateState>);
 
 #[derive(Default)]
-struct Inside {
+struct RequestGateState {
     many: usize,
     alone: bool,
-    waiting: VecDeque<(bool, Completer<Pass>)>,
+    waiting: VecDeque<(bool, Completer<RequestPermit>)>,
 }
 
-impl Inside {
+impl RequestGateState {
     /// Admits a request if possible.
     fn admit(&mut self, alone: bool) -> bool {
         let free = !self.alone && (!alone || self.many == 0);
@@ -157,17 +157,17 @@ impl Inside {
 }
 
 /// Permission to run; returned on drop.
-struct Pass {
-    gate: Arc<Gate>,
+struct RequestPermit {
+    gate: Arc<RequestGate>,
     alone: bool,
 }
 
-impl Gate {
-    async fn enter(gate: Arc<Gate>, alone: bool) -> Pass {
+impl RequestGate {
+    async fn enter(gate: Arc<RequestGate>, alone: bool) -> RequestPermit {
         let turn = {
             let mut inside = gate.lock();
             if inside.waiting.is_empty() && inside.admit(alone) {
-                return Pass { gate: gate.clone(), alone };
+                return RequestPermit { gate: gate.clone(), alone };
             }
             let (completer, turn) = blockhaul_io::ticket();
             inside.waiting.push_back((alone, completer));
@@ -176,7 +176,7 @@ impl Gate {
         turn.await.expect("the gate lets in all who wait, and they keep it alive")
     }
 
-    fn leave(gate: &Arc<Gate>, alone: bool) {
+    fn leave(gate: &Arc<RequestGate>, alone: bool) {
         let mut admitted = Vec::new();
         {
             let mut inside = gate.lock();
@@ -193,17 +193,17 @@ impl Gate {
         }
         // Without the lock: an abandoned waiter drops the pass, which calls this again.
         for (alone, completer) in admitted {
-            completer.complete(Pass { gate: gate.clone(), alone });
+            completer.complete(RequestPermit { gate: gate.clone(), alone });
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Inside> {
+    fn lock(&self) -> MutexGuard<'_, RequestGateState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Drop for Pass {
+impl Drop for RequestPermit {
     fn drop(&mut self) {
-        Gate::leave(&self.gate, self.alone);
+        RequestGate::leave(&self.gate, self.alone);
     }
 }

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use blockhaul_block::{Device, Error, Facts, Kind, OpKind, Pending, Request, Result};
-use blockhaul_catalog::{Args, Layer, LayerKind, Param, ParamKind, parse_size};
+use blockhaul_block::{Device, Error, Facts, Kind, OpKind, PendingRequest, Request, Result};
+use blockhaul_catalog::{Layer, LayerKind, Param, ParamKind, ParamValues, parse_size};
 
 /// Names of error numbers and their kinds.
 const ERRORS: [(&str, Kind); 6] = [
@@ -73,7 +73,7 @@ const fn number(name: &'static str, default: Option<&'static str>, doc: &'static
     Param { name, kind: ParamKind::Number, default, doc }
 }
 
-fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
+fn configure(args: &ParamValues) -> Result<Arc<dyn Layer>> {
     let name = args.text("error").unwrap_or("EIO");
     let kind = ERRORS.iter().find(|row| row.0 == name).map_or(Kind::Io, |row| row.1);
     let single = OpKind::ALL.map(|kind| args.share(kind.name()));
@@ -82,7 +82,7 @@ fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
         None if single.iter().all(Option::is_none) => 1.0,
         None => 0.0,
     };
-    let plan = Plan {
+    let plan = ErrorInjection {
         name: name.to_string(),
         kind,
         shares: single.map(|share| share.unwrap_or(rest)),
@@ -106,7 +106,7 @@ fn parse_range(text: &str) -> Result<(u64, u64)> {
 }
 
 struct ErrorLayer {
-    plan: Arc<Plan>,
+    plan: Arc<ErrorInjection>,
 }
 
 impl Layer for ErrorLayer {
@@ -115,7 +115,7 @@ impl Layer for ErrorLayer {
     }
 }
 
-struct Plan {
+struct ErrorInjection {
     name: String,
     kind: Kind,
     /// In the order of [`OpKind::ALL`].
@@ -131,7 +131,7 @@ struct Plan {
     failed: AtomicU64,
 }
 
-impl Plan {
+impl ErrorInjection {
     fn fails(&self, request: &Request) -> bool {
         let share = self.shares[request.kind() as usize];
         let touches = self.range.is_none_or(|(start, end)| {
@@ -160,7 +160,7 @@ fn unit(seed: u64, number: u64) -> f64 {
 
 struct ErrorDevice {
     inner: Arc<dyn Device>,
-    plan: Arc<Plan>,
+    plan: Arc<ErrorInjection>,
 }
 
 impl Device for ErrorDevice {
@@ -168,7 +168,7 @@ impl Device for ErrorDevice {
         self.inner.facts()
     }
 
-    fn submit(&self, request: Request) -> Pending {
+    fn submit(&self, request: Request) -> PendingRequest {
         if self.plan.fails(&request) {
             let text = format!("{} from the error layer", self.plan.name);
             return Error::new(self.plan.kind, text).into();

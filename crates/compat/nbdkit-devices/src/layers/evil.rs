@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use blockhaul_block::{
-    BASE_ALLOCATION, Can, Contexts, Device, Error, Facts, HOLE, Hints, Op, Pending, Reply, Request,
-    Result, ZERO,
+    BASE_ALLOCATION, Can, ContextSet, Device, Error, Facts, HOLE, Hints, Op, PendingRequest, Reply,
+    Request, Result, ZERO,
 };
-use blockhaul_catalog::{Args, Layer, LayerKind, ParamKind};
+use blockhaul_catalog::{Layer, LayerKind, ParamKind, ParamValues};
 use blockhaul_io::{Buf, Data, Reservation};
 
 use blockhaul_layers::support::{layer, param, param_or, usage};
@@ -58,25 +58,25 @@ blockhaul serve --layer 'evil?evil-probability=1e-6&evil-seed=1' disk.raw \
 const STRETCH: u64 = 8 * (64 << 10);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Mode {
+enum BitErrorMode {
     StuckBits,
     CosmicRays,
     StuckWires,
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Evil {
-    mode: Mode,
+struct BitErrorConfig {
+    mode: BitErrorMode,
     chance: f64,
     shows: f64,
     seed: u64,
 }
 
-fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
+fn configure(args: &ParamValues) -> Result<Arc<dyn Layer>> {
     let (mode, usual) = match args.text("evil") {
-        Some("cosmic-rays") => (Mode::CosmicRays, 1e-8),
-        Some("stuck-wires") => (Mode::StuckWires, 1e-6),
-        _ => (Mode::StuckBits, 1e-8),
+        Some("cosmic-rays") => (BitErrorMode::CosmicRays, 1e-8),
+        Some("stuck-wires") => (BitErrorMode::StuckWires, 1e-6),
+        _ => (BitErrorMode::StuckBits, 1e-8),
     };
     let chance = args.text("evil-probability").map(|text| chance("evil-probability", text));
     let shows = chance_of("evil-stuck-probability", args.text("evil-stuck-probability"))?;
@@ -91,7 +91,7 @@ fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
         }
     };
     let chance = chance.transpose()?.unwrap_or(usual);
-    let evil = Evil { mode, chance, shows: shows.unwrap_or(1.0), seed };
+    let evil = BitErrorConfig { mode, chance, shows: shows.unwrap_or(1.0), seed };
     layer(move |inner| Ok(Arc::new(EvilDevice::new(inner, evil))))
 }
 
@@ -120,15 +120,15 @@ fn chance(name: &str, text: &str) -> Result<f64> {
 struct EvilDevice {
     inner: Arc<dyn Device>,
     facts: Arc<Facts>,
-    evil: Evil,
+    evil: BitErrorConfig,
     /// The device reports holes.
-    base: Option<Contexts>,
+    base: Option<ContextSet>,
     /// Number of reads so far.
     reads: AtomicU64,
 }
 
 impl EvilDevice {
-    fn new(inner: Arc<dyn Device>, evil: Evil) -> EvilDevice {
+    fn new(inner: Arc<dyn Device>, evil: BitErrorConfig) -> EvilDevice {
         let below = inner.facts();
         // Read data is changed in memory, also zeroes outside holes.
         let kept = Hints::TAKES_PARKED | Hints::FLUSH_FAILURES_STAY | Hints::EXTENTS;
@@ -138,7 +138,7 @@ impl EvilDevice {
         EvilDevice { inner, facts: Arc::new(facts), evil, base, reads: AtomicU64::new(0) }
     }
 
-    fn read(&self, at: u64, mut room: Reservation) -> Pending {
+    fn read(&self, at: u64, mut room: Reservation) -> PendingRequest {
         let len = room.len() as u64;
         let count = self.reads.fetch_add(1, Ordering::Relaxed);
         let wrong = self.evil.wrong_bits(at, len, count);
@@ -149,7 +149,7 @@ impl EvilDevice {
         let base = self.base;
         let kept = room.keep();
         let pending = self.inner.submit(Request::read(at, room.in_memory()));
-        Pending::start(async move {
+        PendingRequest::start(async move {
             let mut buf = match pending.await? {
                 Reply::Hole if base.is_some() => return Ok(Reply::Hole),
                 Reply::Hole => {
@@ -168,13 +168,13 @@ impl EvilDevice {
                 None => wrong,
                 Some(base) => outside_holes(&inner, base, at, len, wrong).await?,
             };
-            for Wrong { bit, how } in wrong {
+            for BitError { bit, how } in wrong {
                 let byte = &mut buf[(bit / 8) as usize];
                 let mask = 1 << (bit % 8);
                 match how {
-                    How::High => *byte |= mask,
-                    How::Low => *byte &= !mask,
-                    How::Flipped => *byte ^= mask,
+                    BitErrorKind::High => *byte |= mask,
+                    BitErrorKind::Low => *byte &= !mask,
+                    BitErrorKind::Flipped => *byte ^= mask,
                 }
             }
             Ok(Reply::Data(buf.into()))
@@ -194,11 +194,11 @@ fn own(data: Data) -> Buf {
 /// The bits that are not in holes of the device.
 async fn outside_holes(
     inner: &Arc<dyn Device>,
-    base: Contexts,
+    base: ContextSet,
     at: u64,
     len: u64,
-    wrong: Vec<Wrong>,
-) -> Result<Vec<Wrong>> {
+    wrong: Vec<BitError>,
+) -> Result<Vec<BitError>> {
     let mut kept = Vec::with_capacity(wrong.len());
     let mut left = wrong.into_iter().peekable();
     while let Some(first) = left.peek() {
@@ -225,7 +225,7 @@ impl Device for EvilDevice {
         self.facts.clone()
     }
 
-    fn submit(&self, request: Request) -> Pending {
+    fn submit(&self, request: Request) -> PendingRequest {
         match request.op {
             Op::Read(room) => self.read(request.at, room),
             _ => self.inner.submit(request),
@@ -235,55 +235,59 @@ impl Device for EvilDevice {
 
 /// A wrong bit, counted from the start of the reply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Wrong {
+struct BitError {
     bit: u64,
-    how: How,
+    how: BitErrorKind,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum How {
+enum BitErrorKind {
     High,
     Low,
     Flipped,
 }
 
-impl Evil {
+impl BitErrorConfig {
     /// The wrong bits of a read, in order; `count`: the number of the read.
-    fn wrong_bits(&self, at: u64, len: u64, count: u64) -> Vec<Wrong> {
+    fn wrong_bits(&self, at: u64, len: u64, count: u64) -> Vec<BitError> {
         let mut wrong = Vec::new();
         if self.chance <= 0.0 {
             return wrong;
         }
         // Which stuck bits show differs from read to read.
-        let mut shown = Rng::new(self.seed ^ 0x5eed, count);
+        let mut shown = SplitMix64::new(self.seed ^ 0x5eed, count);
         let mut shows = || self.shows >= 1.0 || shown.unit() < self.shows;
         match self.mode {
-            Mode::CosmicRays => {
-                let mut rng = Rng::new(self.seed, count);
+            BitErrorMode::CosmicRays => {
+                let mut rng = SplitMix64::new(self.seed, count);
                 rng.choose(self.chance, 8 * len, |bit, _| {
-                    wrong.push(Wrong { bit, how: How::Flipped });
+                    wrong.push(BitError { bit, how: BitErrorKind::Flipped });
                 });
             }
-            Mode::StuckWires => {
-                Rng::new(self.seed, 0).choose(self.chance, 8 * len, |bit, high| {
-                    let how = if high { How::High } else { How::Low };
+            BitErrorMode::StuckWires => {
+                SplitMix64::new(self.seed, 0).choose(self.chance, 8 * len, |bit, high| {
+                    let how = if high { BitErrorKind::High } else { BitErrorKind::Low };
                     if shows() {
-                        wrong.push(Wrong { bit, how });
+                        wrong.push(BitError { bit, how });
                     }
                 });
             }
-            Mode::StuckBits => {
+            BitErrorMode::StuckBits => {
                 let start = at.saturating_mul(8);
                 let end = (at + len).saturating_mul(8);
                 for stretch in start / STRETCH..end.div_ceil(STRETCH) {
                     let base = stretch * STRETCH;
-                    Rng::new(self.seed, stretch).choose(self.chance, STRETCH, |bit, high| {
-                        let place = base + bit;
-                        if (start..end).contains(&place) && shows() {
-                            let how = if high { How::High } else { How::Low };
-                            wrong.push(Wrong { bit: place - start, how });
-                        }
-                    });
+                    SplitMix64::new(self.seed, stretch).choose(
+                        self.chance,
+                        STRETCH,
+                        |bit, high| {
+                            let place = base + bit;
+                            if (start..end).contains(&place) && shows() {
+                                let how = if high { BitErrorKind::High } else { BitErrorKind::Low };
+                                wrong.push(BitError { bit: place - start, how });
+                            }
+                        },
+                    );
                 }
             }
         }
@@ -292,13 +296,13 @@ impl Evil {
 }
 
 /// Seeded random numbers: Steele, Lea and Flood's splitmix64.
-struct Rng(u64);
+struct SplitMix64(u64);
 
-impl Rng {
-    fn new(seed: u64, stream: u64) -> Rng {
-        let mut rng = Rng(seed);
+impl SplitMix64 {
+    fn new(seed: u64, stream: u64) -> SplitMix64 {
+        let mut rng = SplitMix64(seed);
         let first = rng.next();
-        Rng(first ^ stream.wrapping_mul(0xd134_2543_de82_ef95))
+        SplitMix64(first ^ stream.wrapping_mul(0xd134_2543_de82_ef95))
     }
 
     fn next(&mut self) -> u64 {
@@ -357,7 +361,7 @@ mod tests {
             let mut total = 0_u64;
             let mut high = 0_u64;
             let mut last = None;
-            Rng::new(7, 9).choose(chance, 1 << 22, |bit, is_high| {
+            SplitMix64::new(7, 9).choose(chance, 1 << 22, |bit, is_high| {
                 assert!(last < Some(bit) && bit < 1 << 22);
                 last = Some(bit);
                 total += 1;
@@ -371,21 +375,22 @@ mod tests {
 
     #[test]
     fn the_same_bits_are_stuck_however_they_are_read() {
-        let evil = Evil { mode: Mode::StuckBits, chance: 1e-4, shows: 1.0, seed: 3 };
+        let evil =
+            BitErrorConfig { mode: BitErrorMode::StuckBits, chance: 1e-4, shows: 1.0, seed: 3 };
         let all = evil.wrong_bits(0, 1 << 20, 0);
         assert!(all.len() > 500);
         let at = 123_457;
         let part = evil.wrong_bits(at, 200_000, 5);
         let inside = all.iter().filter(|w| (8 * at..8 * (at + 200_000)).contains(&w.bit));
-        assert!(inside.map(|w| Wrong { bit: w.bit - 8 * at, ..*w }).eq(part));
-        let other = Evil { seed: 4, ..evil }.wrong_bits(0, 1 << 20, 0);
+        assert!(inside.map(|w| BitError { bit: w.bit - 8 * at, ..*w }).eq(part));
+        let other = BitErrorConfig { seed: 4, ..evil }.wrong_bits(0, 1 << 20, 0);
         assert_ne!(all, other);
-        let half = Evil { shows: 0.5, ..evil }.wrong_bits(0, 1 << 20, 0);
+        let half = BitErrorConfig { shows: 0.5, ..evil }.wrong_bits(0, 1 << 20, 0);
         assert!(half.len() * 3 > all.len() && half.len() * 3 < all.len() * 2);
-        let rays = Evil { mode: Mode::CosmicRays, ..evil };
+        let rays = BitErrorConfig { mode: BitErrorMode::CosmicRays, ..evil };
         assert_ne!(rays.wrong_bits(0, 1 << 20, 0), rays.wrong_bits(0, 1 << 20, 1));
         assert_eq!(rays.wrong_bits(0, 1 << 20, 1), rays.wrong_bits(0, 1 << 20, 1));
-        let wires = Evil { mode: Mode::StuckWires, ..evil };
+        let wires = BitErrorConfig { mode: BitErrorMode::StuckWires, ..evil };
         assert_eq!(wires.wrong_bits(0, 1 << 20, 0), wires.wrong_bits(999, 1 << 20, 1));
     }
 }

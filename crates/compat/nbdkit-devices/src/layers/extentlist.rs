@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use blockhaul_block::{
-    Access, BASE_ALLOCATION, Can, Device, Extents, Facts, FileRange, Flags, HOLE, Kind, Op,
-    Pending, Reply, Request, Result, ZERO,
+    BASE_ALLOCATION, Can, Device, Extents, Facts, FileRange, HOLE, Kind, LeaseAccess, Op,
+    PendingRequest, Reply, Request, RequestFlags, Result, ZERO,
 };
-use blockhaul_catalog::{Args, Layer, LayerKind, ParamKind, parse_size};
+use blockhaul_catalog::{Layer, LayerKind, ParamKind, ParamValues, parse_size};
 
 use blockhaul_layers::support::{layer, param, usage};
 
@@ -41,9 +41,9 @@ const LINE_MAX: usize = 200;
 const RUNS_MAX: usize = 64 << 10;
 
 /// Start, end and state of ranges, in order.
-type List = Vec<(u64, u64, u64)>;
+type RangeStates = Vec<(u64, u64, u64)>;
 
-fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
+fn configure(args: &ParamValues) -> Result<Arc<dyn Layer>> {
     let Some(path) = args.text("extentlist") else {
         return Err(usage("extentlist: requires a file, extentlist=FILE"));
     };
@@ -61,8 +61,8 @@ fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
     })
 }
 
-fn parse(text: &str) -> Result<List> {
-    let mut list = List::new();
+fn parse(text: &str) -> Result<RangeStates> {
+    let mut list = RangeStates::new();
     for (number, line) in (1..).zip(text.lines()) {
         let line = line.trim();
         if line.is_empty() || line.starts_with('#') {
@@ -119,7 +119,7 @@ fn parse(text: &str) -> Result<List> {
 struct ListDevice {
     inner: Arc<dyn Device>,
     facts: Arc<Facts>,
-    list: Arc<List>,
+    list: Arc<RangeStates>,
 }
 
 impl Device for ListDevice {
@@ -127,22 +127,22 @@ impl Device for ListDevice {
         self.facts.clone()
     }
 
-    fn submit(&self, request: Request) -> Pending {
+    fn submit(&self, request: Request) -> PendingRequest {
         let Op::Extents(contexts) = request.op else { return self.inner.submit(request) };
         let end = request.end().unwrap_or(u64::MAX);
-        let most = if request.flags.contains(Flags::ONE_EXTENT) { 1 } else { RUNS_MAX };
+        let most = if request.flags.contains(RequestFlags::ONE_EXTENT) { 1 } else { RUNS_MAX };
         let extents = extents(&self.list, request.at, end, most);
         let lists = contexts.iter().map(|_| extents.clone()).collect();
-        Pending::ready(Ok(Reply::Extents(lists)))
+        PendingRequest::ready(Ok(Reply::Extents(lists)))
     }
 
-    fn file_at(&self, at: u64, len: u64, access: Access) -> Option<FileRange> {
+    fn file_at(&self, at: u64, len: u64, access: LeaseAccess) -> Option<FileRange> {
         self.inner.file_at(at, len, access)
     }
 }
 
 /// The extents of `at..end` in the list, in at most `most` runs.
-fn extents(list: &List, at: u64, end: u64, most: usize) -> Extents {
+fn extents(list: &RangeStates, at: u64, end: u64, most: usize) -> Extents {
     let mut extents = Extents::new();
     let first = list.partition_point(|range| range.1 <= at);
     let mut next = at;

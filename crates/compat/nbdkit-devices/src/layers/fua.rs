@@ -3,11 +3,12 @@
 use std::sync::Arc;
 
 use blockhaul_block::{
-    Access, Can, Device, Facts, FileRange, Flags, Op, Pending, Reply, Request, Result, emulate,
+    Can, Device, Facts, FileRange, LeaseAccess, Op, PendingRequest, Reply, Request, RequestFlags,
+    Result, emulate,
 };
-use blockhaul_catalog::{Args, Layer, LayerKind, ParamKind};
+use blockhaul_catalog::{Layer, LayerKind, ParamKind, ParamValues};
 
-use blockhaul_layers::support::Flushes;
+use blockhaul_layers::support::FlushRecord;
 use blockhaul_layers::support::PerDisk;
 use blockhaul_layers::support::masked;
 use blockhaul_layers::support::{opened, param_or, usage};
@@ -41,17 +42,17 @@ blockhaul serve --layer 'fua?fuamode=emulate' memory:64M \
     configure: |args| configure(args),
 };
 
-enum Mode {
+enum FuaMode {
     /// With the failed-flush state of the device below.
-    Force(Arc<Flushes>),
+    Force(Arc<FlushRecord>),
     Discard,
 }
 
-fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
+fn configure(args: &ParamValues) -> Result<Arc<dyn Layer>> {
     let mode = args.text("fuamode").unwrap_or("none").to_string();
-    let disks = PerDisk::<Flushes>::default();
+    let disks = PerDisk::<FlushRecord>::default();
     opened(move |below| {
-        let flushes = disks.get(&below, || Ok(Flushes::default()))?;
+        let flushes = disks.get(&below, || Ok(FlushRecord::default()))?;
         let inner = below.device;
         let facts = inner.facts();
         let writable = facts.can.contains(Can::WRITE);
@@ -66,8 +67,8 @@ fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
             }
             "native" if native => Ok(inner),
             "pass" => Ok(inner),
-            "force" if able => Ok(forced(flushes.guard(inner), Mode::Force(flushes))),
-            "discard" => Ok(forced(inner, Mode::Discard)),
+            "force" if able => Ok(forced(flushes.guard(inner), FuaMode::Force(flushes))),
+            "discard" => Ok(forced(inner, FuaMode::Discard)),
             mode => Err(usage(format!(
                 "fua: fuamode={mode} is not possible: {} cannot make writes durable that way",
                 facts.name
@@ -76,48 +77,48 @@ fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
     })
 }
 
-fn forced(inner: Arc<dyn Device>, mode: Mode) -> Arc<dyn Device> {
+fn forced(inner: Arc<dyn Device>, mode: FuaMode) -> Arc<dyn Device> {
     let mut facts = Facts::same(&inner.facts());
     facts.can |= Can::FUA | Can::FLUSH;
     facts.withheld -= Can::FUA | Can::FLUSH;
     // A durable write needs no flush on any handle.
     facts.can |= Can::MULTI_CONN;
-    Arc::new(Forced { inner, facts: Arc::new(facts), mode })
+    Arc::new(FuaDevice { inner, facts: Arc::new(facts), mode })
 }
 
-struct Forced {
+struct FuaDevice {
     inner: Arc<dyn Device>,
     facts: Arc<Facts>,
-    mode: Mode,
+    mode: FuaMode,
 }
 
-impl Device for Forced {
+impl Device for FuaDevice {
     fn facts(&self) -> Arc<Facts> {
         self.facts.clone()
     }
 
-    fn submit(&self, mut request: Request) -> Pending {
+    fn submit(&self, mut request: Request) -> PendingRequest {
         match request.op {
             Op::Flush => {
                 let is_durable = match &self.mode {
-                    Mode::Force(flushes) => flushes.check(),
-                    Mode::Discard => Ok(()),
+                    FuaMode::Force(flushes) => flushes.check(),
+                    FuaMode::Discard => Ok(()),
                 };
-                return Pending::ready(is_durable.map(|()| Reply::Done));
+                return PendingRequest::ready(is_durable.map(|()| Reply::Done));
             }
             Op::Write(_) | Op::Zero | Op::Trim => {
-                request.flags.set(Flags::FUA, matches!(self.mode, Mode::Force(_)));
+                request.flags.set(RequestFlags::FUA, matches!(self.mode, FuaMode::Force(_)));
             }
             _ => {}
         }
         self.inner.submit(request)
     }
 
-    fn file_at(&self, at: u64, len: u64, access: Access) -> Option<FileRange> {
+    fn file_at(&self, at: u64, len: u64, access: LeaseAccess) -> Option<FileRange> {
         match access {
-            Access::Read => self.inner.file_at(at, len, access),
+            LeaseAccess::Read => self.inner.file_at(at, len, access),
             // Writes that bypass the layer would not be durable.
-            Access::Write => None,
+            LeaseAccess::Write => None,
         }
     }
 }

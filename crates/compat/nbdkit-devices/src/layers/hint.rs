@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blockhaul_block::{Device, Request};
-use blockhaul_io::{Remote, Ticket};
+use blockhaul_io::{Ticket, WorkerHandle};
 
 /// Maximum time that the end of the program waits for a hint.
 const HINT_TIME: Duration = Duration::from_secs(30);
@@ -29,7 +29,7 @@ pub(crate) fn hint(device: Arc<dyn Device>, at: u64, len: u64) -> Ticket<bool> {
         completer.complete(matches!(outcome, Ok(Ok(_))));
         over.complete(());
     }));
-    Remote::to(blockhaul_io::worker()).spawn_last(move || async move {
+    WorkerHandle::to(blockhaul_io::worker()).spawn_last(move || async move {
         let _ = ended.await;
     });
     ticket

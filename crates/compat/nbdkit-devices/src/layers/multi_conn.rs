@@ -4,11 +4,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use blockhaul_block::{
-    Access, Can, Device, Error, Facts, FileRange, Op, Pending, Reply, Request, Result,
+    Can, Device, Error, Facts, FileRange, LeaseAccess, Op, PendingRequest, Reply, Request, Result,
 };
-use blockhaul_catalog::{Args, Layer, LayerKind, ParamKind};
+use blockhaul_catalog::{Layer, LayerKind, ParamKind, ParamValues};
 
-use blockhaul_layers::support::Flushes;
+use blockhaul_layers::support::FlushRecord;
 use blockhaul_layers::support::PerDisk;
 use blockhaul_layers::support::masked;
 use blockhaul_layers::support::{opened, param_or};
@@ -46,12 +46,12 @@ blockhaul serve --layer 'multi-conn?mode=disable' memory:1G \
     configure: |args| configure(args),
 };
 
-fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
+fn configure(args: &ParamValues) -> Result<Arc<dyn Layer>> {
     let mode = args.text("mode").unwrap_or("auto").to_string();
     let track = args.switch("track-dirty");
-    let disks = PerDisk::<Handles>::default();
+    let disks = PerDisk::<OpenHandles>::default();
     opened(move |below| {
-        let handles = disks.of_name(&below, || Ok(Handles::default()))?;
+        let handles = disks.of_name(&below, || Ok(OpenHandles::default()))?;
         let inner = below.device;
         let native = inner.facts().can.contains(Can::MULTI_CONN);
         match mode.as_str() {
@@ -67,14 +67,14 @@ fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
         let changes = AtomicU64::new(0);
         let flushed = AtomicU64::new(0);
         let inner = handles.flushes.guard(inner);
-        let handle = Arc::new(Handle { inner, changes, flushed, track });
+        let handle = Arc::new(DeviceHandle { inner, changes, flushed, track });
         handles.lock().push(Arc::downgrade(&handle));
-        Ok(Arc::new(MultiConn { handle, facts: Arc::new(facts), handles: handles.clone() }))
+        Ok(Arc::new(MultiConnDevice { handle, facts: Arc::new(facts), handles: handles.clone() }))
     })
 }
 
 /// A handle on the device.
-struct Handle {
+struct DeviceHandle {
     inner: Arc<dyn Device>,
     /// Number of completed changes.
     changes: AtomicU64,
@@ -85,35 +85,35 @@ struct Handle {
 
 /// All open handles of a disk.
 #[derive(Default)]
-struct Handles {
-    open: Mutex<Vec<Weak<Handle>>>,
-    flushes: Arc<Flushes>,
+struct OpenHandles {
+    open: Mutex<Vec<Weak<DeviceHandle>>>,
+    flushes: Arc<FlushRecord>,
 }
 
-impl Handles {
-    fn lock(&self) -> MutexGuard<'_, Vec<Weak<Handle>>> {
+impl OpenHandles {
+    fn lock(&self) -> MutexGuard<'_, Vec<Weak<DeviceHandle>>> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn open(&self) -> Vec<Arc<Handle>> {
+    fn open(&self) -> Vec<Arc<DeviceHandle>> {
         let mut all = self.lock();
         all.retain(|handle| handle.strong_count() > 0);
         all.iter().filter_map(Weak::upgrade).collect()
     }
 }
 
-struct MultiConn {
-    handle: Arc<Handle>,
+struct MultiConnDevice {
+    handle: Arc<DeviceHandle>,
     facts: Arc<Facts>,
-    handles: Arc<Handles>,
+    handles: Arc<OpenHandles>,
 }
 
-impl Device for MultiConn {
+impl Device for MultiConnDevice {
     fn facts(&self) -> Arc<Facts> {
         self.facts.clone()
     }
 
-    fn submit(&self, request: Request) -> Pending {
+    fn submit(&self, request: Request) -> PendingRequest {
         match request.op {
             Op::Write(_) | Op::Zero | Op::Trim => self.change(request),
             Op::Flush => self.flush_all(),
@@ -121,26 +121,26 @@ impl Device for MultiConn {
         }
     }
 
-    fn file_at(&self, at: u64, len: u64, access: Access) -> Option<FileRange> {
+    fn file_at(&self, at: u64, len: u64, access: LeaseAccess) -> Option<FileRange> {
         match access {
-            Access::Read => self.handle.inner.file_at(at, len, access),
+            LeaseAccess::Read => self.handle.inner.file_at(at, len, access),
             // Writes that bypass the layer would go unnoticed.
-            Access::Write => None,
+            LeaseAccess::Write => None,
         }
     }
 }
 
-impl MultiConn {
+impl MultiConnDevice {
     /// Counts a change before its completion is visible, so that every later flush covers it.
-    fn change(&self, request: Request) -> Pending {
+    fn change(&self, request: Request) -> PendingRequest {
         match self.handle.inner.submit(request).now() {
             Ok(outcome) => {
                 self.handle.changes.fetch_add(1, Ordering::SeqCst);
-                Pending::ready(outcome)
+                PendingRequest::ready(outcome)
             }
             Err(pending) => {
                 let handle = self.handle.clone();
-                Pending::start(async move {
+                PendingRequest::start(async move {
                     let outcome = pending.await;
                     handle.changes.fetch_add(1, Ordering::SeqCst);
                     outcome
@@ -149,7 +149,7 @@ impl MultiConn {
         }
     }
 
-    fn flush_all(&self) -> Pending {
+    fn flush_all(&self) -> PendingRequest {
         // Even if nothing has changed since.
         if let Err(error) = self.handles.flushes.check() {
             return error.into();
@@ -162,7 +162,7 @@ impl MultiConn {
             }
         }
         let flushes = self.handles.flushes.clone();
-        Pending::start(async move {
+        PendingRequest::start(async move {
             let mut failed: Option<Error> = None;
             for (flush, handle, changes) in out {
                 match flush.await {

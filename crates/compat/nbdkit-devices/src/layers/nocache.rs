@@ -2,10 +2,12 @@
 
 use std::sync::Arc;
 
-use blockhaul_block::{Access, Can, Device, Facts, FileRange, Op, Pending, Reply, Request, Result};
-use blockhaul_catalog::{Args, Layer, LayerKind, ParamKind};
+use blockhaul_block::{
+    Can, Device, Facts, FileRange, LeaseAccess, Op, PendingRequest, Reply, Request, Result,
+};
+use blockhaul_catalog::{Layer, LayerKind, ParamKind, ParamValues};
 
-use blockhaul_layers::support::Scratch;
+use blockhaul_layers::support::ScratchMemory;
 use blockhaul_layers::support::masked;
 use blockhaul_layers::support::{layer, param_or};
 
@@ -31,7 +33,7 @@ blockhaul serve --layer nocache sample:64M --run 'blockhaul info --cannot cache 
     configure: |args| configure(args),
 };
 
-fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
+fn configure(args: &ParamValues) -> Result<Arc<dyn Layer>> {
     let mode = args.text("cachemode").unwrap_or("none").to_string();
     layer(move |inner| {
         if mode == "none" {
@@ -40,7 +42,7 @@ fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
         let mut facts = Facts::same(&inner.facts());
         facts.can |= Can::CACHE;
         facts.emulated |= Can::CACHE;
-        let scratch = (mode == "emulate").then(|| Scratch::for_device(&inner));
+        let scratch = (mode == "emulate").then(|| ScratchMemory::for_device(&inner));
         Ok(Arc::new(NocacheDevice { inner, facts: Arc::new(facts), scratch }))
     })
 }
@@ -49,7 +51,7 @@ struct NocacheDevice {
     inner: Arc<dyn Device>,
     facts: Arc<Facts>,
     /// For reading the hinted range.
-    scratch: Option<Scratch>,
+    scratch: Option<ScratchMemory>,
 }
 
 impl Device for NocacheDevice {
@@ -57,14 +59,16 @@ impl Device for NocacheDevice {
         self.facts.clone()
     }
 
-    fn submit(&self, request: Request) -> Pending {
+    fn submit(&self, request: Request) -> PendingRequest {
         if !matches!(request.op, Op::Cache) {
             return self.inner.submit(request);
         }
-        let Some(scratch) = self.scratch.clone() else { return Pending::ready(Ok(Reply::Done)) };
+        let Some(scratch) = self.scratch.clone() else {
+            return PendingRequest::ready(Ok(Reply::Done));
+        };
         let inner = self.inner.clone();
         let Request { at, len, .. } = request;
-        Pending::start(async move {
+        PendingRequest::start(async move {
             let mut done = 0;
             while done < len {
                 let now = scratch.piece().min(len - done);
@@ -75,7 +79,7 @@ impl Device for NocacheDevice {
         })
     }
 
-    fn file_at(&self, at: u64, len: u64, access: Access) -> Option<FileRange> {
+    fn file_at(&self, at: u64, len: u64, access: LeaseAccess) -> Option<FileRange> {
         self.inner.file_at(at, len, access)
     }
 }

@@ -1,7 +1,7 @@
 //! `nozero`: hides, replaces or limits zero requests.
 
-use blockhaul_block::{Can, Device, Facts, Flags, Op, Pending, Request, Result};
-use blockhaul_catalog::{Args, LayerKind, ParamKind};
+use blockhaul_block::{Can, Device, Facts, Op, PendingRequest, Request, RequestFlags, Result};
+use blockhaul_catalog::{LayerKind, ParamKind, ParamValues};
 use std::sync::Arc;
 
 use blockhaul_layers::support::masked;
@@ -42,7 +42,7 @@ blockhaul serve --layer nozero memory:64M --run 'blockhaul copy sample:64M "$uri
     configure: |args| configure(args),
 };
 
-fn configure(args: &Args) -> Result<Arc<dyn blockhaul_catalog::Layer>> {
+fn configure(args: &ParamValues) -> Result<Arc<dyn blockhaul_catalog::Layer>> {
     let mode = args.text("zeromode").unwrap_or("none").to_string();
     let fast = args.text("fastzeromode").unwrap_or("default").to_string();
     let notrim = mode == "notrim";
@@ -83,18 +83,18 @@ impl Device for NozeroDevice {
         self.facts.clone()
     }
 
-    fn submit(&self, mut request: Request) -> Pending {
+    fn submit(&self, mut request: Request) -> PendingRequest {
         if matches!(request.op, Op::Zero) {
-            if request.flags.contains(Flags::FAST) && self.slow {
+            if request.flags.contains(RequestFlags::FAST) && self.slow {
                 let text = "fast zeroing is disabled";
                 return blockhaul_block::Error::new(blockhaul_block::Kind::Unsupported, text)
                     .into();
             }
             if self.ignore {
-                request.flags -= Flags::FAST;
+                request.flags -= RequestFlags::FAST;
             }
             if self.notrim {
-                request.flags |= Flags::NO_HOLE;
+                request.flags |= RequestFlags::NO_HOLE;
             }
         }
         self.inner.submit(request)
@@ -104,7 +104,7 @@ impl Device for NozeroDevice {
         &self,
         at: u64,
         len: u64,
-        access: blockhaul_block::Access,
+        access: blockhaul_block::LeaseAccess,
     ) -> Option<blockhaul_block::FileRange> {
         self.inner.file_at(at, len, access)
     }

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use blockhaul_block::{
-    Access, Device, Error, Facts, FileRange, Kind, Op, Pending, Request, Result,
+    Device, Error, Facts, FileRange, Kind, LeaseAccess, Op, PendingRequest, Request, Result,
 };
-use blockhaul_catalog::{Args, Layer, LayerKind, ParamKind};
+use blockhaul_catalog::{Layer, LayerKind, ParamKind, ParamValues};
 
-use crate::layers::ranges::Ranges;
-use blockhaul_layers::support::Scratch;
+use crate::layers::ranges::RangeSet;
+use blockhaul_layers::support::ScratchMemory;
 use blockhaul_layers::support::{layer, param, usage};
 
 /// The layer `protect`.
@@ -32,21 +32,21 @@ blockhaul serve --layer 'protect?protect=0-1023' memory:64M \
     configure: |args| configure(args),
 };
 
-fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
+fn configure(args: &ParamValues) -> Result<Arc<dyn Layer>> {
     let Some(text) = args.text("protect") else {
         return Err(usage("protect: requires a range, for example protect=0-511"));
     };
-    let ranges = Arc::new(Ranges::parse("protect", text)?);
+    let ranges = Arc::new(RangeSet::parse("protect", text)?);
     layer(move |inner| {
-        let scratch = Scratch::for_device(&inner);
+        let scratch = ScratchMemory::for_device(&inner);
         Ok(Arc::new(ProtectDevice { inner, ranges: ranges.clone(), scratch }))
     })
 }
 
 struct ProtectDevice {
     inner: Arc<dyn Device>,
-    ranges: Arc<Ranges>,
-    scratch: Scratch,
+    ranges: Arc<RangeSet>,
+    scratch: ScratchMemory,
 }
 
 impl Device for ProtectDevice {
@@ -54,7 +54,7 @@ impl Device for ProtectDevice {
         self.inner.facts()
     }
 
-    fn submit(&self, request: Request) -> Pending {
+    fn submit(&self, request: Request) -> PendingRequest {
         let end = request.end().unwrap_or(u64::MAX);
         let touched = request.kind().changes() && self.ranges.within(request.at, end).count() > 0;
         if !touched {
@@ -71,7 +71,7 @@ impl Device for ProtectDevice {
         {
             return Error::system("cannot read what is to be written", error).into();
         }
-        Pending::start(async move {
+        PendingRequest::start(async move {
             for (from, to) in ranges.within(request.at, end) {
                 let bytes = match &request.op {
                     Op::Write(data) => {
@@ -89,10 +89,10 @@ impl Device for ProtectDevice {
         })
     }
 
-    fn file_at(&self, at: u64, len: u64, access: Access) -> Option<FileRange> {
+    fn file_at(&self, at: u64, len: u64, access: LeaseAccess) -> Option<FileRange> {
         match access {
-            Access::Read => self.inner.file_at(at, len, access),
-            Access::Write => None,
+            LeaseAccess::Read => self.inner.file_at(at, len, access),
+            LeaseAccess::Write => None,
         }
     }
 }

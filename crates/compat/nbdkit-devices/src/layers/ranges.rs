@@ -7,12 +7,12 @@ use blockhaul_layers::support::{Runs, usage};
 
 /// The bytes in any of several ranges.
 #[derive(Debug, Default)]
-pub(crate) struct Ranges(Runs<bool>);
+pub(crate) struct RangeSet(Runs<bool>);
 
-impl Ranges {
+impl RangeSet {
     /// Parses `START-END,…` like nbdkit's protect filter: END is the last byte; the default START
     /// is 0, the default END the end of the device; `~START-END` is everything but the range.
-    pub(crate) fn parse(owner: &str, text: &str) -> Result<Ranges> {
+    pub(crate) fn parse(owner: &str, text: &str) -> Result<RangeSet> {
         let mut all = Runs::default();
         for word in text.split(',') {
             let wrong = |why: &str| {
@@ -45,7 +45,7 @@ impl Ranges {
                 all.set(start, end, true);
             }
         }
-        Ok(Ranges(all))
+        Ok(RangeSet(all))
     }
 
     /// The parts of `start..end` that are inside, in order.
@@ -62,7 +62,7 @@ mod tests {
     #[test]
     fn ranges_are_inclusive_and_may_be_inverted() {
         let parse = |text| {
-            let ranges = Ranges::parse("x", text)?;
+            let ranges = RangeSet::parse("x", text)?;
             Ok::<_, blockhaul_block::Error>(ranges.within(0, u64::MAX).collect::<Vec<_>>())
         };
         assert_eq!(parse("0-511").unwrap(), [(0, 512)]);
@@ -76,7 +76,7 @@ mod tests {
         for wrong in ["", "5", "7-5", "a-b", "1-2-3"] {
             assert!(parse(wrong).is_err(), "{wrong}");
         }
-        let ranges = Ranges::parse("x", "10-19,30-39").unwrap();
+        let ranges = RangeSet::parse("x", "10-19,30-39").unwrap();
         assert_eq!(ranges.within(15, 35).collect::<Vec<_>>(), [(15, 20), (30, 35)]);
         assert_eq!(ranges.within(20, 30).count(), 0);
     }

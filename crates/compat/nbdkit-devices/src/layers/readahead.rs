@@ -2,8 +2,10 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use blockhaul_block::{Access, Can, Device, Facts, FileRange, Op, Pending, Request, Result};
-use blockhaul_catalog::{Args, Layer, LayerKind, ParamKind};
+use blockhaul_block::{
+    Can, Device, Facts, FileRange, LeaseAccess, Op, PendingRequest, Request, Result,
+};
+use blockhaul_catalog::{Layer, LayerKind, ParamKind, ParamValues};
 
 use crate::layers::hint;
 use blockhaul_layers::support::{layer, param_or, usage};
@@ -32,7 +34,7 @@ blockhaul serve --layer 'readahead?window=1M' disk.raw --run 'blockhaul checksum
     configure: |args| configure(args),
 };
 
-fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
+fn configure(args: &ParamValues) -> Result<Arc<dyn Layer>> {
     let most = args.size("window").unwrap_or(4 << 20).max(WINDOW_MIN);
     layer(move |inner| {
         let facts = inner.facts();
@@ -42,7 +44,7 @@ fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
                 facts.name
             )));
         }
-        let reader = Mutex::new(Reader { end: 0, hinted: 0, window: WINDOW_MIN });
+        let reader = Mutex::new(SequentialReader { end: 0, hinted: 0, window: WINDOW_MIN });
         Ok(Arc::new(AheadDevice { inner, size: facts.size, most, reader }))
     })
 }
@@ -51,11 +53,11 @@ struct AheadDevice {
     inner: Arc<dyn Device>,
     size: u64,
     most: u64,
-    reader: Mutex<Reader>,
+    reader: Mutex<SequentialReader>,
 }
 
 /// The state of a reader.
-struct Reader {
+struct SequentialReader {
     /// Where the last read ended.
     end: u64,
     /// End of the hints sent.
@@ -63,7 +65,7 @@ struct Reader {
     window: u64,
 }
 
-impl Reader {
+impl SequentialReader {
     /// A read of `at..end`: the range to hint.
     fn hint(&mut self, at: u64, end: u64, size: u64, most: u64) -> Option<(u64, u64)> {
         let follows = at == self.end && at > 0;
@@ -93,7 +95,7 @@ impl Device for AheadDevice {
         self.inner.facts()
     }
 
-    fn submit(&self, request: Request) -> Pending {
+    fn submit(&self, request: Request) -> PendingRequest {
         let hint = match (&request.op, request.end()) {
             (Op::Read(_), Some(end)) => {
                 let mut reader = self.reader.lock().unwrap_or_else(PoisonError::into_inner);
@@ -109,7 +111,7 @@ impl Device for AheadDevice {
         pending
     }
 
-    fn file_at(&self, at: u64, len: u64, access: Access) -> Option<FileRange> {
+    fn file_at(&self, at: u64, len: u64, access: LeaseAccess) -> Option<FileRange> {
         self.inner.file_at(at, len, access)
     }
 }
@@ -120,7 +122,7 @@ mod tests {
 
     #[test]
     fn windows_grow_while_reads_follow_each_other() {
-        let mut reader = Reader { end: 0, hinted: 0, window: WINDOW_MIN };
+        let mut reader = SequentialReader { end: 0, hinted: 0, window: WINDOW_MIN };
         let mut read = |at: u64, len: u64| reader.hint(at, at + len, 1 << 20, 256 << 10);
         let k = 1 << 10;
         assert_eq!(read(0, 4 * k), None);

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use blockhaul_block::Result;
-use blockhaul_catalog::{Args, Layer, LayerKind, ParamKind};
+use blockhaul_catalog::{Layer, LayerKind, ParamKind, ParamValues};
 
 use blockhaul_layers::support::masked;
 use blockhaul_layers::support::{layer, param_or};
@@ -26,7 +26,7 @@ blockhaul serve --layer 'rotational?rotational=on' memory:1G \
     configure: |args| configure(args),
 };
 
-fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
+fn configure(args: &ParamValues) -> Result<Arc<dyn Layer>> {
     let rotational = args.switch("rotational");
     layer(move |inner| Ok(masked(inner, |facts| facts.rotational = rotational)))
 }

@@ -5,8 +5,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
-use blockhaul_block::{Access, Can, Device, Facts, FileRange, Op, Pending, Request, Result};
-use blockhaul_catalog::{Args, Layer, LayerKind, ParamKind};
+use blockhaul_block::{
+    Can, Device, Facts, FileRange, LeaseAccess, Op, PendingRequest, Request, Result,
+};
+use blockhaul_catalog::{Layer, LayerKind, ParamKind, ParamValues};
 
 use crate::layers::hint::hint;
 use blockhaul_layers::support::{opened, param_or, usage};
@@ -50,7 +52,7 @@ blockhaul serve --layer 'scan?scan-size=4M' disk.raw --run 'blockhaul checksum "
     configure: |args| configure(args),
 };
 
-fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
+fn configure(args: &ParamValues) -> Result<Arc<dyn Layer>> {
     let size = args.size("scan-size").unwrap_or(2 << 20);
     if !size.is_power_of_two() || !(512..=32 << 20).contains(&size) {
         return Err(usage("scan: scan-size must be a power of two from 512 to 32M"));
@@ -68,7 +70,7 @@ fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
                 facts.name
             )));
         }
-        let round = Arc::new(Round {
+        let round = Arc::new(ScanRound {
             size,
             ahead,
             forever,
@@ -80,7 +82,7 @@ fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
     })
 }
 
-struct Round {
+struct ScanRound {
     size: u64,
     ahead: bool,
     forever: bool,
@@ -91,7 +93,7 @@ struct Round {
     over: AtomicBool,
 }
 
-impl Round {
+impl ScanRound {
     /// Holds the device below only while a hint is in flight: the device closes with the layer, and
     /// a cache below then writes its data back.
     async fn run(&self, inner: Weak<dyn Device>, size: u64) {
@@ -125,7 +127,7 @@ impl Round {
 
 struct ScanDevice {
     inner: Arc<dyn Device>,
-    round: Arc<Round>,
+    round: Arc<ScanRound>,
     /// The background task runs; it is started by the first request, on a worker.
     started: Mutex<bool>,
 }
@@ -135,7 +137,7 @@ impl Device for ScanDevice {
         self.inner.facts()
     }
 
-    fn submit(&self, request: Request) -> Pending {
+    fn submit(&self, request: Request) -> PendingRequest {
         if let (Op::Read(_), Some(end)) = (&request.op, request.end()) {
             self.round.read.store(end, Ordering::Relaxed);
         }
@@ -152,7 +154,7 @@ impl Device for ScanDevice {
         self.inner.submit(request)
     }
 
-    fn file_at(&self, at: u64, len: u64, access: Access) -> Option<FileRange> {
+    fn file_at(&self, at: u64, len: u64, access: LeaseAccess) -> Option<FileRange> {
         self.inner.file_at(at, len, access)
     }
 }

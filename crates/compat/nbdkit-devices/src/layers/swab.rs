@@ -4,13 +4,13 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use blockhaul_block::{
-    BASE_ALLOCATION, BlockSizes, Contexts, Device, Extents, Facts, Flags, Hints, Op, Pending,
-    Reply, Request, Result,
+    BASE_ALLOCATION, BlockSizes, ContextSet, Device, Extents, Facts, Hints, Op, PendingRequest,
+    Reply, Request, RequestFlags, Result,
 };
-use blockhaul_catalog::{Args, Layer, LayerKind, ParamKind};
+use blockhaul_catalog::{Layer, LayerKind, ParamKind, ParamValues};
 use blockhaul_io::{Buf, Data};
 
-use blockhaul_layers::support::{Scratch, layer, param_or, whole_size};
+use blockhaul_layers::support::{ScratchMemory, layer, param_or, whole_size};
 
 /// The layer `swab`.
 pub static SWAB: LayerKind = LayerKind {
@@ -35,7 +35,7 @@ printf 1234 > words && blockhaul copy --source-layer 'swab?swab-bits=16' words -
     configure: |args| configure(args),
 };
 
-fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
+fn configure(args: &ParamValues) -> Result<Arc<dyn Layer>> {
     let word = args.number("swab-bits").unwrap_or(16) as usize / 8;
     let warned = AtomicBool::new(false);
     layer(move |inner| {
@@ -53,7 +53,7 @@ fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
         let minimum = facts.block.minimum.max(word as u32);
         facts.block = BlockSizes { minimum, ..facts.block };
         facts.size = whole_size(&facts, minimum, "swab", &warned);
-        let scratch = Scratch::for_device(&inner);
+        let scratch = ScratchMemory::for_device(&inner);
         Ok(Arc::new(SwabDevice { inner, facts: Arc::new(facts), word, scratch }))
     })
 }
@@ -63,7 +63,7 @@ struct SwabDevice {
     facts: Arc<Facts>,
     /// Length of a word in bytes.
     word: usize,
-    scratch: Scratch,
+    scratch: ScratchMemory,
 }
 
 impl Device for SwabDevice {
@@ -71,7 +71,7 @@ impl Device for SwabDevice {
         self.facts.clone()
     }
 
-    fn submit(&self, request: Request) -> Pending {
+    fn submit(&self, request: Request) -> PendingRequest {
         let inner = self.inner.clone();
         let scratch = self.scratch.clone();
         let word = self.word;
@@ -79,7 +79,7 @@ impl Device for SwabDevice {
         match op {
             Op::Read(room) => {
                 let reading = inner.submit(Request::read(at, room.in_memory()));
-                Pending::start(async move {
+                PendingRequest::start(async move {
                     let Reply::Data(found) = reading.await? else { return Ok(Reply::Hole) };
                     let mut buf = found.try_into_buf().unwrap_or_else(|shared| {
                         let mut buf = Buf::unpooled(shared.len());
@@ -90,7 +90,7 @@ impl Device for SwabDevice {
                     Ok(Reply::Data(buf.into()))
                 })
             }
-            Op::Write(data) => Pending::start(async move {
+            Op::Write(data) => PendingRequest::start(async move {
                 let data = match data.try_into_buf() {
                     Ok(mut buf) => {
                         swap(&mut buf, word);
@@ -111,7 +111,7 @@ impl Device for SwabDevice {
             }),
             Op::Extents(contexts) => {
                 let asked = inner.submit(Request::extents(at, len, contexts).with(flags));
-                Pending::start(async move {
+                PendingRequest::start(async move {
                     let Reply::Extents(lists) = asked.await? else { return Ok(Reply::Done) };
                     let whole = |run: &blockhaul_block::Extent| run.len.is_multiple_of(word as u64);
                     if lists.iter().all(|list| list.runs().iter().all(whole)) {
@@ -120,7 +120,7 @@ impl Device for SwabDevice {
                     let mut lists = Vec::new();
                     for index in contexts.iter() {
                         let mut list = in_words(&*inner, at, len, index, word as u64).await?;
-                        if flags.contains(Flags::ONE_EXTENT) {
+                        if flags.contains(RequestFlags::ONE_EXTENT) {
                             list.first_only();
                         }
                         lists.push(list);
@@ -144,7 +144,7 @@ async fn in_words(
 ) -> Result<Extents> {
     let facts = inner.facts();
     let base = facts.contexts.get(index).is_some_and(|name| name == BASE_ALLOCATION);
-    let context = Contexts::default().with(index);
+    let context = ContextSet::default().with(index);
     let mut found = Extents::new();
     // At least the first word.
     while found.total() < len.min(word) {

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use blockhaul_block::{
-    Access, Contexts, Device, Error, Extents, Facts, FileRange, HOLE, Hints, Kind, Op, Pending,
-    Reply, Request, Result, ZERO,
+    ContextSet, Device, Error, Extents, Facts, FileRange, HOLE, Hints, Kind, LeaseAccess, Op,
+    PendingRequest, Reply, Request, Result, ZERO,
 };
-use blockhaul_catalog::{Args, Layer, LayerKind, ParamKind};
+use blockhaul_catalog::{Layer, LayerKind, ParamKind, ParamValues};
 use blockhaul_io::{Data, Reservation, is_zero};
 
-use blockhaul_layers::support::Scratch;
+use blockhaul_layers::support::ScratchMemory;
 use blockhaul_layers::support::{layer, param, usage};
 
 /// The layer `truncate`.
@@ -36,7 +36,7 @@ blockhaul serve --layer 'truncate?round-up=1M' sample:1000k \
     configure: |args| configure(args),
 };
 
-fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
+fn configure(args: &ParamValues) -> Result<Arc<dyn Layer>> {
     let fixed = args.size("truncate");
     let up = args.size("round-up");
     let down = args.size("round-down");
@@ -63,7 +63,7 @@ fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
         }
         let size = size.filter(|&size| i64::try_from(size).is_ok());
         facts.size = size.ok_or_else(|| usage("truncate: more than 2^63 - 1 bytes"))?;
-        let scratch = Scratch::for_device(&inner);
+        let scratch = ScratchMemory::for_device(&inner);
         Ok(Arc::new(TruncateDevice { inner, facts: Arc::new(facts), real, scratch }))
     })
 }
@@ -73,7 +73,7 @@ struct TruncateDevice {
     facts: Arc<Facts>,
     /// Size of the device below.
     real: u64,
-    scratch: Scratch,
+    scratch: ScratchMemory,
 }
 
 impl Device for TruncateDevice {
@@ -81,7 +81,7 @@ impl Device for TruncateDevice {
         self.facts.clone()
     }
 
-    fn submit(&self, request: Request) -> Pending {
+    fn submit(&self, request: Request) -> PendingRequest {
         let end = request.end().unwrap_or(u64::MAX);
         if end <= self.real || matches!(request.op, Op::Flush) {
             return self.inner.submit(request);
@@ -89,20 +89,20 @@ impl Device for TruncateDevice {
         let inside = self.real.saturating_sub(request.at);
         let Request { op, at, len, flags } = request;
         match op {
-            Op::Read(_) if inside == 0 => Pending::ready(Ok(Reply::Hole)),
+            Op::Read(_) if inside == 0 => PendingRequest::ready(Ok(Reply::Hole)),
             Op::Read(room) => self.read(at, room, inside),
             Op::Write(data) => self.write(at, data, inside, flags),
             Op::Extents(contexts) if inside == 0 => {
-                Pending::ready(Ok(Reply::Extents(self.behind(contexts, len))))
+                PendingRequest::ready(Ok(Reply::Extents(self.behind(contexts, len))))
             }
             // The rest is beyond the end; the caller requests it again.
             Op::Extents(_) => self.inner.submit(Request { op, at, len: inside, flags }),
-            _ if inside == 0 => Pending::ready(Ok(Reply::Done)),
+            _ if inside == 0 => PendingRequest::ready(Ok(Reply::Done)),
             op => self.inner.submit(Request { op, at, len: inside, flags }),
         }
     }
 
-    fn file_at(&self, at: u64, len: u64, access: Access) -> Option<FileRange> {
+    fn file_at(&self, at: u64, len: u64, access: LeaseAccess) -> Option<FileRange> {
         let inside = self.real.min(self.facts.size).checked_sub(at)?;
         (inside > 0).then(|| self.inner.file_at(at, len.min(inside), access))?
     }
@@ -110,10 +110,10 @@ impl Device for TruncateDevice {
 
 impl TruncateDevice {
     /// A read that extends beyond the end of the device below.
-    fn read(&self, at: u64, room: Reservation, inside: u64) -> Pending {
+    fn read(&self, at: u64, room: Reservation, inside: u64) -> PendingRequest {
         let inner = self.inner.clone();
         let scratch = self.scratch.clone();
-        Pending::start(async move {
+        PendingRequest::start(async move {
             // A late reservation needs its memory before the data arrives: reads use scratch
             // memory.
             let mut buf = room.claim().await.into_buf();
@@ -126,7 +126,13 @@ impl TruncateDevice {
         })
     }
 
-    fn write(&self, at: u64, data: Data, inside: u64, flags: blockhaul_block::Flags) -> Pending {
+    fn write(
+        &self,
+        at: u64,
+        data: Data,
+        inside: u64,
+        flags: blockhaul_block::RequestFlags,
+    ) -> PendingRequest {
         let inside = inside as usize;
         if let Err(error) = data.load() {
             return Error::system("cannot read what is to be written", error).into();
@@ -136,13 +142,13 @@ impl TruncateDevice {
             return Error::new(Kind::NoSpace, text).into();
         }
         match inside {
-            0 => Pending::ready(Ok(Reply::Done)),
+            0 => PendingRequest::ready(Ok(Reply::Done)),
             _ => self.inner.submit(Request::write(at, data.slice(0, inside)).with(flags)),
         }
     }
 
     /// Extents beyond the end: a hole in `base:allocation`, nothing in other contexts.
-    fn behind(&self, contexts: Contexts, len: u64) -> Vec<Extents> {
+    fn behind(&self, contexts: ContextSet, len: u64) -> Vec<Extents> {
         let base = |index: usize| {
             self.facts
                 .contexts

@@ -5,23 +5,23 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use blockhaul_block::{Can, Device, DeviceExt};
-use blockhaul_catalog::{Client, Exports, Intent, Registry, Spec, Visit};
-use blockhaul_io::{Config, Runtime};
+use blockhaul_catalog::{DeviceSpec, ExportClient, Exports, Intent, Registry, Visit};
+use blockhaul_io::{Runtime, RuntimeConfig};
 
 async fn exports(spec: &str) -> blockhaul_block::Result<Arc<dyn Exports>> {
     let registry = Registry { backends: crate::backends(), ..Registry::default() };
-    let spec = Spec::parse(OsStr::new(spec))?;
+    let spec = DeviceSpec::parse(OsStr::new(spec))?;
     Ok(registry.exports(&spec, &[], Intent::WRITE).await?.expect("a device for each client"))
 }
 
 async fn visit(exports: &Arc<dyn Exports>) -> Arc<dyn Visit> {
-    exports.admit(Client::default()).await.unwrap()
+    exports.admit(ExportClient::default()).await.unwrap()
 }
 
 fn run<T: Send + 'static, F: Future<Output = T> + 'static>(
     job: impl FnOnce() -> F + Send + 'static,
 ) -> T {
-    Runtime::start(&Config { workers: 1, ..Config::default() }).unwrap().block_on(job)
+    Runtime::start(&RuntimeConfig { workers: 1, ..RuntimeConfig::default() }).unwrap().block_on(job)
 }
 
 async fn bytes(device: &Arc<dyn Device>) -> Vec<u8> {

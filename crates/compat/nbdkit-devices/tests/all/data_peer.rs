@@ -7,15 +7,15 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use blockhaul_block::DeviceExt;
-use blockhaul_catalog::{Intent, Registry, Spec};
-use blockhaul_io::{Config, Runtime};
+use blockhaul_catalog::{DeviceSpec, Intent, Registry};
+use blockhaul_io::{Runtime, RuntimeConfig};
 use blockhaul_testkit::rng::{self, Rng};
-use blockhaul_testkit::tools::{Peer, Scratch, output};
+use blockhaul_testkit::tools::{PeerProgram, ScratchDir, output};
 
 const LIMIT: Duration = Duration::from_secs(120);
 
 /// The plugin's result, written to `out`; false: it refuses.
-fn theirs(nbdkit: &Peer, text: &str, out: &Path) -> bool {
+fn theirs(nbdkit: &PeerProgram, text: &str, out: &Path) -> bool {
     let _ = std::fs::remove_file(out);
     let mut command = nbdkit.command();
     command.arg("--exit-with-parent").arg("data").arg(format!("data={text}"));
@@ -27,10 +27,11 @@ fn theirs(nbdkit: &Peer, text: &str, out: &Path) -> bool {
 fn ours(text: &str) -> blockhaul_block::Result<Vec<u8>> {
     let escaped = text.bytes().map(|byte| format!("%{byte:02x}")).collect::<String>();
     let spec = format!("data:{escaped}");
-    let runtime = Runtime::start(&Config { workers: 1, ..Config::default() }).unwrap();
+    let runtime =
+        Runtime::start(&RuntimeConfig { workers: 1, ..RuntimeConfig::default() }).unwrap();
     runtime.block_on(move || async move {
         let registry = Registry { backends: crate::backends(), ..Registry::default() };
-        let spec = Spec::parse(OsStr::new(&spec)).unwrap();
+        let spec = DeviceSpec::parse(OsStr::new(&spec)).unwrap();
         let stack = registry.open(&spec, Vec::new(), Intent::READ).await?;
         let size = stack.device().facts().size;
         if size == 0 {
@@ -41,7 +42,7 @@ fn ours(text: &str) -> blockhaul_block::Result<Vec<u8>> {
 }
 
 /// Both give the same, or refuse.
-fn compare(nbdkit: &Peer, text: &str, out: &Path) {
+fn compare(nbdkit: &PeerProgram, text: &str, out: &Path) {
     let accepted = theirs(nbdkit, text, out);
     match ours(text) {
         Ok(bytes) => {
@@ -149,7 +150,7 @@ const KNOWN: &[&str] = &[
 fn known_descriptions_give_the_same_bytes() {
     let nbdkit = blockhaul_testkit::require_peer!("nbdkit");
     blockhaul_testkit::require_peer!("nbdcopy");
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let out = scratch.file("out");
     for text in KNOWN {
         compare(&nbdkit, text, &out);
@@ -180,7 +181,7 @@ fn item(rng: &mut Rng, file: &str) -> String {
 fn random_descriptions_give_the_same_bytes() {
     let nbdkit = blockhaul_testkit::require_peer!("nbdkit");
     blockhaul_testkit::require_peer!("nbdcopy");
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let out = scratch.file("out");
     let file = scratch.file("file");
     std::fs::File::create(&file).unwrap().write_all(&b"0123456789".repeat(5)).unwrap();

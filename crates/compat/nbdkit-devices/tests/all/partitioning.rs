@@ -6,9 +6,9 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use blockhaul_block::{DeviceExt, Kind, Request};
-use blockhaul_catalog::{Intent, Registry, Spec, Stack};
-use blockhaul_io::{Config, Data, Runtime};
-use blockhaul_testkit::tools::{Peer, Scratch, output};
+use blockhaul_catalog::{DeviceSpec, Intent, Registry, Stack};
+use blockhaul_io::{Data, Runtime, RuntimeConfig};
+use blockhaul_testkit::tools::{PeerProgram, ScratchDir, output};
 
 const LIMIT: Duration = Duration::from_secs(120);
 
@@ -18,13 +18,13 @@ async fn open(spec: String, intent: Intent) -> blockhaul_block::Result<Stack> {
         path: blockhaul_backends::PATH_SCHEME,
         ..Registry::default()
     };
-    registry.open(&Spec::parse(OsStr::new(&spec))?, Vec::new(), intent).await
+    registry.open(&DeviceSpec::parse(OsStr::new(&spec))?, Vec::new(), intent).await
 }
 
 fn run<T: Send + 'static, F: Future<Output = T> + 'static>(
     job: impl FnOnce() -> F + Send + 'static,
 ) -> T {
-    Runtime::start(&Config { workers: 1, ..Config::default() }).unwrap().block_on(job)
+    Runtime::start(&RuntimeConfig { workers: 1, ..RuntimeConfig::default() }).unwrap().block_on(job)
 }
 
 fn ours(spec: &str) -> blockhaul_block::Result<Vec<u8>> {
@@ -41,7 +41,7 @@ fn ours(spec: &str) -> blockhaul_block::Result<Vec<u8>> {
     })
 }
 
-fn theirs(nbdkit: &Peer, dir: &Path, parameters: &[&str]) -> Vec<u8> {
+fn theirs(nbdkit: &PeerProgram, dir: &Path, parameters: &[&str]) -> Vec<u8> {
     let out = dir.join("out");
     let _ = std::fs::remove_file(&out);
     let mut command = nbdkit.command();
@@ -84,7 +84,7 @@ fn difference(ours: &[u8], theirs: &[u8], gpt: bool) -> Option<usize> {
 fn disks_are_those_of_nbdkit() {
     let nbdkit = blockhaul_testkit::require_peer!("nbdkit");
     blockhaul_testkit::require_peer!("nbdcopy");
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let sizes = [1, 511, 2 << 20, 1023, 12_345, 513, 512];
     let names = files(scratch.path(), &sizes);
     let cases: &[(usize, &str, &[&str])] = &[
@@ -152,7 +152,7 @@ fn disks_are_those_of_nbdkit() {
 #[test]
 fn sfdisk_finds_the_partitions() {
     let sfdisk = blockhaul_testkit::require_peer!("sfdisk");
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let sizes = [1, 511, 2 << 20, 1023, 12_345, 513, 512];
     let names = files(scratch.path(), &sizes);
     let paths = names.iter().map(|name| scratch.file(name).display().to_string());
@@ -181,7 +181,7 @@ fn sfdisk_finds_the_partitions() {
 
 #[test]
 fn partitions_can_be_written_and_tables_cannot() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let names = files(scratch.path(), &[4096, 4000]);
     let paths: Vec<_> = names.iter().map(|name| scratch.file(name)).collect();
     let spec = format!("partitioning:{},{}", paths[0].display(), paths[1].display());
@@ -209,7 +209,7 @@ fn partitions_can_be_written_and_tables_cannot() {
 
 #[test]
 fn mistakes_are_told() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     files(scratch.path(), &[1, 0]);
     let cases = [
         ("partitioning:", "requires files"),

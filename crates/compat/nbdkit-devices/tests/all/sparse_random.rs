@@ -5,26 +5,26 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use blockhaul_block::{BASE_ALLOCATION, DeviceExt, HOLE, Kind, Reply, Request};
-use blockhaul_catalog::{Intent, Registry, Spec};
-use blockhaul_io::{Config, Data, Runtime};
-use blockhaul_testkit::tools::{Scratch, output};
+use blockhaul_catalog::{DeviceSpec, Intent, Registry};
+use blockhaul_io::{Data, Runtime, RuntimeConfig};
+use blockhaul_testkit::tools::{ScratchDir, output};
 
 async fn open(spec: String) -> blockhaul_block::Result<blockhaul_catalog::Stack> {
     let registry = Registry { backends: crate::backends(), ..Registry::default() };
-    registry.open(&Spec::parse(OsStr::new(&spec))?, Vec::new(), Intent::WRITE).await
+    registry.open(&DeviceSpec::parse(OsStr::new(&spec))?, Vec::new(), Intent::WRITE).await
 }
 
 fn run<T: Send + 'static, F: Future<Output = T> + 'static>(
     job: impl FnOnce() -> F + Send + 'static,
 ) -> T {
-    Runtime::start(&Config { workers: 1, ..Config::default() }).unwrap().block_on(job)
+    Runtime::start(&RuntimeConfig { workers: 1, ..RuntimeConfig::default() }).unwrap().block_on(job)
 }
 
 #[test]
 fn disks_are_those_of_nbdkit() {
     let nbdkit = blockhaul_testkit::require_peer!("nbdkit");
     blockhaul_testkit::require_peer!("nbdcopy");
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let out = scratch.file("out");
     let cases: &[(&[&str], &str)] = &[
         (&["20M", "seed=1", "runlength=100000", "percent=30"], "20M?runlength=100000&percent=30"),

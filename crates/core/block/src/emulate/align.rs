@@ -15,8 +15,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use blockhaul_io::{Buf, Data, Notify, Pool, RangeLocks, Reservation};
 
 use crate::{
-    Access, BlockSizes, Device, Error, Facts, FileRange, Flags, Hints, Kind, Op, Pending, Reply,
-    Request, Result,
+    BlockSizes, Device, Error, Facts, FileRange, Hints, Kind, LeaseAccess, Op, PendingRequest,
+    Reply, Request, RequestFlags, Result,
 };
 
 /// Requests with partial blocks that may hold scratch memory at a time. Waiting for it is safe: its
@@ -24,11 +24,11 @@ use crate::{
 const SCRATCH_REQUESTS: u64 = 4;
 
 pub(super) struct Align {
-    shared: Arc<Shared>,
+    shared: Arc<AlignmentState>,
     facts: Arc<Facts>,
 }
 
-struct Shared {
+struct AlignmentState {
     inner: Arc<dyn Device>,
     size: u64,
     minimum: u64,
@@ -53,25 +53,25 @@ struct Changes {
 const PARTIAL: u64 = 1 << 32;
 
 /// A change of whole blocks without a lock, until it is dropped.
-struct Whole(Arc<Changes>);
+struct WholeBlockChange(Arc<Changes>);
 
 /// A change of partial blocks, until it is dropped: all others take locks.
-struct Partial<'a>(&'a Changes);
+struct PartialBlockChange<'a>(&'a Changes);
 
 impl Changes {
     /// Begins a change of whole blocks, unless one of partial blocks is in progress.
-    fn whole(self: &Arc<Self>) -> Option<Whole> {
+    fn whole(self: &Arc<Self>) -> Option<WholeBlockChange> {
         if self.counts.fetch_add(1, Ordering::SeqCst) < PARTIAL {
-            return Some(Whole(self.clone()));
+            return Some(WholeBlockChange(self.clone()));
         }
         self.end_whole();
         None
     }
 
     /// Begins a change of partial blocks, and waits until every other change holds a lock.
-    async fn partial(&self) -> Partial<'_> {
+    async fn partial(&self) -> PartialBlockChange<'_> {
         self.counts.fetch_add(PARTIAL, Ordering::SeqCst);
-        let partial = Partial(self);
+        let partial = PartialBlockChange(self);
         loop {
             let unlocked = self.unlocked.listen();
             if self.counts.load(Ordering::SeqCst).is_multiple_of(PARTIAL) {
@@ -89,13 +89,13 @@ impl Changes {
     }
 }
 
-impl Drop for Whole {
+impl Drop for WholeBlockChange {
     fn drop(&mut self) {
         self.0.end_whole();
     }
 }
 
-impl Drop for Partial<'_> {
+impl Drop for PartialBlockChange<'_> {
     fn drop(&mut self) {
         self.0.counts.fetch_sub(PARTIAL, Ordering::SeqCst);
     }
@@ -126,7 +126,7 @@ impl Align {
         let locks = Arc::default();
         let changes = Arc::default();
         let size = facts.size;
-        let shared = Shared { inner, size, minimum, maximum, scratch, locks, changes };
+        let shared = AlignmentState { inner, size, minimum, maximum, scratch, locks, changes };
         Align { shared: Arc::new(shared), facts: Arc::new(facts) }
     }
 
@@ -142,7 +142,7 @@ impl Device for Align {
         self.facts.clone()
     }
 
-    fn submit(&self, request: Request) -> Pending {
+    fn submit(&self, request: Request) -> PendingRequest {
         let is_of_tail = self.facts.tail > 0 && request.end() == Some(self.facts.size);
         let pending = self.submit_blocks(request);
         if !is_of_tail {
@@ -150,7 +150,7 @@ impl Device for Align {
         }
         let tail = self.facts.tail;
         let minimum = self.shared.minimum;
-        Pending::finishing(async move {
+        PendingRequest::finishing(async move {
             pending.await.map_err(|error| {
                 if error.kind() != Kind::Invalid {
                     return error;
@@ -164,13 +164,13 @@ impl Device for Align {
         })
     }
 
-    fn file_at(&self, at: u64, len: u64, access: Access) -> Option<FileRange> {
+    fn file_at(&self, at: u64, len: u64, access: LeaseAccess) -> Option<FileRange> {
         self.shared.inner.file_at(at, len, access)
     }
 }
 
 impl Align {
-    fn submit_blocks(&self, request: Request) -> Pending {
+    fn submit_blocks(&self, request: Request) -> PendingRequest {
         let aligned = self.is_aligned(&request);
         if aligned && !request.kind().changes() {
             return self.shared.inner.submit(request);
@@ -181,18 +181,18 @@ impl Align {
                 Ok(outcome) => outcome.into(),
                 // A task: rewrites of partial blocks wait for its end, even if the caller does not
                 // poll.
-                Err(pending) => Pending::start(async move {
+                Err(pending) => PendingRequest::start(async move {
                     let outcome = pending.await;
                     drop(whole);
                     outcome
                 }),
             };
         }
-        Pending::start(async move { shared.unaligned(request, aligned).await })
+        PendingRequest::start(async move { shared.unaligned(request, aligned).await })
     }
 }
 
-impl Shared {
+impl AlignmentState {
     /// The end of the block before a place: a multiple of the minimum, or the end of the device.
     fn up(&self, at: u64) -> u64 {
         at.checked_next_multiple_of(self.minimum).unwrap_or(u64::MAX).min(self.size.max(at))
@@ -279,11 +279,11 @@ impl Shared {
             Op::Write(data) => Some(data),
             _ => None,
         };
-        if flags.contains(Flags::FAST) {
+        if flags.contains(RequestFlags::FAST) {
             let text = "zeroing part of a block is no faster than writing";
             return Err(Error::new(Kind::Unsupported, text));
         }
-        let fua = flags & Flags::FUA;
+        let fua = flags & RequestFlags::FUA;
         if inner_start > inner_end {
             // Within one block.
             return self.rewrite(at, len, data, fua).await;
@@ -308,7 +308,13 @@ impl Shared {
     }
 
     /// Changes part of one block: `data`, or zeroes.
-    async fn rewrite(&self, at: u64, len: u64, data: Option<Data>, fua: Flags) -> Result<Reply> {
+    async fn rewrite(
+        &self,
+        at: u64,
+        len: u64,
+        data: Option<Data>,
+        fua: RequestFlags,
+    ) -> Result<Reply> {
         if let Some(data) = &data {
             data.load()
                 .map_err(|error| Error::system("cannot read what is to be written", error))?;

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use super::supply::supply;
 use crate::{
-    Access, BASE_ALLOCATION, Can, Device, Extents, Facts, FileRange, Op, Pending, Reply, Request,
+    BASE_ALLOCATION, Can, Device, Extents, Facts, FileRange, LeaseAccess, Op, PendingRequest,
+    Reply, Request,
 };
 
 pub(super) struct AllData {
@@ -25,17 +26,17 @@ impl Device for AllData {
         self.facts.clone()
     }
 
-    fn submit(&self, request: Request) -> Pending {
+    fn submit(&self, request: Request) -> PendingRequest {
         match request.op {
             Op::Extents(contexts) => {
                 let lists = contexts.iter().map(|_| Extents::one(request.len, 0)).collect();
-                Pending::ready(Ok(Reply::Extents(lists)))
+                PendingRequest::ready(Ok(Reply::Extents(lists)))
             }
             _ => self.inner.submit(request),
         }
     }
 
-    fn file_at(&self, at: u64, len: u64, access: Access) -> Option<FileRange> {
+    fn file_at(&self, at: u64, len: u64, access: LeaseAccess) -> Option<FileRange> {
         self.inner.file_at(at, len, access)
     }
 }

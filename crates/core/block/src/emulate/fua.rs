@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use super::supply::supply;
-use crate::{Access, Can, Device, Error, Facts, FileRange, Flags, Pending, Request};
+use crate::{
+    Can, Device, Error, Facts, FileRange, LeaseAccess, PendingRequest, Request, RequestFlags,
+};
 
 pub(super) struct Fua {
     inner: Arc<dyn Device>,
@@ -22,20 +24,20 @@ impl Device for Fua {
         self.facts.clone()
     }
 
-    fn submit(&self, mut request: Request) -> Pending {
-        if !request.flags.contains(Flags::FUA) {
+    fn submit(&self, mut request: Request) -> PendingRequest {
+        if !request.flags.contains(RequestFlags::FUA) {
             return self.inner.submit(request);
         }
-        request.flags -= Flags::FUA;
+        request.flags -= RequestFlags::FUA;
         let inner = self.inner.clone();
-        Pending::start(async move {
+        PendingRequest::start(async move {
             let reply = inner.submit(request).await.map_err(Error::before_flush)?;
             inner.submit(Request::flush()).await?;
             Ok(reply)
         })
     }
 
-    fn file_at(&self, at: u64, len: u64, access: Access) -> Option<FileRange> {
+    fn file_at(&self, at: u64, len: u64, access: LeaseAccess) -> Option<FileRange> {
         self.inner.file_at(at, len, access)
     }
 }

@@ -6,7 +6,8 @@ use blockhaul_io::Data;
 
 use super::supply::supply;
 use crate::{
-    Access, Can, Device, Error, Facts, FileRange, Flags, Kind, Op, Pending, Reply, Request, Result,
+    Can, Device, Error, Facts, FileRange, Kind, LeaseAccess, Op, PendingRequest, Reply, Request,
+    RequestFlags, Result,
 };
 
 /// Pieces of a zero request in flight at a time: enough to hide a round trip, few enough to stay
@@ -30,27 +31,27 @@ impl Device for Zero {
         self.facts.clone()
     }
 
-    fn submit(&self, request: Request) -> Pending {
+    fn submit(&self, request: Request) -> PendingRequest {
         if !matches!(request.op, Op::Zero) {
             return self.inner.submit(request);
         }
-        if request.flags.contains(Flags::FAST) {
+        if request.flags.contains(RequestFlags::FAST) {
             let error = Error::new(Kind::Unsupported, "zeroing is no faster than writing here");
             return error.before_flush().into();
         }
         let most = u32::try_from(Data::ZEROES_MAX).unwrap_or(u32::MAX);
         let piece = self.facts.block.maximum.min(most);
         let piece = piece - piece % self.facts.block.minimum;
-        Pending::start(write_zeroes(self.inner.clone(), request, u64::from(piece.max(1))))
+        PendingRequest::start(write_zeroes(self.inner.clone(), request, u64::from(piece.max(1))))
     }
 
-    fn file_at(&self, at: u64, len: u64, access: Access) -> Option<FileRange> {
+    fn file_at(&self, at: u64, len: u64, access: LeaseAccess) -> Option<FileRange> {
         self.inner.file_at(at, len, access)
     }
 }
 
 async fn write_zeroes(inner: Arc<dyn Device>, request: Request, piece: u64) -> Result<Reply> {
-    let flags = request.flags & Flags::FUA;
+    let flags = request.flags & RequestFlags::FUA;
     let mut at = request.at;
     let mut left = request.len;
     let mut first_error = None;

@@ -3,12 +3,14 @@
 
 use std::io::IoSlice;
 
-use blockhaul_io::{Opener, RECORD_MAX, RECORD_PLAIN_MAX, SEAL_MAX, SEALED_MAX, Sealer};
+use blockhaul_io::{
+    RECORD_MAX, RECORD_PLAIN_MAX, SEAL_MAX, SEALED_MAX, StreamOpener, StreamSealer,
+};
 use blockhaul_testkit::rng::Rng;
 
 use super::tests::shaken;
 use super::*;
-use crate::handshake::Session;
+use crate::handshake::TlsSession;
 
 /// Lengths at the edges of records.
 const EDGES: [usize; 8] =
@@ -39,7 +41,7 @@ fn parts(rng: &mut Rng) -> Vec<Vec<u8>> {
     parts
 }
 
-fn sealed(sealer: &mut dyn Sealer, parts: &[Vec<u8>]) -> Vec<u8> {
+fn sealed(sealer: &mut dyn StreamSealer, parts: &[Vec<u8>]) -> Vec<u8> {
     let slices: Vec<_> = parts.iter().map(|part| IoSlice::new(part)).collect();
     let mut sealed = vec![0; SEALED_MAX];
     let len = sealer.seal(&slices, &mut sealed).unwrap();
@@ -49,30 +51,30 @@ fn sealed(sealer: &mut dyn Sealer, parts: &[Vec<u8>]) -> Vec<u8> {
 
 /// What a stream holds: its bytes, whether it ends properly, and whether it is refused.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Read {
+struct StreamContents {
     bytes: Vec<u8>,
     end: bool,
     refused: bool,
 }
 
 /// Opens all whole records, each into a buffer with some bytes `first` and the rest beyond.
-fn read(opener: &mut dyn Opener, stream: &[u8], rng: &mut Rng) -> Read {
+fn read(opener: &mut dyn StreamOpener, stream: &[u8], rng: &mut Rng) -> StreamContents {
     let mut stream = stream.to_vec();
     let mut rest = &mut stream[..];
     let mut buffer = vec![0; RECORD_PLAIN_MAX];
-    let mut read = Read::default();
+    let mut read = StreamContents::default();
     loop {
         let first = rng.below(RECORD_PLAIN_MAX as u64 + 1) as usize;
         let (plain, beyond) = buffer.split_at_mut(first);
         let Ok(opened) = opener.open(rest, plain, beyond) else {
-            return Read { refused: true, ..read };
+            return StreamContents { refused: true, ..read };
         };
         if opened.used == 0 {
             return read;
         }
         read.bytes.extend_from_slice(&buffer[..opened.len]);
         if opened.end {
-            return Read { end: true, ..read };
+            return StreamContents { end: true, ..read };
         }
         rest = &mut rest[opened.used..];
     }
@@ -105,7 +107,7 @@ fn random_records_and_renewed_keys_are_read_by_both() {
     for round in 0..60 {
         let (server, client) = shaken(false);
         let limit = *rng.pick(&[1, 3, 50, KEY_RECORDS]);
-        let (mut ours, mut theirs): (Halves, Session) = if round % 2 == 0 {
+        let (mut ours, mut theirs): (Halves, TlsSession) = if round % 2 == 0 {
             (client.finish_halves(limit), server.finish_wrapped())
         } else {
             (server.finish_halves(limit), client.finish_wrapped())
@@ -113,11 +115,14 @@ fn random_records_and_renewed_keys_are_read_by_both() {
         let first = ours.0.keys.secret.clone();
         for _ in 0..rng.between(1, 30) {
             let sent = parts(&mut rng);
-            let due = Read { bytes: sent.concat(), ..Read::default() };
+            let due = StreamContents { bytes: sent.concat(), ..StreamContents::default() };
             match rng.below(5) {
                 0 => {
                     let record = asking(&mut ours.1);
-                    assert_eq!(read(&mut *theirs.opener, &record, &mut rng), Read::default());
+                    assert_eq!(
+                        read(&mut *theirs.opener, &record, &mut rng),
+                        StreamContents::default()
+                    );
                 }
                 1 | 2 => {
                     let stream = sealed(&mut ours.1, &sent);
@@ -139,7 +144,7 @@ type Halves = (RecordOpener, RecordSealer);
 
 /// What somebody does to the records of a stream.
 #[derive(Debug, Clone, Copy)]
-enum Change {
+enum RecordChange {
     Drop(usize),
     Repeat(usize),
     Swap(usize, usize),
@@ -155,39 +160,39 @@ enum Change {
     Join(usize),
 }
 
-impl Change {
+impl RecordChange {
     /// A change of records with these lengths.
-    fn any(rng: &mut Rng, lengths: &[usize]) -> Change {
+    fn any(rng: &mut Rng, lengths: &[usize]) -> RecordChange {
         let one = rng.below(lengths.len() as u64) as usize;
         let other = rng.below(lengths.len() as u64) as usize;
         let byte = rng.below(lengths[one] as u64) as usize;
         match rng.below(8) {
-            0 => Change::Drop(one),
-            1 => Change::Repeat(one),
-            2 => Change::Swap(one, other),
-            3 => Change::Delay(one),
-            4 => Change::Cut(one, byte),
+            0 => RecordChange::Drop(one),
+            1 => RecordChange::Repeat(one),
+            2 => RecordChange::Swap(one, other),
+            3 => RecordChange::Delay(one),
+            4 => RecordChange::Cut(one, byte),
             // Bytes of the version are not looked at, or are, as the reader likes.
-            5 if !(1..3).contains(&byte) => Change::Flip(one, byte, 1 << rng.below(8)),
-            6 => Change::Shorten(one),
-            _ => Change::Join(one),
+            5 if !(1..3).contains(&byte) => RecordChange::Flip(one, byte, 1 << rng.below(8)),
+            6 => RecordChange::Shorten(one),
+            _ => RecordChange::Join(one),
         }
     }
 
     fn apply(self, mut records: Vec<Vec<u8>>) -> Vec<u8> {
         match self {
-            Change::Drop(at) => drop(records.remove(at)),
-            Change::Repeat(at) => records.insert(at, records[at].clone()),
-            Change::Swap(one, other) => records.swap(one, other),
-            Change::Delay(at) => {
+            RecordChange::Drop(at) => drop(records.remove(at)),
+            RecordChange::Repeat(at) => records.insert(at, records[at].clone()),
+            RecordChange::Swap(one, other) => records.swap(one, other),
+            RecordChange::Delay(at) => {
                 let late = records.remove(at);
                 records.push(late);
             }
-            Change::Cut(at, byte) => {
+            RecordChange::Cut(at, byte) => {
                 records.truncate(at + 1);
                 records[at].truncate(byte);
             }
-            Change::Flip(at, byte, bit) => {
+            RecordChange::Flip(at, byte, bit) => {
                 records[at][byte] ^= bit;
                 if (3..HEADER).contains(&byte) {
                     // A reader that waits for the end of a longer record gets it. Ours refuses one that is
@@ -195,11 +200,11 @@ impl Change {
                     records.push(vec![0; RECORD_MAX]);
                 }
             }
-            Change::Shorten(at) => {
+            RecordChange::Shorten(at) => {
                 records[at].pop();
                 set_len(&mut records[at]);
             }
-            Change::Join(at) => {
+            RecordChange::Join(at) => {
                 if at + 1 < records.len() && records[at].len() + records[at + 1].len() < PLAIN_MAX {
                     let next = records.remove(at + 1);
                     records[at].extend_from_slice(&next);
@@ -240,7 +245,7 @@ fn changed_streams(mut rng: Rng, rounds: u32) -> u64 {
             let mut sealer = client.finish_halves(limit).1;
             let records: Vec<_> =
                 sent.iter().flat_map(|parts| records(&sealed(&mut sealer, parts))).collect();
-            let opener: Box<dyn Opener> = if is_ours {
+            let opener: Box<dyn StreamOpener> = if is_ours {
                 Box::new(server.finish_halves(limit).0)
             } else {
                 server.finish_wrapped().opener
@@ -251,7 +256,7 @@ fn changed_streams(mut rng: Rng, rounds: u32) -> u64 {
         if lengths.is_empty() {
             continue;
         }
-        let change = Change::any(&mut rng, &lengths);
+        let change = RecordChange::any(&mut rng, &lengths);
         let due = sent.iter().flatten().flatten().copied().collect::<Vec<u8>>();
         let [ours, theirs] = streams
             .map(|(records, mut opener)| read(&mut *opener, &change.apply(records), &mut rng));

@@ -2,9 +2,9 @@
 
 use std::io::IoSlice;
 
-use blockhaul_io::{Opener, RECORD_PLAIN_MAX, SEALED_MAX, Sealer};
+use blockhaul_io::{RECORD_PLAIN_MAX, SEALED_MAX, StreamOpener, StreamSealer};
 
-use super::{Peer, Suite, halves};
+use super::{PeerRole, TlsCipherSuite, halves};
 
 /// Most bytes that are sealed.
 const TOTAL_MAX: usize = 64 << 10;
@@ -35,14 +35,14 @@ impl Input<'_> {
 /// If this does not hold.
 pub fn records(data: &[u8]) {
     let mut input = Input(data);
-    let suite =
-        Suite::named(SUITES[usize::from(input.byte()) % SUITES.len()]).expect("it is known");
+    let suite = TlsCipherSuite::named(SUITES[usize::from(input.byte()) % SUITES.len()])
+        .expect("it is known");
     let limit = u64::from(input.byte()) + 1;
     let secret = |byte| vec![byte; (suite.digest)().size()];
     let (_, mut sealer) =
-        halves(suite, Peer::Client, secret(1), secret(2), limit).expect("the keys are valid");
+        halves(suite, PeerRole::Client, secret(1), secret(2), limit).expect("the keys are valid");
     let (mut opener, _) =
-        halves(suite, Peer::Server, secret(2), secret(1), limit).expect("the keys are valid");
+        halves(suite, PeerRole::Server, secret(2), secret(1), limit).expect("the keys are valid");
     let (mut due, mut records) = (Vec::new(), Vec::new());
     let mut sealed = vec![0; SEALED_MAX];
     for number in 0..=input.byte() % 8 {

@@ -2,12 +2,14 @@
 
 use std::io::IoSlice;
 
-use blockhaul_io::{Opened, Opener, RECORD_PLAIN_MAX, SEAL_MAX, SEALED_MAX, Sealer};
+use blockhaul_io::{
+    OpenedRecord, RECORD_PLAIN_MAX, SEAL_MAX, SEALED_MAX, StreamOpener, StreamSealer,
+};
 use openssl::ssl::SslVersion;
 
 use super::*;
-use crate::handshake::{Session, Shaking};
-use crate::{Acceptor, Connector, Credentials, Demands};
+use crate::handshake::{TlsHandshake, TlsSession};
+use crate::{ConnectorConfig, TlsAcceptor, TlsConnector, TlsCredentials};
 
 /// Which record layers two sides use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,23 +21,23 @@ enum Pair {
 }
 
 /// Server and client after a handshake with a key.
-fn sessions(pair: Pair) -> (Session, Session) {
+fn sessions(pair: Pair) -> (TlsSession, TlsSession) {
     sessions_with(pair, KEY_RECORDS)
 }
 
 /// The handshakes of a server and of a client, both complete. `old`: TLS 1.2.
-pub(super) fn shaken(old: bool) -> (Shaking, Shaking) {
+pub(super) fn shaken(old: bool) -> (TlsHandshake, TlsHandshake) {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("keys");
     crate::make::keys(&file, &["alice".to_string()]).unwrap();
-    let acceptor = Acceptor::new(&Credentials::Keys(file.clone()), false).unwrap();
-    let demands = Demands {
-        credentials: Credentials::Keys(file),
+    let acceptor = TlsAcceptor::new(&TlsCredentials::Keys(file.clone()), false).unwrap();
+    let demands = ConnectorConfig {
+        credentials: TlsCredentials::Keys(file),
         user: Some("alice".into()),
         hostname: None,
         verify: true,
     };
-    let mut client = Connector::new(&demands).unwrap().begin().unwrap();
+    let mut client = TlsConnector::new(&demands).unwrap().begin().unwrap();
     let version = old.then_some(SslVersion::TLS1_2);
     let mut server = acceptor.begin(|ssl| ssl.set_max_proto_version(version)).unwrap();
     for _ in 0..10 {
@@ -51,7 +53,7 @@ pub(super) fn shaken(old: bool) -> (Shaking, Shaking) {
 }
 
 /// The same, with our keys lasting for this many records.
-fn sessions_with(pair: Pair, limit: u64) -> (Session, Session) {
+fn sessions_with(pair: Pair, limit: u64) -> (TlsSession, TlsSession) {
     let (server, client) = shaken(pair == Pair::Old);
     let server = match pair {
         Pair::TheirServer => server.finish_wrapped(),
@@ -68,7 +70,7 @@ fn sessions_with(pair: Pair, limit: u64) -> (Session, Session) {
     (server, client)
 }
 
-fn sealed(sealer: &mut dyn Sealer, parts: &[&[u8]]) -> Vec<u8> {
+fn sealed(sealer: &mut dyn StreamSealer, parts: &[&[u8]]) -> Vec<u8> {
     let slices: Vec<_> = parts.iter().map(|part| IoSlice::new(part)).collect();
     let mut sealed = vec![0; SEALED_MAX];
     let len = sealer.seal(&slices, &mut sealed).unwrap();
@@ -78,7 +80,7 @@ fn sealed(sealer: &mut dyn Sealer, parts: &[&[u8]]) -> Vec<u8> {
 
 /// Opens everything; each record into `first` bytes, the rest beyond.
 fn opened(
-    opener: &mut dyn Opener,
+    opener: &mut dyn StreamOpener,
     mut sealed: &mut [u8],
     first: usize,
 ) -> std::io::Result<(Vec<u8>, bool)> {
@@ -139,7 +141,7 @@ fn an_incomplete_record_is_not_touched() {
         let mut plain = vec![0; RECORD_PLAIN_MAX];
         for len in 0..record.len() {
             let opened = server.opener.open(&mut record[..len], &mut plain, &mut []).unwrap();
-            assert_eq!(opened, Opened::default());
+            assert_eq!(opened, OpenedRecord::default());
         }
         assert_eq!(opened(&mut *server.opener, &mut record, 3).unwrap().0, b"hello");
     }
@@ -174,9 +176,9 @@ fn forged_repeated_and_foreign_records_end_the_session() {
 
 /// Halves with fixed secrets, whose keys last for `limit` records.
 fn halves_with(limit: u64) -> (RecordOpener, RecordSealer) {
-    let suite = Suite::named("TLS_CHACHA20_POLY1305_SHA256").unwrap();
-    let (_, sealer) = halves(suite, Peer::Client, vec![1; 32], vec![2; 32], limit).unwrap();
-    let (opener, _) = halves(suite, Peer::Server, vec![2; 32], vec![1; 32], limit).unwrap();
+    let suite = TlsCipherSuite::named("TLS_CHACHA20_POLY1305_SHA256").unwrap();
+    let (_, sealer) = halves(suite, PeerRole::Client, vec![1; 32], vec![2; 32], limit).unwrap();
+    let (opener, _) = halves(suite, PeerRole::Server, vec![2; 32], vec![1; 32], limit).unwrap();
     (opener, sealer)
 }
 
@@ -213,11 +215,11 @@ fn changed_records_never_give_other_bytes() {
 
 /// Two sides with fixed secrets: the server's halves, and the client's.
 fn both_sides() -> [(RecordOpener, RecordSealer); 2] {
-    let suite = Suite::named("TLS_AES_128_GCM_SHA256").unwrap();
+    let suite = TlsCipherSuite::named("TLS_AES_128_GCM_SHA256").unwrap();
     let of_server = vec![1; 32];
     let of_client = vec![2; 32];
-    let server = halves(suite, Peer::Client, of_server.clone(), of_client.clone(), KEY_RECORDS);
-    let client = halves(suite, Peer::Server, of_client, of_server, KEY_RECORDS);
+    let server = halves(suite, PeerRole::Client, of_server.clone(), of_client.clone(), KEY_RECORDS);
+    let client = halves(suite, PeerRole::Server, of_client, of_server, KEY_RECORDS);
     [server.unwrap(), client.unwrap()]
 }
 

@@ -6,23 +6,24 @@
 use std::sync::Arc;
 
 use blockhaul_block::{
-    Access, Can, Device, Error, Facts, FileRange, Flags, Op, Pending, Reply, Request, Result,
+    Can, Device, Error, Facts, FileRange, LeaseAccess, Op, PendingRequest, Reply, Request,
+    RequestFlags, Result,
 };
 use rustix::fs::fstat;
 
 use super::extents;
-use super::storage::{Inner, Route, Storage};
+use super::storage::{FileState, FileStorage, WriteRoute};
 
 /// A file or block device that serves requests.
 pub(super) struct FileDevice {
     facts: Arc<Facts>,
-    inner: Arc<Inner>,
+    inner: Arc<FileState>,
 }
 
 impl FileDevice {
-    pub(super) fn new(mut facts: Facts, storage: Storage) -> FileDevice {
+    pub(super) fn new(mut facts: Facts, storage: FileStorage) -> FileDevice {
         facts.flush_failures_stay = true;
-        let inner = Inner::new(&facts, storage);
+        let inner = FileState::new(&facts, storage);
         FileDevice { facts: Arc::new(facts), inner: Arc::new(inner) }
     }
 
@@ -34,7 +35,7 @@ impl FileDevice {
     }
 
     #[cfg(test)]
-    pub(super) fn inner(&self) -> &Inner {
+    pub(super) fn inner(&self) -> &FileState {
         &self.inner
     }
 }
@@ -44,21 +45,21 @@ impl Device for FileDevice {
         self.facts.clone()
     }
 
-    fn submit(&self, request: Request) -> Pending {
+    fn submit(&self, request: Request) -> PendingRequest {
         let Request { op, at, len, flags } = request;
         let inner = &self.inner;
         match op {
             Op::Read(room) => inner.read(at, room),
-            Op::Write(data) => inner.write(at, data, flags.contains(Flags::FUA)),
+            Op::Write(data) => inner.write(at, data, flags.contains(RequestFlags::FUA)),
             Op::Zero | Op::Trim => {
                 let inner = inner.clone();
                 let trim = matches!(op, Op::Trim);
-                let durable = flags.contains(Flags::FUA);
-                Pending::start(async move {
+                let durable = flags.contains(RequestFlags::FUA);
+                PendingRequest::start(async move {
                     if durable {
                         inner.syncs.check()?;
                     }
-                    let _turn = inner.turn(Route::Cache, at, len).await;
+                    let _turn = inner.turn(WriteRoute::Cache, at, len).await;
                     let changed = if trim {
                         inner.trim(at, len).await
                     } else {
@@ -74,17 +75,17 @@ impl Device for FileDevice {
             }
             Op::Flush => {
                 let inner = inner.clone();
-                Pending::start(async move { inner.sync().await.map(|()| Reply::Done) })
+                PendingRequest::start(async move { inner.sync().await.map(|()| Reply::Done) })
             }
             Op::Cache => inner.cache(at, len),
             Op::Extents(contexts) => extents::answer(inner, at, len, contexts.count(), flags),
         }
     }
 
-    fn file_at(&self, at: u64, len: u64, access: Access) -> Option<FileRange> {
+    fn file_at(&self, at: u64, len: u64, access: LeaseAccess) -> Option<FileRange> {
         let writable = self.facts.can.contains(Can::WRITE);
         let len = len.min(self.inner.size.checked_sub(at)?);
-        let ours = len > 0 && (access == Access::Read || writable);
+        let ours = len > 0 && (access == LeaseAccess::Read || writable);
         // The kernel can reflink and copy ranges of files opened for direct I/O, too, and reflinks
         // bypass the page cache.
         let storage = &self.inner.storage;

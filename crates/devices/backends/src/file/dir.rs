@@ -10,13 +10,13 @@ use std::sync::{Arc, Mutex, Weak};
 
 use blockhaul_block::{Device, Error, FileId, Kind, Result, emulate};
 use blockhaul_catalog::{
-    Backend, Client, Export, Exports, Listed, Opened, Opening, Param, ParamKind, Target, Visit,
-    Whole, format_size,
+    Backend, BackendTarget, CompositeStorage, Export, ExportClient, Exports, ListedExport,
+    OpenFuture, OpenedDevice, Param, ParamKind, Visit, format_size,
 };
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, fstat, statat};
 use rustix::io::fcntl_dupfd_cloexec;
 
-use super::handed::{DIRFD, Handed};
+use super::handed::{DIRFD, InheritedFd};
 use super::{DIRECT, LOCK, open};
 
 /// Maximum length of a file name (NAME_MAX).
@@ -33,9 +33,9 @@ const LINKS: Param = Param {
 };
 
 /// The backend `dir:PATH`.
-pub struct Dir;
+pub struct DirBackend;
 
-impl Backend for Dir {
+impl Backend for DirBackend {
     fn schemes(&self) -> &'static [&'static str] {
         &["dir"]
     }
@@ -73,34 +73,34 @@ mkdir mnt && blockhaul mount dir:disks mnt --run 'ls mnt'
         ]
     }
 
-    fn open(&self, _target: Target) -> Opening<Opened> {
+    fn open(&self, _target: BackendTarget) -> OpenFuture<OpenedDevice> {
         let text = "dir: holds several devices: name one file, or use it with serve or mount";
         Box::pin(std::future::ready(Err(Error::new(Kind::Usage, text))))
     }
 
-    fn exports(&self, target: &Target) -> Option<Opening<Arc<dyn Exports>>> {
+    fn exports(&self, target: &BackendTarget) -> Option<OpenFuture<Arc<dyn Exports>>> {
         let target = target.clone();
         Some(Box::pin(async move {
-            let folder = offload(move || Folder::open(target)).await?;
+            let folder = offload(move || ExportFolder::open(target)).await?;
             Ok(Arc::new(DirExports(Arc::new(folder))) as Arc<dyn Exports>)
         }))
     }
 }
 
-struct Folder {
+struct ExportFolder {
     fd: OwnedFd,
-    target: Target,
+    target: BackendTarget,
     /// Its names: two of one file are two owners of it.
-    names: Whole,
+    names: CompositeStorage,
     /// Open devices, by name, device and inode.
     open: Mutex<HashMap<(String, FileId), Weak<dyn Device>>>,
 }
 
-impl Folder {
-    fn open(target: Target) -> Result<Folder> {
+impl ExportFolder {
+    fn open(target: BackendTarget) -> Result<ExportFolder> {
         let path = target.path();
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let fd = match Handed::find(&target, DIRFD.name)? {
+        let fd = match InheritedFd::find(&target, DIRFD.name)? {
             Some(handed) => folder_of(&handed)?,
             None if path.as_os_str().is_empty() => {
                 let text =
@@ -112,7 +112,8 @@ impl Folder {
                 Error::system(text, errno.into())
             })?,
         };
-        let folder = Folder { fd, target, names: Whole::default(), open: Mutex::default() };
+        let folder =
+            ExportFolder { fd, target, names: CompositeStorage::default(), open: Mutex::default() };
         if let Some(name) = folder.target.args.text("default") {
             check(name)?;
         }
@@ -120,7 +121,7 @@ impl Folder {
     }
 
     /// The regular files, by name.
-    fn list(&self) -> Result<Vec<Listed>> {
+    fn list(&self) -> Result<Vec<ListedExport>> {
         let cannot =
             |errno: rustix::io::Errno| Error::system("cannot read the directory", errno.into());
         let mut listed = Vec::new();
@@ -150,7 +151,7 @@ impl Folder {
                 FileType::BlockDevice if links => "block device".to_string(),
                 _ => continue,
             };
-            listed.push(Listed { name: name.to_string(), description });
+            listed.push(ListedExport { name: name.to_string(), description });
         }
         listed.sort_unstable_by(|one, other| one.name.cmp(&other.name));
         Ok(listed)
@@ -169,7 +170,7 @@ impl Folder {
         check(name)?;
         let links = self.target.args.switch(LINKS.name);
         let context = self.target.context.for_part(&self.names, format!("{name:?}"));
-        let mut target = Target { context, ..self.target.clone() };
+        let mut target = BackendTarget { context, ..self.target.clone() };
         let file = match open::open_in(&self.fd, name, links, &target) {
             Err(error)
                 if target.intent.write
@@ -195,7 +196,7 @@ impl Folder {
 }
 
 /// A descriptor of a directory that was passed in: names are looked up in it without reopening it.
-fn folder_of(handed: &Handed) -> Result<OwnedFd> {
+fn folder_of(handed: &InheritedFd) -> Result<OwnedFd> {
     let number = handed.number();
     let failed = |errno: rustix::io::Errno| {
         Error::system(format!("cannot use descriptor {number}"), errno.into())
@@ -229,24 +230,24 @@ fn approximately(size: u64) -> String {
     format_size(size >> unit << unit)
 }
 
-struct DirExports(Arc<Folder>);
+struct DirExports(Arc<ExportFolder>);
 
 impl Exports for DirExports {
-    fn admit(&self, _client: Client) -> Opening<Arc<dyn Visit>> {
+    fn admit(&self, _client: ExportClient) -> OpenFuture<Arc<dyn Visit>> {
         let visit = DirVisit(self.0.clone());
         Box::pin(std::future::ready(Ok(Arc::new(visit) as Arc<dyn Visit>)))
     }
 }
 
-struct DirVisit(Arc<Folder>);
+struct DirVisit(Arc<ExportFolder>);
 
 impl Visit for DirVisit {
-    fn list(&self, _tls: bool) -> Opening<Vec<Listed>> {
+    fn list(&self, _tls: bool) -> OpenFuture<Vec<ListedExport>> {
         let folder = self.0.clone();
         Box::pin(offload(move || folder.list()))
     }
 
-    fn open(&self, name: &str, _tls: bool) -> Opening<Option<Export>> {
+    fn open(&self, name: &str, _tls: bool) -> OpenFuture<Option<Export>> {
         let folder = self.0.clone();
         let name = name.to_string();
         Box::pin(offload(move || Ok(Some(Export::own(&name, folder.device(&name)?)))))
@@ -265,16 +266,16 @@ async fn offload<T: Send + 'static>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use blockhaul_catalog::{Intent, Registry, Spec};
+    use blockhaul_catalog::{DeviceSpec, Intent, Registry};
     use std::os::unix::fs::symlink;
 
     fn with_folder<T: Send + 'static>(
         options: &'static str,
         check: impl AsyncFnOnce(Arc<dyn Visit>, &std::path::Path) -> T + Send + 'static,
     ) -> T {
-        let runtime = blockhaul_io::Runtime::start(&blockhaul_io::Config {
+        let runtime = blockhaul_io::Runtime::start(&blockhaul_io::RuntimeConfig {
             workers: 1,
-            ..blockhaul_io::Config::default()
+            ..blockhaul_io::RuntimeConfig::default()
         })
         .unwrap();
         let dir = tempfile::tempdir().unwrap();
@@ -303,9 +304,9 @@ mod tests {
                 ..Registry::default()
             };
             let spec = format!("dir:{}{options}", inside.display());
-            let spec = Spec::parse(spec.as_ref()).unwrap();
+            let spec = DeviceSpec::parse(spec.as_ref()).unwrap();
             let exports = registry.exports(&spec, &[], Intent::WRITE).await.unwrap().unwrap();
-            let visit = exports.admit(Client::default()).await.unwrap();
+            let visit = exports.admit(ExportClient::default()).await.unwrap();
             check(visit, &inside).await
         })
     }

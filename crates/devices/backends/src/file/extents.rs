@@ -7,12 +7,12 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use blockhaul_block::{Error, Extents, Flags, HOLE, Pending, Reply, Result, ZERO};
+use blockhaul_block::{Error, Extents, HOLE, PendingRequest, Reply, RequestFlags, Result, ZERO};
 use rustix::fs::{SeekFrom, fstat, seek};
 use rustix::io::Errno;
 
-use super::limits::Nearness;
-use super::storage::Inner;
+use super::limits::FileSystemSpeed;
+use super::storage::FileState;
 
 /// Maximum number of hole/data pairs searched on the worker: about a microsecond each, unless a run is long.
 const STEPS_INLINE: usize = 64;
@@ -20,8 +20,14 @@ const STEPS_INLINE: usize = 64;
 const STEPS_MAX: usize = 4096;
 
 /// Answers a request for extents with `lists` equal lists.
-pub(super) fn answer(inner: &Arc<Inner>, at: u64, len: u64, lists: usize, flags: Flags) -> Pending {
-    let one = flags.contains(Flags::ONE_EXTENT);
+pub(super) fn answer(
+    inner: &Arc<FileState>,
+    at: u64,
+    len: u64,
+    lists: usize,
+    flags: RequestFlags,
+) -> PendingRequest {
+    let one = flags.contains(RequestFlags::ONE_EXTENT);
     let end = at.saturating_add(len);
     let reply = move |mut extents: Extents| {
         if one {
@@ -30,14 +36,14 @@ pub(super) fn answer(inner: &Arc<Inner>, at: u64, len: u64, lists: usize, flags:
         Ok(Reply::Extents(vec![extents; lists]))
     };
     if !inner.seeks.load(Ordering::Relaxed) {
-        return Pending::ready(reply(Extents::one(len, 0)));
+        return PendingRequest::ready(reply(Extents::one(len, 0)));
     }
     let mut found = Extents::new();
-    let is_near = inner.storage.nearness != Nearness::Unknown && !inner.known_data.is_slow();
+    let is_near = inner.storage.nearness != FileSystemSpeed::Unknown && !inner.known_data.is_slow();
     if is_near || inner.known_data.end(at).is_some_and(|known| known >= end) {
         match inner.scan(at, end, if one { 1 } else { STEPS_INLINE }) {
             Ok(extents) if one || extents.total() == len => {
-                return Pending::ready(reply(extents));
+                return PendingRequest::ready(reply(extents));
             }
             Ok(extents) => found = extents,
             Err(error) => return error.into(),
@@ -49,7 +55,7 @@ pub(super) fn answer(inner: &Arc<Inner>, at: u64, len: u64, lists: usize, flags:
     let scan = blockhaul_io::offload(move || {
         inner.scan(at + found.total(), end, steps).map(|e| (found, e))
     });
-    Pending::start(async move {
+    PendingRequest::start(async move {
         let (mut found, rest) = scan.await.map_err(|lost| {
             Error::new(blockhaul_block::Kind::Io, "querying extents was cancelled").because(lost)
         })??;
@@ -58,7 +64,7 @@ pub(super) fn answer(inner: &Arc<Inner>, at: u64, len: u64, lists: usize, flags:
     })
 }
 
-impl Inner {
+impl FileState {
     /// The runs from `at` up to at most `end`, at least one.
     fn scan(&self, at: u64, end: u64, steps: usize) -> Result<Extents> {
         match self.scan_holes(at, end, steps) {

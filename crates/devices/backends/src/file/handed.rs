@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use blockhaul_block::{Error, Kind, Result};
-use blockhaul_catalog::{Param, ParamKind, Target};
+use blockhaul_catalog::{BackendTarget, Param, ParamKind};
 use rustix::fs::{Mode, OFlags, fcntl_getfl};
 use rustix::io::{Errno, fcntl_dupfd_cloexec};
 
@@ -35,16 +35,16 @@ pub(super) const DIRFD: Param = Param {
 static TAKEN: Mutex<Option<HashMap<i32, Arc<OwnedFd>>>> = Mutex::new(None);
 
 /// An open descriptor that this process was started with.
-pub(super) struct Handed {
+pub(super) struct InheritedFd {
     number: i32,
     fd: Arc<OwnedFd>,
 }
 
-impl Handed {
+impl InheritedFd {
     /// The descriptor whose number is the option `key`; `None` without it. Refuses an option
     /// together with a path, and descriptors that were not open when the process began: other
     /// numbers are its own files.
-    pub(super) fn find(target: &Target, key: &str) -> Result<Option<Handed>> {
+    pub(super) fn find(target: &BackendTarget, key: &str) -> Result<Option<InheritedFd>> {
         let Some(typed) = target.args.number(key) else { return Ok(None) };
         if !target.rest.is_empty() {
             let text = format!("has a path and {key}={typed}: leave out one of them");
@@ -56,7 +56,7 @@ impl Handed {
         }
         let taken = i32::try_from(typed).ok().and_then(|number| Some((number, take(number)?)));
         match taken {
-            Some((number, fd)) => Ok(Some(Handed { number, fd })),
+            Some((number, fd)) => Ok(Some(InheritedFd { number, fd })),
             None => {
                 let text = format!(
                     "{key}={typed}: there is no such inherited descriptor: in a shell, open it with \
@@ -136,11 +136,11 @@ mod tests {
     use std::os::unix::fs::OpenOptionsExt as _;
 
     use blockhaul_block::{Can, Device as _, DeviceExt as _};
-    use blockhaul_catalog::{Args, Backend as _, Intent};
-    use blockhaul_io::{Config, Data, Runtime};
+    use blockhaul_catalog::{Backend as _, Intent, ParamValues};
+    use blockhaul_io::{Data, Runtime, RuntimeConfig};
 
     use super::super::device::FileDevice;
-    use super::super::{File, open};
+    use super::super::{FileBackend, open};
     use super::*;
 
     /// As if this process had been started with it: not close-on-exec, and without an owner.
@@ -148,12 +148,12 @@ mod tests {
         rustix::io::dup(fd).unwrap().into_raw_fd()
     }
 
-    fn target(rest: &str, query: &str, intent: Intent) -> Target {
+    fn target(rest: &str, query: &str, intent: Intent) -> BackendTarget {
         let typed = blockhaul_catalog::parse_options(query).unwrap();
-        let args = Args::check("file", File.params(), &typed).unwrap();
+        let args = ParamValues::check("file", FileBackend.params(), &typed).unwrap();
         // The clients of one export.
         let registry = blockhaul_catalog::Registry::default().for_command();
-        Target {
+        BackendTarget {
             scheme: "file".into(),
             rest: rest.into(),
             command: Vec::new(),
@@ -170,7 +170,8 @@ mod tests {
     }
 
     fn run(check: impl AsyncFnOnce() + Send + 'static) {
-        let runtime = Runtime::start(&Config { workers: 1, ..Config::default() }).unwrap();
+        let runtime =
+            Runtime::start(&RuntimeConfig { workers: 1, ..RuntimeConfig::default() }).unwrap();
         runtime.block_on(move || check());
     }
 
@@ -223,7 +224,7 @@ mod tests {
         let serves = |write: bool, custom: i32, wanted: OFlags| {
             let mut options = fs::File::options();
             let file = options.read(true).write(write).custom_flags(custom).open(&path).unwrap();
-            Handed { number: 3, fd: Arc::new(file.into()) }.serves(wanted)
+            InheritedFd { number: 3, fd: Arc::new(file.into()) }.serves(wanted)
         };
         let both = OFlags::RDWR | OFlags::CLOEXEC;
         let read = OFlags::RDONLY;
@@ -280,8 +281,9 @@ mod tests {
                 ..blockhaul_catalog::Registry::default()
             };
             let folder = async |number: i32| {
-                let spec = blockhaul_catalog::Spec::parse(format!("dir:?dirfd={number}").as_ref())
-                    .unwrap();
+                let spec =
+                    blockhaul_catalog::DeviceSpec::parse(format!("dir:?dirfd={number}").as_ref())
+                        .unwrap();
                 registry.exports(&spec, &[], Intent::WRITE).await
             };
             for _ in 0..2 {

@@ -34,7 +34,7 @@ pub fn identity_of(fd: impl AsFd) -> Option<FileId> {
 
 /// All identities of the storage of a file or block device, for a claim. Blocks.
 pub(super) fn storage_ids(stat: &Stat) -> StorageIds {
-    let Place { same, below } = Place::of(&[of(stat)]);
+    let StorageIdentity { same, below } = StorageIdentity::of(&[of(stat)]);
     let ids = |files: Vec<FileId>| files.into_iter().map(StorageId::File).collect();
     StorageIds { same: ids(same), below: ids(below) }
 }
@@ -48,7 +48,7 @@ pub(super) fn of(stat: &Stat) -> FileId {
 
 /// The relation between the storage of two devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Shared {
+pub enum StorageRelation {
     /// They have no storage in common.
     Nothing,
     /// One is a part of the other: a partition of a disk, a volume on it.
@@ -59,28 +59,28 @@ pub enum Shared {
 
 /// The relation between the storage of two devices, from the files and block devices that they use
 /// ([`blockhaul_block::Facts::files`]). Blocks.
-pub fn shared(one: &[FileId], other: &[FileId]) -> Shared {
-    let [one, other] = [Place::of(one), Place::of(other)];
+pub fn shared(one: &[FileId], other: &[FileId]) -> StorageRelation {
+    let [one, other] = [StorageIdentity::of(one), StorageIdentity::of(other)];
     let meet = |a: &[FileId], b: &[FileId]| a.iter().any(|id| b.contains(id));
     if meet(&one.same, &other.same) {
-        Shared::Same
+        StorageRelation::Same
     } else if meet(&one.same, &other.below) || meet(&one.below, &other.same) {
-        Shared::Part
+        StorageRelation::Part
     } else {
-        Shared::Nothing
+        StorageRelation::Nothing
     }
 }
 
 /// Files and block devices with their aliases, and the devices that they are parts of.
 #[derive(Default)]
-struct Place {
+struct StorageIdentity {
     same: Vec<FileId>,
     below: Vec<FileId>,
 }
 
-impl Place {
-    fn of(files: &[FileId]) -> Place {
-        let mut place = Place { same: files.to_vec(), below: Vec::new() };
+impl StorageIdentity {
+    fn of(files: &[FileId]) -> StorageIdentity {
+        let mut place = StorageIdentity { same: files.to_vec(), below: Vec::new() };
         let mut next = 0;
         while let Some(&id) = place.same.get(next).filter(|_| next < FOLLOWED_MAX) {
             next += 1;

@@ -22,16 +22,16 @@ const PATIENCE: Duration = Duration::from_micros(200);
 pub(super) struct InodeLock(AtomicBool);
 
 /// Held while writing.
-pub(super) struct Writing(Arc<InodeLock>);
+pub(super) struct InodeGuard(Arc<InodeLock>);
 
 impl InodeLock {
     /// The lock if it is free.
-    pub(super) fn try_lock(self: &Arc<InodeLock>) -> Option<Writing> {
-        (!self.0.swap(true, Ordering::Acquire)).then(|| Writing(self.clone()))
+    pub(super) fn try_lock(self: &Arc<InodeLock>) -> Option<InodeGuard> {
+        (!self.0.swap(true, Ordering::Acquire)).then(|| InodeGuard(self.clone()))
     }
 
     /// Runs other tasks until the file is free; `None`: it took too long, wait in the kernel.
-    pub(super) async fn lock(self: &Arc<InodeLock>) -> Option<Writing> {
+    pub(super) async fn lock(self: &Arc<InodeLock>) -> Option<InodeGuard> {
         let begun = blockhaul_io::now();
         loop {
             std::thread::yield_now();
@@ -44,7 +44,7 @@ impl InodeLock {
     }
 }
 
-impl Drop for Writing {
+impl Drop for InodeGuard {
     fn drop(&mut self) {
         self.0.0.store(false, Ordering::Release);
     }
@@ -54,12 +54,12 @@ impl Drop for Writing {
 mod tests {
     use std::sync::atomic::AtomicUsize;
 
-    use blockhaul_io::{Config, Engine, Remote, Runtime};
+    use blockhaul_io::{IoEngine, Runtime, RuntimeConfig, WorkerHandle};
 
     use super::*;
 
     fn runtime(workers: usize) -> Runtime {
-        Runtime::start(&Config { workers, engine: Engine::Threads }).unwrap()
+        Runtime::start(&RuntimeConfig { workers, engine: IoEngine::Threads }).unwrap()
     }
 
     #[test]
@@ -78,7 +78,7 @@ mod tests {
                         let lock = lock.clone();
                         let inside = inside.clone();
                         let done = done.clone();
-                        Remote::to(writer % 2).spawn(move || async move {
+                        WorkerHandle::to(writer % 2).spawn(move || async move {
                             for _ in 0..100 {
                                 if let Some(writing) = lock.lock().await {
                                     assert_eq!(inside.fetch_add(1, Ordering::Relaxed), 0);

@@ -20,10 +20,10 @@ const SLOW: Duration = Duration::from_millis(1);
 
 /// The last long run of data, for all requests of a device.
 #[derive(Default)]
-pub(super) struct KnownData(Mutex<Known>);
+pub(super) struct KnownData(Mutex<DataRun>);
 
 #[derive(Default)]
-struct Known {
+struct DataRun {
     run: Range<u64>,
     /// When the run must be searched for again; none: it is not kept.
     until: Option<Instant>,
@@ -34,7 +34,7 @@ struct Known {
 }
 
 /// A search that has begun.
-pub(super) struct Search {
+pub(super) struct DataSearch {
     begun: Instant,
     holes: u64,
 }
@@ -53,12 +53,12 @@ impl KnownData {
     }
 
     /// Begins the search of a run's end.
-    pub(super) fn search(&self) -> Search {
-        Search { begun: blockhaul_io::now(), holes: self.lock().holes }
+    pub(super) fn search(&self) -> DataSearch {
+        DataSearch { begun: blockhaul_io::now(), holes: self.lock().holes }
     }
 
     /// Ends a search: `run` is data.
-    pub(super) fn found(&self, search: &Search, run: Range<u64>) {
+    pub(super) fn found(&self, search: &DataSearch, run: Range<u64>) {
         if run.end.saturating_sub(run.start) < LEAST {
             return;
         }
@@ -76,7 +76,7 @@ impl KnownData {
     #[cfg(test)]
     pub(super) fn found_after(&self, time: Duration, run: Range<u64>) {
         let begun = blockhaul_io::now().checked_sub(time).unwrap();
-        self.found(&Search { begun, ..self.search() }, run);
+        self.found(&DataSearch { begun, ..self.search() }, run);
     }
 
     /// There may be a hole now. What follows it is kept: clients continue upwards.
@@ -90,7 +90,7 @@ impl KnownData {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Known> {
+    fn lock(&self) -> MutexGuard<'_, DataRun> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -20,7 +20,7 @@ const LOCAL: [u64; 4] = [0xef53, 0x5846_5342, 0x9123_683e, 0xf2f5_2010];
 
 /// How quickly the file system answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Nearness {
+pub(super) enum FileSystemSpeed {
     /// All of it is in memory: no operation waits for a disk.
     Memory,
     /// Local: searching for holes is fast.
@@ -30,12 +30,12 @@ pub(super) enum Nearness {
 }
 
 /// Where the file's data is.
-pub(super) fn nearness(file: &blockhaul_io::File) -> Nearness {
-    let Ok(stat) = fstatfs(file) else { return Nearness::Unknown };
+pub(super) fn nearness(file: &blockhaul_io::File) -> FileSystemSpeed {
+    let Ok(stat) = fstatfs(file) else { return FileSystemSpeed::Unknown };
     match u64::try_from(stat.f_type).unwrap_or(0) {
-        TMPFS | RAMFS => Nearness::Memory,
-        kind if LOCAL.contains(&kind) => Nearness::Local,
-        _ => Nearness::Unknown,
+        TMPFS | RAMFS => FileSystemSpeed::Memory,
+        kind if LOCAL.contains(&kind) => FileSystemSpeed::Local,
+        _ => FileSystemSpeed::Unknown,
     }
 }
 

@@ -34,7 +34,7 @@ type Key = (u64, u64);
 
 /// What this process has locked, and how many devices need it: the kernel treats two descriptions
 /// of one process like two programs, but here they may share a file.
-static HELD: Mutex<Option<HashMap<Key, Held>>> = Mutex::new(None);
+static HELD: Mutex<Option<HashMap<Key, LockedFile>>> = Mutex::new(None);
 
 /// No lock is taken or checked.
 static DISABLED: AtomicBool = AtomicBool::new(false);
@@ -44,14 +44,14 @@ pub fn disable_locks() {
     DISABLED.store(true, Ordering::Relaxed);
 }
 
-struct Held {
+struct LockedFile {
     file: blockhaul_io::File,
     devices: usize,
 }
 
 /// While it lives, other programs that check locks do not write to the file.
 #[derive(Debug)]
-pub(super) struct Lock(Key);
+pub(super) struct FileLock(Key);
 
 /// Whether locks are disabled for all files.
 pub(super) fn locks_are_disabled() -> bool {
@@ -69,14 +69,14 @@ pub(super) fn try_for_a_second<T>(mut take: impl FnMut() -> Result<T>) -> Result
     take()
 }
 
-impl Lock {
+impl FileLock {
     /// Locks a file that is open for reading and writing; `empties` if it is truncated before it is
     /// written. An error if another program writes to it. None if locks are not available.
     pub(super) fn take(
         file: &blockhaul_io::File,
         stat: &Stat,
         empties: bool,
-    ) -> Result<Option<Lock>> {
+    ) -> Result<Option<FileLock>> {
         let key = match FileType::from_raw_mode(stat.st_mode) {
             FileType::BlockDevice => (stat.st_rdev, 0),
             _ => (stat.st_dev, stat.st_ino),
@@ -85,7 +85,7 @@ impl Lock {
         let entry = match held.get_or_insert_default().entry(key) {
             Entry::Occupied(mut entry) => {
                 entry.get_mut().devices += 1;
-                return Ok(Some(Lock(key)));
+                return Ok(Some(FileLock(key)));
             }
             Entry::Vacant(entry) => entry,
         };
@@ -109,12 +109,12 @@ impl Lock {
             let _ = blockhaul_os::unlock(file, LETS_NONE_WRITE);
             return Err(in_use());
         }
-        entry.insert(Held { file: file.clone(), devices: 1 });
-        Ok(Some(Lock(key)))
+        entry.insert(LockedFile { file: file.clone(), devices: 1 });
+        Ok(Some(FileLock(key)))
     }
 }
 
-impl Drop for Lock {
+impl Drop for FileLock {
     fn drop(&mut self) {
         let mut held = held();
         let Some(Entry::Occupied(mut entry)) = held.as_mut().map(|held| held.entry(self.0)) else {
@@ -130,7 +130,7 @@ impl Drop for Lock {
     }
 }
 
-fn held() -> MutexGuard<'static, Option<HashMap<Key, Held>>> {
+fn held() -> MutexGuard<'static, Option<HashMap<Key, LockedFile>>> {
     // Its state cannot be inconsistent.
     HELD.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -30,16 +30,18 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use blockhaul_block::{Device, Error, Kind};
-use blockhaul_catalog::{Backend, Opened, Opening, Param, ParamKind, Preparation, Target};
+use blockhaul_catalog::{
+    Backend, BackendTarget, OpenFuture, OpenedDevice, Param, ParamKind, Preparation,
+};
 
-pub use dir::Dir;
-pub use identity::{Shared, identity, identity_of, shared};
+pub use dir::DirBackend;
+pub use identity::{StorageRelation, identity, identity_of, shared};
 pub use lock::disable_locks;
 
 /// The backend `file:PATH`, which also takes bare paths.
-pub struct File;
+pub struct FileBackend;
 
-impl Backend for File {
+impl Backend for FileBackend {
     fn schemes(&self) -> &'static [&'static str] {
         &["file"]
     }
@@ -63,7 +65,7 @@ blockhaul copy sample:64M 'file:disk.raw?direct=on' && blockhaul info disk.raw
         &[DIRECT, LOCK, handed::FD]
     }
 
-    fn open(&self, target: Target) -> Opening<Opened> {
+    fn open(&self, target: BackendTarget) -> OpenFuture<OpenedDevice> {
         let opening = self.open_target(target);
         Box::pin(async move {
             let (opened, preparation) = opening.await?;
@@ -72,7 +74,7 @@ blockhaul copy sample:64M 'file:disk.raw?direct=on' && blockhaul info disk.raw
         })
     }
 
-    fn open_target(&self, target: Target) -> Opening<(Opened, Preparation)> {
+    fn open_target(&self, target: BackendTarget) -> OpenFuture<(OpenedDevice, Preparation)> {
         // Opening may wait for a disk or a network: not on the worker.
         let opening = blockhaul_io::offload(move || open::open(&target));
         Box::pin(async move {
@@ -84,7 +86,7 @@ blockhaul copy sample:64M 'file:disk.raw?direct=on' && blockhaul info disk.raw
                     Box::pin(async move { resizing.await.map_err(given_up)? })
                 }),
             };
-            Ok((Opened::from(Arc::new(device) as Arc<dyn Device>), preparation))
+            Ok((OpenedDevice::from(Arc::new(device) as Arc<dyn Device>), preparation))
         })
     }
 }

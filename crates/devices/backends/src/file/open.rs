@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicU64;
 
 use blockhaul_block::{BASE_ALLOCATION, BlockSizes, Can, Error, Facts, Kind, Result};
-use blockhaul_catalog::{Claim, Direct, Target};
+use blockhaul_catalog::{BackendTarget, Claim, DirectMode};
 use rustix::fs::{
     AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, SeekFrom, Stat, fcntl_getfl, fcntl_setfl,
     fstat, ftruncate, openat, openat2, seek, statat,
@@ -13,11 +13,11 @@ use rustix::fs::{
 use rustix::io::Errno;
 
 use super::device::FileDevice;
-use super::handed::Handed;
+use super::handed::InheritedFd;
 use super::in_use;
-use super::limits::{self, Nearness, page};
-use super::lock::{Lock, locks_are_disabled, try_for_a_second};
-use super::storage::{Past, Storage};
+use super::limits::{self, FileSystemSpeed, page};
+use super::lock::{FileLock, locks_are_disabled, try_for_a_second};
+use super::storage::{DirectFile, FileStorage};
 use crate::support::operand;
 
 /// Limits in bytes for the preferred block of a file system: a page, and one short request.
@@ -33,10 +33,11 @@ const BLOCKS_SHARE: u64 = 8;
 
 /// Opens the file of a description; blocks. The target of a copy keeps its contents until it is
 /// resized; the facts are those afterwards.
-pub(super) fn open(target: &Target) -> Result<(FileDevice, Option<Resize>)> {
+pub(super) fn open(target: &BackendTarget) -> Result<(FileDevice, Option<Resize>)> {
     let mut name = operand::name(target);
     let path = target.path();
-    let handed = Handed::find(target, "fd").map_err(|error| error.on(&name.as_str().into()))?;
+    let handed =
+        InheritedFd::find(target, "fd").map_err(|error| error.on(&name.as_str().into()))?;
     let mut target = std::borrow::Cow::Borrowed(target);
     match &handed {
         Some(handed) => {
@@ -53,7 +54,7 @@ pub(super) fn open(target: &Target) -> Result<(FileDevice, Option<Resize>)> {
         None => {}
     }
     let handed = handed.as_ref();
-    let open = Open { path: &path, target: &target, folder: None, links: false, handed };
+    let open = FileOpening { path: &path, target: &target, folder: None, links: false, handed };
     open.run(&name).map_err(|error| error.on(&name.as_str().into()))
 }
 
@@ -64,11 +65,11 @@ pub(super) fn open_in(
     folder: &OwnedFd,
     name: &str,
     links: bool,
-    target: &Target,
+    target: &BackendTarget,
 ) -> Result<FileDevice> {
     let path = Path::new(name);
     let folder = Some(folder.as_fd());
-    let open = Open { path, target, folder, links, handed: None };
+    let open = FileOpening { path, target, folder, links, handed: None };
     let opened = open.run(name).map_err(|error| error.on(&name.into()));
     // A file in a directory is never the target of a copy.
     opened.map(|(device, _)| device)
@@ -82,7 +83,7 @@ pub(super) struct Resize {
     size: Option<u64>,
     /// Empty it first.
     empty: bool,
-    created: Option<Created>,
+    created: Option<NewFile>,
 }
 
 impl Resize {
@@ -115,22 +116,22 @@ impl Resize {
 }
 
 /// A file created by opening it. It is removed on drop, unless it is kept.
-struct Created {
+struct NewFile {
     path: PathBuf,
     file: blockhaul_io::File,
     stays: bool,
 }
 
-impl Created {
-    fn new(file: &blockhaul_io::File) -> Option<Created> {
+impl NewFile {
+    fn new(file: &blockhaul_io::File) -> Option<NewFile> {
         let number = std::os::fd::AsRawFd::as_raw_fd(&file.as_fd());
         // The current path: the directory may be a link, and the working directory may change.
         let path = std::fs::read_link(super::handed::path(number)).ok()?;
-        Some(Created { path, file: file.clone(), stays: false })
+        Some(NewFile { path, file: file.clone(), stays: false })
     }
 }
 
-impl Drop for Created {
+impl Drop for NewFile {
     fn drop(&mut self) {
         if self.stays {
             return;
@@ -158,28 +159,28 @@ fn allocation_unit(stat: &Stat, is_disk: bool) -> u32 {
     limits::block_size(known).unwrap_or(4096)
 }
 
-struct Open<'a> {
+struct FileOpening<'a> {
     path: &'a Path,
-    target: &'a Target,
+    target: &'a BackendTarget,
     /// The directory that the path must not leave; none for unrestricted paths.
     folder: Option<BorrowedFd<'a>>,
     /// In a directory: links may lead outside.
     links: bool,
     /// The descriptor to open instead of the path.
-    handed: Option<&'a Handed>,
+    handed: Option<&'a InheritedFd>,
 }
 
-impl Open<'_> {
+impl FileOpening<'_> {
     fn run(&self, name: &str) -> Result<(FileDevice, Option<Resize>)> {
         let there = self.look()?;
         self.check_handed()?;
         let intent = &self.target.intent;
         let wanted = self.direct();
-        let direct = wanted == Direct::On;
+        let direct = wanted == DirectMode::On;
         let file = self.first(there, direct)?;
         let created = match there {
-            There::Nothing => Created::new(&file),
-            There::File | There::Disk(_) => None,
+            PathKind::Nothing => NewFile::new(&file),
+            PathKind::File | PathKind::Disk(_) => None,
         };
         let stat =
             fstat(&file).map_err(|errno| system("cannot get the status of the file", errno))?;
@@ -212,9 +213,9 @@ impl Open<'_> {
         let (align, buffered) =
             if direct { self.for_direct(&file, disk, size)? } else { (1, None) };
         // A device node is on a file system that says nothing about the device.
-        let nearness = if is_disk { Nearness::Local } else { limits::nearness(&file) };
+        let nearness = if is_disk { FileSystemSpeed::Local } else { limits::nearness(&file) };
         let past = match wanted {
-            Direct::Auto if nearness != Nearness::Memory => self.past(disk),
+            DirectMode::Auto if nearness != FileSystemSpeed::Memory => self.past(disk),
             _ => None,
         };
         let unit = allocation_unit(&stat, is_disk);
@@ -237,7 +238,7 @@ impl Open<'_> {
         };
         let length = AtomicU64::new(held);
         let in_use = (claim, lock);
-        let storage = Storage {
+        let storage = FileStorage {
             file,
             length,
             buffered,
@@ -259,11 +260,11 @@ impl Open<'_> {
     }
 
     /// Locks a file that is written, if it is to be locked.
-    fn lock(&self, file: &blockhaul_io::File, stat: &Stat) -> Result<Option<Lock>> {
+    fn lock(&self, file: &blockhaul_io::File, stat: &Stat) -> Result<Option<FileLock>> {
         let intent = &self.target.intent;
         if intent.write && self.locks() {
             let empties = intent.target_size.is_some();
-            return try_for_a_second(|| Lock::take(file, stat, empties));
+            return try_for_a_second(|| FileLock::take(file, stat, empties));
         }
         Ok(None)
     }
@@ -274,23 +275,23 @@ impl Open<'_> {
     }
 
     /// What is there, before it is opened: opening a pipe waits for its other end.
-    fn look(&self) -> Result<There> {
+    fn look(&self) -> Result<PathKind> {
         match self.stat() {
             Ok(stat) if self.stays() => {
                 only_regular(&stat)?;
-                Ok(There::File)
+                Ok(PathKind::File)
             }
             Ok(stat) => {
-                Ok(if check_type(&stat)? { There::Disk(stat.st_rdev) } else { There::File })
+                Ok(if check_type(&stat)? { PathKind::Disk(stat.st_rdev) } else { PathKind::File })
             }
-            Err(Errno::NOENT) if self.target.intent.target_size.is_some() => Ok(There::Nothing),
+            Err(Errno::NOENT) if self.target.intent.target_size.is_some() => Ok(PathKind::Nothing),
             Err(errno) => Err(self.refused(errno)),
         }
     }
 
     /// Refuses a descriptor that cannot be written.
     fn check_handed(&self) -> Result<()> {
-        let readonly = self.handed.is_some_and(Handed::is_readonly);
+        let readonly = self.handed.is_some_and(InheritedFd::is_readonly);
         if !readonly || !self.target.intent.write {
             return Ok(());
         }
@@ -300,11 +301,11 @@ impl Open<'_> {
     }
 
     /// Whether direct I/O is wanted: by the description, else by the intent.
-    fn direct(&self) -> Direct {
+    fn direct(&self) -> DirectMode {
         match self.target.args.text("direct") {
             None => self.target.intent.direct,
-            Some(_) if self.target.args.switch("direct") => Direct::On,
-            Some(_) => Direct::Off,
+            Some(_) if self.target.args.switch("direct") => DirectMode::On,
+            Some(_) => DirectMode::Off,
         }
     }
 
@@ -316,7 +317,7 @@ impl Open<'_> {
         file: &blockhaul_io::File,
         stat: &Stat,
         (size, grows): (u64, bool),
-        created: Option<Created>,
+        created: Option<NewFile>,
     ) -> Result<Resize> {
         if !grows {
             check_size(file, size)?;
@@ -356,18 +357,18 @@ impl Open<'_> {
     }
 
     /// The same file for direct I/O, if possible.
-    fn past(&self, disk: Option<u64>) -> Option<Past> {
+    fn past(&self, disk: Option<u64>) -> Option<DirectFile> {
         let file = self.descriptor(true, OFlags::empty()).ok()?;
         let align = limits::direct_align(&file, disk)?;
-        Some(Past::new(file, align.max(page())))
+        Some(DirectFile::new(file, align.max(page())))
     }
 
     /// The first descriptor, which creates the file or claims the block device.
-    fn first(&self, there: There, direct: bool) -> Result<blockhaul_io::File> {
+    fn first(&self, there: PathKind, direct: bool) -> Result<blockhaul_io::File> {
         match there {
-            There::File => self.descriptor(direct, OFlags::empty()),
-            There::Nothing => self.descriptor(direct, OFlags::CREATE),
-            There::Disk(device) => {
+            PathKind::File => self.descriptor(direct, OFlags::empty()),
+            PathKind::Nothing => self.descriptor(direct, OFlags::CREATE),
+            PathKind::Disk(device) => {
                 let intent = self.target.intent;
                 let claims = intent.write && intent.exclusive && self.target.args.switch("lock");
                 let claim = if claims { OFlags::EXCL } else { OFlags::empty() };
@@ -490,7 +491,7 @@ fn no_direct_growth() -> Error {
 
 /// What is at a path before it is opened.
 #[derive(Clone, Copy)]
-enum There {
+enum PathKind {
     Nothing,
     File,
     /// A block device with this number.
@@ -555,7 +556,7 @@ fn system(text: impl Into<std::borrow::Cow<'static, str>>, errno: Errno) -> Erro
 }
 
 /// Whether a path looks like the address of a server.
-fn is_host_and_port(target: &Target) -> bool {
+fn is_host_and_port(target: &BackendTarget) -> bool {
     let text = target.rest.to_string_lossy();
     let Some((host, port)) = text.rsplit_once(':') else { return false };
     let is_host = |c: char| c.is_ascii_alphanumeric() || ".-:[]".contains(c);

@@ -4,30 +4,34 @@ use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use blockhaul_block::{Error, Kind, Outcome, Pending, Reply};
-use blockhaul_io::{Buf, Parked, PayloadRoute, Reservation};
+use blockhaul_block::{Error, Kind, Outcome, PendingRequest, Reply};
+use blockhaul_io::{Buf, ParkedPayload, PayloadRoute, Reservation};
 use rustix::fs::{Advice, fadvise, fstat};
 
-use super::storage::{INLINE_MAX, Inner, count};
+use super::storage::{FileState, INLINE_MAX, count};
 
 /// Bytes between two places of a range that are looked at to find out whether it is cached.
 const PROBE_STEP: usize = 176 << 10;
 
-impl Inner {
-    pub(super) fn read(self: &Arc<Inner>, at: u64, room: Reservation) -> Pending {
+impl FileState {
+    pub(super) fn read(self: &Arc<FileState>, at: u64, room: Reservation) -> PendingRequest {
         let len = room.len() as u64;
         if self.storage.grows && !self.has_grown_to(at.saturating_add(len)) {
             let inner = self.clone();
-            return Pending::start(async move { inner.read_growing(at, room.into_buf()).await });
+            return PendingRequest::start(
+                async move { inner.read_growing(at, room.into_buf()).await },
+            );
         }
         if self.past(at, len).is_some()
             && self.storage.file.cached(at, len).is_none_or(|cached| cached < len)
         {
             let inner = self.clone();
-            return Pending::start(async move { inner.read_past(at, room.into_buf()).await });
+            return PendingRequest::start(
+                async move { inner.read_past(at, room.into_buf()).await },
+            );
         }
         let (file, direct) = self.route(at, room.len() as u64);
-        let (mut buf, mut filled) = match Parked::begin(room) {
+        let (mut buf, mut filled) = match ParkedPayload::begin(room) {
             Err(room) => (room.into_buf(), 0),
             Ok(parked) if direct || !self.is_cached(file, at, parked.missing()) => {
                 match parked.into_buf() {
@@ -39,7 +43,7 @@ impl Inner {
                 // An error recurs, and is reported, when the rest is read.
                 let moved = parked.fill_from_file(file, at);
                 match (moved, parked.missing()) {
-                    (Ok(_), 0) => return Pending::ready(Ok(Reply::Data(parked.into()))),
+                    (Ok(_), 0) => return PendingRequest::ready(Ok(Reply::Data(parked.into()))),
                     _ => match parked.into_buf() {
                         Ok(start) => start,
                         Err(error) => return Error::system("cannot empty a pipe", error).into(),
@@ -50,13 +54,13 @@ impl Inner {
         if !direct && buf.len() <= INLINE_MAX {
             filled += self.read_cached(file, at + filled as u64, &mut buf[filled..]);
             if filled == buf.len() {
-                return Pending::ready(Ok(Reply::Data(buf.into())));
+                return PendingRequest::ready(Ok(Reply::Data(buf.into())));
             }
         }
         let inner = self.clone();
         let file = file.clone();
         let reading = file.start_read(buf, filled, at + filled as u64);
-        Pending::under_way(async move {
+        PendingRequest::under_way(async move {
             let (result, buf) = reading.await;
             let reply = match result {
                 Ok(bytes) if filled + bytes == buf.len() => Reply::Data(buf.into()),
@@ -210,15 +214,15 @@ impl Inner {
     }
 
     /// Starts readahead for a range.
-    pub(super) fn cache(self: &Arc<Inner>, at: u64, len: u64) -> Pending {
+    pub(super) fn cache(self: &Arc<FileState>, at: u64, len: u64) -> PendingRequest {
         let (Some(len), false) = (NonZeroU64::new(len), self.in_memory()) else {
-            return Pending::ready(Ok(Reply::Done));
+            return PendingRequest::ready(Ok(Reply::Done));
         };
         let file = self.storage.file.clone();
         // Starting readahead may itself wait for the file's block map or a full disk queue.
         let advised =
             blockhaul_io::offload(move || fadvise(&file, at, Some(len), Advice::WillNeed));
-        Pending::start(async move {
+        PendingRequest::start(async move {
             // Only a hint: if it fails, reads are slower, not wrong.
             if let Ok(Err(errno)) = advised.await {
                 log::debug!("reading ahead was refused: {errno}");

@@ -4,28 +4,28 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use blockhaul_block::{Error, Facts, Result};
-use blockhaul_io::{Data, Hold, PayloadRoute, Pool, RangeLock, RangeLocks};
+use blockhaul_io::{Data, LockMode, PayloadRoute, Pool, RangeLock, RangeLocks};
 
 use blockhaul_catalog::Claim;
 
 use super::inode::InodeLock;
 use super::known_data::KnownData;
-use super::limits::{Nearness, page};
-use super::lock::Lock;
+use super::limits::{FileSystemSpeed, page};
+use super::lock::FileLock;
 use super::syncs::Syncs;
-use super::ways::Ways;
+use super::ways::ZeroMethods;
 
 /// Longest request that is copied on the worker itself: about 100 us from memory to memory.
 pub(super) const INLINE_MAX: usize = 1 << 20;
 
 /// An open file or block device, as found by [`super::open`].
-pub(super) struct Storage {
+pub(super) struct FileStorage {
     /// For data: with direct I/O if requested.
     pub(super) file: blockhaul_io::File,
     /// The same file through the page cache, for requests that cannot be direct.
     pub(super) buffered: Option<blockhaul_io::File>,
     /// The same file with direct I/O, for requests that benefit from it.
-    pub(super) past: Option<Past>,
+    pub(super) past: Option<DirectFile>,
     /// Alignment in bytes of requests to `file`; 1 unless all are direct.
     pub(super) align: u32,
     /// It is a block device.
@@ -35,13 +35,13 @@ pub(super) struct Storage {
     /// If it grows: a length in bytes that it has at least.
     pub(super) length: AtomicU64,
     /// How quickly the file system answers.
-    pub(super) nearness: Nearness,
+    pub(super) nearness: FileSystemSpeed,
     /// Keep other devices of this program, and other programs, from using it in ways that do not fit.
-    pub(super) _in_use: (Claim, Option<Lock>),
+    pub(super) _in_use: (Claim, Option<FileLock>),
 }
 
 /// A second descriptor, for direct I/O.
-pub(super) struct Past {
+pub(super) struct DirectFile {
     pub(super) file: blockhaul_io::File,
     /// Alignment of offsets, lengths and memory, in bytes.
     pub(super) align: u32,
@@ -49,9 +49,9 @@ pub(super) struct Past {
     works: AtomicBool,
 }
 
-impl Past {
-    pub(super) fn new(file: blockhaul_io::File, align: u32) -> Past {
-        Past { file, align, works: AtomicBool::new(true) }
+impl DirectFile {
+    pub(super) fn new(file: blockhaul_io::File, align: u32) -> DirectFile {
+        DirectFile { file, align, works: AtomicBool::new(true) }
     }
 
     /// Records that direct I/O was refused, if `error` says so; returns whether it was.
@@ -71,19 +71,19 @@ impl Past {
 /// writes the same pages directly, the kernel reports at the next flush that a write was lost
 /// (EIO): clients should not do that, and only harm their own disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Route {
+pub(super) enum WriteRoute {
     Cache,
     Past,
 }
 
-impl Hold for Route {
-    fn excludes(self, other: Route) -> bool {
+impl LockMode for WriteRoute {
+    fn excludes(self, other: WriteRoute) -> bool {
         self != other
     }
 }
 
 /// Held while pages are changed; none if there is only one route.
-type Turn = Option<RangeLock<Route>>;
+type RouteTurn = Option<RangeLock<WriteRoute>>;
 
 /// The pages that a range touches.
 fn pages(at: u64, len: u64) -> (u64, u64) {
@@ -93,11 +93,11 @@ fn pages(at: u64, len: u64) -> (u64, u64) {
 }
 
 /// State shared by requests that continue after `submit`.
-pub(super) struct Inner {
-    pub(super) storage: Storage,
+pub(super) struct FileState {
+    pub(super) storage: FileStorage,
     pub(super) size: u64,
     /// Ways to zero that have not failed yet.
-    pub(super) zero: Ways,
+    pub(super) zero: ZeroMethods,
     /// Cleared when the file system does not report holes.
     pub(super) seeks: AtomicBool,
     /// Data that need not be searched for.
@@ -107,19 +107,19 @@ pub(super) struct Inner {
     /// For payloads whose memory is not aligned for direct I/O; waiting tasks hold none of it.
     pub(super) scratch: Pool,
     /// Pages being changed, if changes use both the page cache and direct I/O.
-    pub(super) changing: Option<Arc<RangeLocks<Route>>>,
+    pub(super) changing: Option<Arc<RangeLocks<WriteRoute>>>,
     /// The turn to write through the page cache.
     pub(super) inode: Arc<InodeLock>,
     /// Flushes of all handles.
     pub(super) syncs: Arc<Syncs>,
 }
 
-impl Inner {
-    pub(super) fn new(facts: &Facts, storage: Storage) -> Inner {
+impl FileState {
+    pub(super) fn new(facts: &Facts, storage: FileStorage) -> FileState {
         let both = storage.past.is_some() || storage.align > 1;
-        Inner {
+        FileState {
             size: facts.size,
-            zero: Ways::new(storage.is_disk),
+            zero: ZeroMethods::new(storage.is_disk),
             seeks: AtomicBool::new(!storage.is_disk),
             known_data: KnownData::default(),
             tells_cached: AtomicBool::new(true),
@@ -144,11 +144,11 @@ impl Inner {
 
     /// Whether everything is in memory, so that no call waits.
     pub(super) fn in_memory(&self) -> bool {
-        self.storage.nearness == Nearness::Memory
+        self.storage.nearness == FileSystemSpeed::Memory
     }
 
     /// Waits until no task changes these pages by the other route.
-    pub(super) async fn turn(&self, route: Route, at: u64, len: u64) -> Turn {
+    pub(super) async fn turn(&self, route: WriteRoute, at: u64, len: u64) -> RouteTurn {
         let (start, end) = pages(at, len);
         match &self.changing {
             Some(changing) => Some(changing.lock_for(route, start, end).await),
@@ -157,7 +157,7 @@ impl Inner {
     }
 
     /// The turn if it is free now.
-    pub(super) fn turn_now(&self, route: Route, at: u64, len: u64) -> Option<Turn> {
+    pub(super) fn turn_now(&self, route: WriteRoute, at: u64, len: u64) -> Option<RouteTurn> {
         let (start, end) = pages(at, len);
         match &self.changing {
             Some(changing) => changing.try_lock_for(route, start, end).map(Some),
@@ -166,12 +166,12 @@ impl Inner {
     }
 
     /// The descriptor for a direct request.
-    pub(super) fn past(&self, at: u64, len: u64) -> Option<&Past> {
-        let aligned = |past: &&Past| {
+    pub(super) fn past(&self, at: u64, len: u64) -> Option<&DirectFile> {
+        let aligned = |past: &&DirectFile| {
             let align = u64::from(past.align);
             at.is_multiple_of(align) && len.is_multiple_of(align)
         };
-        let works = |past: &&Past| past.works.load(Ordering::Relaxed);
+        let works = |past: &&DirectFile| past.works.load(Ordering::Relaxed);
         self.storage.past.as_ref().filter(aligned).filter(works)
     }
 

@@ -13,18 +13,18 @@ use blockhaul_io::Completer;
 #[derive(Default)]
 pub(super) struct Syncs {
     failed: FailedFlush,
-    state: Mutex<State>,
+    state: Mutex<SyncState>,
 }
 
 #[derive(Default)]
-struct State {
+struct SyncState {
     running: bool,
     /// Requests that have arrived since the running call began.
-    waiting: Vec<Completer<Turn>>,
+    waiting: Vec<Completer<SyncTurn>>,
 }
 
 /// What a waiting request receives.
-enum Turn {
+enum SyncTurn {
     /// It makes the next call, for others as well.
     Lead(Lead),
     /// The outcome of the call that another request made for it.
@@ -35,7 +35,7 @@ enum Turn {
 struct Lead {
     syncs: Arc<Syncs>,
     /// The other requests that the call is for.
-    others: Vec<Completer<Turn>>,
+    others: Vec<Completer<SyncTurn>>,
 }
 
 impl Syncs {
@@ -61,18 +61,18 @@ impl Syncs {
             })
         };
         let turn = match ticket {
-            None => Turn::Lead(Lead { syncs: self.clone(), others: Vec::new() }),
+            None => SyncTurn::Lead(Lead { syncs: self.clone(), others: Vec::new() }),
             Some(ticket) => ticket.await.map_err(|lost| {
                 Error::new(Kind::Io, "the flush of another request got lost").because(lost)
             })?,
         };
         match turn {
-            Turn::Lead(lead) => lead.end(sync().await),
-            Turn::Over(outcome) => outcome,
+            SyncTurn::Lead(lead) => lead.end(sync().await),
+            SyncTurn::Over(outcome) => outcome,
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, SyncState> {
         self.state.lock().expect("no panic under this lock")
     }
 }
@@ -87,7 +87,7 @@ impl Lead {
             told.append(&mut state.waiting);
         }
         for other in told {
-            other.complete(Turn::Over(outcome.clone()));
+            other.complete(SyncTurn::Over(outcome.clone()));
         }
         outcome
     }
@@ -104,7 +104,7 @@ impl Drop for Lead {
         }
         drop(state);
         let first = others.remove(0);
-        first.complete(Turn::Lead(Lead { syncs: self.syncs.clone(), others }));
+        first.complete(SyncTurn::Lead(Lead { syncs: self.syncs.clone(), others }));
     }
 }
 
@@ -115,9 +115,12 @@ mod tests {
     use super::*;
 
     fn on_a_worker<F: Future<Output = ()> + 'static>(test: impl FnOnce() -> F + Send + 'static) {
-        blockhaul_io::Runtime::start(&blockhaul_io::Config { workers: 1, ..Default::default() })
-            .unwrap()
-            .block_on(test);
+        blockhaul_io::Runtime::start(&blockhaul_io::RuntimeConfig {
+            workers: 1,
+            ..Default::default()
+        })
+        .unwrap()
+        .block_on(test);
     }
 
     /// Calls that the test ends.

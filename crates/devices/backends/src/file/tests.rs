@@ -9,30 +9,30 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blockhaul_block::{
-    Access, Can, Contexts, Device, DeviceExt, Extents, Flags, HOLE, Kind, Pending, Reply, Request,
-    Result, ZERO,
+    Can, ContextSet, Device, DeviceExt, Extents, HOLE, Kind, LeaseAccess, PendingRequest, Reply,
+    Request, RequestFlags, Result, ZERO,
 };
-use blockhaul_catalog::{Args, Backend, Direct, Intent, Target};
+use blockhaul_catalog::{Backend, BackendTarget, DirectMode, Intent, ParamValues};
 use blockhaul_io::{
-    Allocate, Config, Data, Engine, PayloadRoute, Reservation, RouteCounters, Runtime,
+    Data, FallocateMode, IoEngine, PayloadRoute, Reservation, RouteCounters, Runtime, RuntimeConfig,
 };
 use tempfile::TempDir;
 
 use super::device::FileDevice;
-use super::storage::Route;
-use super::{File, identity, open};
+use super::storage::WriteRoute;
+use super::{FileBackend, identity, open};
 
 const HOLE_AND_ZERO: u64 = HOLE | ZERO;
 
 /// Runs a check in a directory of each kind of file system, on every engine that this machine
 /// offers.
 fn everywhere<F: Future<Output = ()> + 'static>(check: fn(PathBuf) -> F) {
-    for engine in [Engine::Uring, Engine::Threads] {
-        if engine == Engine::Uring && blockhaul_io::uring_available().is_err() {
+    for engine in [IoEngine::Uring, IoEngine::Threads] {
+        if engine == IoEngine::Uring && blockhaul_io::uring_available().is_err() {
             eprintln!("io_uring is refused here: checked with threads only");
             continue;
         }
-        let runtime = Runtime::start(&Config { workers: 1, engine }).unwrap();
+        let runtime = Runtime::start(&RuntimeConfig { workers: 1, engine }).unwrap();
         for folder in ["/var/tmp", "/dev/shm"] {
             let Ok(dir) = tempfile::tempdir_in(folder) else {
                 eprintln!("{folder} cannot be used here");
@@ -44,16 +44,16 @@ fn everywhere<F: Future<Output = ()> + 'static>(check: fn(PathBuf) -> F) {
     }
 }
 
-fn target(path: &Path, query: &str, intent: Intent) -> Target {
+fn target(path: &Path, query: &str, intent: Intent) -> BackendTarget {
     let typed = blockhaul_catalog::parse_options(query).unwrap();
-    let args = Args::check("file", File.params(), &typed).unwrap();
+    let args = ParamValues::check("file", FileBackend.params(), &typed).unwrap();
     let scheme = "file".into();
     let rest = path.into();
     let command = Vec::new();
     // The devices of a test share its files.
     let registry = blockhaul_catalog::Registry::default().for_command();
     let context = blockhaul_catalog::OpenContext::new(&registry);
-    Target { scheme, rest, command, args, intent, context }
+    BackendTarget { scheme, rest, command, args, intent, context }
 }
 
 fn device(path: &Path, query: &str, intent: Intent) -> Result<Arc<FileDevice>> {
@@ -75,7 +75,7 @@ async fn all_extents(device: &FileDevice, at: u64, len: u64) -> Extents {
     let mut all = Extents::new();
     while all.total() < len {
         let rest = (at + all.total(), len - all.total());
-        let found = device.extents(rest.0, rest.1, Contexts::first()).await.unwrap();
+        let found = device.extents(rest.0, rest.1, ContextSet::first()).await.unwrap();
         found[0].runs().iter().for_each(|run| all.push(run.len, run.state));
     }
     all
@@ -84,9 +84,13 @@ async fn all_extents(device: &FileDevice, at: u64, len: u64) -> Extents {
 #[test]
 fn every_way_to_zero_zeroes_its_range_and_nothing_else() {
     everywhere(|folder| async move {
-        let all = [Allocate::PunchHole, Allocate::ZeroRange, Allocate::Reserve];
+        let all = [FallocateMode::PunchHole, FallocateMode::ZeroRange, FallocateMode::Reserve];
         for refused in 0..8 {
-            for flags in [Flags::empty(), Flags::NO_HOLE, Flags::NO_HOLE | Flags::FUA] {
+            for flags in [
+                RequestFlags::empty(),
+                RequestFlags::NO_HOLE,
+                RequestFlags::NO_HOLE | RequestFlags::FUA,
+            ] {
                 // More than one call of 64 MiB if zeroes have to be written, and unaligned.
                 let at = 5_000;
                 let len = (70 << 20) + 77;
@@ -110,7 +114,7 @@ fn every_way_to_zero_zeroes_its_range_and_nothing_else() {
                     assert_eq!(byte == 0, inside, "{refused} {flags:?} at {place}");
                 }
                 let occupied = occupied(&path);
-                if flags.contains(Flags::NO_HOLE) {
+                if flags.contains(RequestFlags::NO_HOLE) {
                     assert!(occupied >= len, "{refused} {flags:?}: {occupied} bytes kept");
                 } else if refused & 1 == 0 {
                     assert!(occupied < 1 << 20, "{refused}: {occupied} bytes are left");
@@ -127,10 +131,10 @@ fn fast_zeroing_fails_at_once_rather_than_write_and_trim_may_do_nothing() {
     everywhere(|folder| async move {
         let device = device(&folder.join("disk"), "", Intent::target(1 << 20)).unwrap();
         device.write(0, Data::copy_of(&[9; 8192])).await.unwrap();
-        for how in [Allocate::PunchHole, Allocate::ZeroRange] {
+        for how in [FallocateMode::PunchHole, FallocateMode::ZeroRange] {
             device.inner().zero.refuse(how);
         }
-        for flags in [Flags::FAST, Flags::FAST | Flags::NO_HOLE] {
+        for flags in [RequestFlags::FAST, RequestFlags::FAST | RequestFlags::NO_HOLE] {
             let error = device.submit(Request::zero(0, 8192).with(flags)).await.unwrap_err();
             assert_eq!(error.kind(), Kind::Unsupported);
         }
@@ -166,9 +170,9 @@ fn extents_are_found_however_many_there_are() {
                 assert_eq!(at % (2 * unit), unit, "data at {at}");
             }
         }
-        let part = device.extents(unit, 4096, Contexts::first()).await.unwrap();
+        let part = device.extents(unit, 4096, ContextSet::first()).await.unwrap();
         assert_eq!(part, [Extents::one(4096, 0)]);
-        let first = Request::extents(0, size, Contexts::first()).with(Flags::ONE_EXTENT);
+        let first = Request::extents(0, size, ContextSet::first()).with(RequestFlags::ONE_EXTENT);
         let Ok(Reply::Extents(lists)) = device.submit(first).await else { panic!("no extents") };
         assert_eq!(lists, [Extents::one(unit, HOLE_AND_ZERO)]);
     });
@@ -189,11 +193,11 @@ fn known_data_is_not_searched_for_until_it_is_trimmed_or_zeroed() {
         expected.push(100 << 20, 0);
         expected.push(28 << 20, HOLE_AND_ZERO);
         assert_eq!(all_extents(&device, 0, size).await, expected);
-        let part = device.extents(unit, unit, Contexts::first()).await.unwrap();
+        let part = device.extents(unit, unit, ContextSet::first()).await.unwrap();
         assert_eq!(part, [Extents::one(unit, 0)]);
         device.trim(unit, unit).await.unwrap();
         // What is below is searched for again.
-        let part = device.extents(0, 3 * unit, Contexts::first()).await.unwrap();
+        let part = device.extents(0, 3 * unit, ContextSet::first()).await.unwrap();
         let mut expected = Extents::new();
         expected.push(2 * unit, HOLE_AND_ZERO);
         expected.push(unit, 0);
@@ -307,7 +311,7 @@ fn a_target_with_blocks_keeps_them_for_who_writes_over_them() {
 
 #[test]
 fn direct_files_tell_their_alignment_and_reach_an_odd_end() {
-    let runtime = Runtime::start(&Config { workers: 1, engine: Engine::Auto }).unwrap();
+    let runtime = Runtime::start(&RuntimeConfig { workers: 1, engine: IoEngine::Auto }).unwrap();
     let dir = tempfile::tempdir_in("/var/tmp").unwrap();
     let path = dir.path().join("disk");
     runtime.block_on(move || async move {
@@ -321,7 +325,7 @@ fn direct_files_tell_their_alignment_and_reach_an_odd_end() {
         let crooked = Data::copy_of(&[3; 5000]).slice(77, 4096);
         even.write(4096, crooked).await.unwrap();
         assert_eq!(even.read(4096, 4096).await.unwrap().bytes(), [3; 4096]);
-        let lease = even.file_at(4096, 8192, Access::Write).unwrap();
+        let lease = even.file_at(4096, 8192, LeaseAccess::Write).unwrap();
         assert_eq!((lease.at, lease.len), (4096, 8192), "the kernel shares direct files too");
         drop((even, lease));
 
@@ -343,24 +347,24 @@ fn direct_files_tell_their_alignment_and_reach_an_odd_end() {
 fn changes_by_both_routes_take_turns_on_the_same_pages() {
     everywhere(|folder| async move {
         let path = folder.join("disk");
-        let target = device(&path, "", Intent::target(1 << 20).direct(Direct::Auto)).unwrap();
+        let target = device(&path, "", Intent::target(1 << 20).direct(DirectMode::Auto)).unwrap();
         let inner = target.inner();
         if inner.storage.past.is_none() {
             return;
         }
         let page = || Data::from(Reservation::unpooled(64 << 10).into_buf());
         let crooked = |at| target.submit(Request::write(at, Data::copy_of(&[9; 50])));
-        let waits = async |pending: &mut Pending| {
+        let waits = async |pending: &mut PendingRequest| {
             blockhaul_io::timeout(Duration::from_millis(20), pending).await.is_err()
         };
-        let turn = inner.turn(Route::Past, 4096, 4096).await;
+        let turn = inner.turn(WriteRoute::Past, 4096, 4096).await;
         let mut cached = crooked(5000);
         assert!(waits(&mut cached).await);
         crooked(4000).await.unwrap();
         drop(turn);
         cached.await.unwrap();
 
-        let turn = inner.turn(Route::Cache, 70_000, 50).await;
+        let turn = inner.turn(WriteRoute::Cache, 70_000, 50).await;
         let mut past = target.submit(Request::write(64 << 10, page()));
         assert!(waits(&mut past).await);
         target.submit(Request::write(128 << 10, page())).await.unwrap();
@@ -375,7 +379,7 @@ fn auto_goes_past_the_page_cache_for_what_is_not_in_it() {
     everywhere(|folder| async move {
         let path = folder.join("disk");
         let size = (1 << 20) + 77;
-        let target = device(&path, "", Intent::target(size).direct(Direct::Auto)).unwrap();
+        let target = device(&path, "", Intent::target(size).direct(DirectMode::Auto)).unwrap();
         let past = !target.facts().takes_parked;
         assert_eq!(past, target.inner().storage.past.is_some());
         assert_eq!(target.facts().block.minimum, 1);
@@ -395,7 +399,7 @@ fn auto_goes_past_the_page_cache_for_what_is_not_in_it() {
         let file = fs::File::open(&path).unwrap();
         let file = blockhaul_io::File::new(file.into());
         rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
-        let source = device(&path, "", Intent::READ.direct(Direct::Auto)).unwrap();
+        let source = device(&path, "", Intent::READ.direct(DirectMode::Auto)).unwrap();
         assert!(source.facts().takes_parked);
         let read = || {
             let room = Reservation::unpooled(1 << 20).counted(&counters);
@@ -426,10 +430,10 @@ fn a_lease_is_the_file_itself() {
     let path = dir.path().join("disk");
     fs::write(&path, [1; 10_000]).unwrap();
     let device = device(&path, "", Intent::READ).unwrap();
-    let lease = device.file_at(9_000, 5_000, Access::Read).unwrap();
+    let lease = device.file_at(9_000, 5_000, LeaseAccess::Read).unwrap();
     assert_eq!((lease.at, lease.len), (9_000, 1_000));
-    assert!(device.file_at(10_000, 1, Access::Read).is_none());
-    assert!(device.file_at(0, 1, Access::Write).is_none(), "not open for writing");
+    assert!(device.file_at(10_000, 1, LeaseAccess::Read).is_none());
+    assert!(device.file_at(0, 1, LeaseAccess::Write).is_none(), "not open for writing");
 }
 
 #[test]
@@ -479,7 +483,7 @@ fn two_names_of_one_file_have_one_identity() {
 
 #[test]
 fn a_backend_opens_on_a_worker_by_its_description() {
-    let runtime = Runtime::start(&Config { workers: 1, engine: Engine::Auto }).unwrap();
+    let runtime = Runtime::start(&RuntimeConfig { workers: 1, engine: IoEngine::Auto }).unwrap();
     let dir = tempfile::tempdir_in("/var/tmp").unwrap();
     let path = dir.path().join("a disk");
     fs::write(&path, "hello").unwrap();
@@ -491,7 +495,7 @@ fn a_backend_opens_on_a_worker_by_its_description() {
             ..blockhaul_catalog::Registry::default()
         };
         for word in [OsStr::new(&typed), path.as_os_str()] {
-            let spec = blockhaul_catalog::Spec::parse(word).unwrap();
+            let spec = blockhaul_catalog::DeviceSpec::parse(word).unwrap();
             let stack = registry.open(&spec, Vec::new(), Intent::READ).await.unwrap();
             assert_eq!(stack.device().read(0, 5).await.unwrap().bytes(), b"hello");
         }
@@ -526,11 +530,11 @@ impl Drop for Loop {
 
 #[test]
 fn block_devices_are_read_written_and_zeroed() {
-    for (engine, sector) in [(Engine::Auto, 512), (Engine::Threads, 4096)] {
+    for (engine, sector) in [(IoEngine::Auto, 512), (IoEngine::Threads, 4096)] {
         let Some(disk) = Loop::new(96 << 20, sector) else {
             return eprintln!("no block device can be made here: not checked");
         };
-        let runtime = Runtime::start(&Config { workers: 1, engine }).unwrap();
+        let runtime = Runtime::start(&RuntimeConfig { workers: 1, engine }).unwrap();
         let node = disk.node.clone();
         runtime.block_on(move || async move {
             for query in ["", "direct=on"] {
@@ -547,7 +551,12 @@ fn block_devices_are_read_written_and_zeroed() {
                 assert_eq!((facts.size, facts.zeroed), (96 << 20, false), "a disk keeps its size");
                 let minimum = if query.is_empty() { 1 } else { sector };
                 assert_eq!(facts.block.minimum, minimum, "{query}");
-                for flags in [Flags::empty(), Flags::NO_HOLE, Flags::FUA, Flags::FAST] {
+                for flags in [
+                    RequestFlags::empty(),
+                    RequestFlags::NO_HOLE,
+                    RequestFlags::FUA,
+                    RequestFlags::FAST,
+                ] {
                     let blocks = [0, 1, 20_000, 20_001];
                     for block in blocks {
                         let data = Data::copy_of(&[9; 4096]);

@@ -2,11 +2,11 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use blockhaul_block::Flags;
-use blockhaul_io::Allocate;
+use blockhaul_block::RequestFlags;
+use blockhaul_io::FallocateMode;
 
 /// The ways that the file has not refused yet.
-pub(super) struct Ways {
+pub(super) struct ZeroMethods {
     is_disk: bool,
     punch: AtomicBool,
     zero_range: AtomicBool,
@@ -17,16 +17,16 @@ pub(super) struct Ways {
 
 /// One way to zero without sending zeroes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Way {
+pub(super) enum ZeroMethod {
     Punch,
     ZeroRange,
     PunchAndReserve,
 }
 
-impl Ways {
-    pub(super) fn new(is_disk: bool) -> Ways {
+impl ZeroMethods {
+    pub(super) fn new(is_disk: bool) -> ZeroMethods {
         let yes = || AtomicBool::new(true);
-        Ways {
+        ZeroMethods {
             is_disk,
             punch: yes(),
             zero_range: yes(),
@@ -36,43 +36,43 @@ impl Ways {
     }
 
     /// The ways to try, in order.
-    pub(super) fn order(&self, flags: Flags) -> &'static [Way] {
-        let keep = flags.contains(Flags::NO_HOLE);
-        match (self.is_disk, flags.contains(Flags::FAST), keep) {
+    pub(super) fn order(&self, flags: RequestFlags) -> &'static [ZeroMethod] {
+        let keep = flags.contains(RequestFlags::NO_HOLE);
+        match (self.is_disk, flags.contains(RequestFlags::FAST), keep) {
             // If a disk cannot mark a range as zero, the kernel writes zeroes: not fast.
             (true, true, true) => &[],
-            (true, true, false) => &[Way::Punch],
-            (true, false, true) => &[Way::ZeroRange],
-            (false, _, true) => &[Way::ZeroRange, Way::PunchAndReserve],
-            (_, _, false) => &[Way::Punch, Way::ZeroRange],
+            (true, true, false) => &[ZeroMethod::Punch],
+            (true, false, true) => &[ZeroMethod::ZeroRange],
+            (false, _, true) => &[ZeroMethod::ZeroRange, ZeroMethod::PunchAndReserve],
+            (_, _, false) => &[ZeroMethod::Punch, ZeroMethod::ZeroRange],
         }
     }
 
-    pub(super) fn flag(&self, how: Allocate) -> &AtomicBool {
+    pub(super) fn flag(&self, how: FallocateMode) -> &AtomicBool {
         match how {
-            Allocate::PunchHole => &self.punch,
-            Allocate::ZeroRange => &self.zero_range,
-            Allocate::Reserve => &self.reserve,
+            FallocateMode::PunchHole => &self.punch,
+            FallocateMode::ZeroRange => &self.zero_range,
+            FallocateMode::Reserve => &self.reserve,
         }
     }
 
-    pub(super) fn left(&self, way: Way) -> bool {
+    pub(super) fn left(&self, way: ZeroMethod) -> bool {
         way.steps().iter().all(|&how| self.flag(how).load(Ordering::Relaxed))
     }
 
     /// As if the file had refused this.
     #[cfg(test)]
-    pub(super) fn refuse(&self, how: Allocate) {
+    pub(super) fn refuse(&self, how: FallocateMode) {
         self.flag(how).store(false, Ordering::Relaxed);
     }
 }
 
-impl Way {
-    pub(super) fn steps(self) -> &'static [Allocate] {
+impl ZeroMethod {
+    pub(super) fn steps(self) -> &'static [FallocateMode] {
         match self {
-            Way::Punch => &[Allocate::PunchHole],
-            Way::ZeroRange => &[Allocate::ZeroRange],
-            Way::PunchAndReserve => &[Allocate::PunchHole, Allocate::Reserve],
+            ZeroMethod::Punch => &[FallocateMode::PunchHole],
+            ZeroMethod::ZeroRange => &[FallocateMode::ZeroRange],
+            ZeroMethod::PunchAndReserve => &[FallocateMode::PunchHole, FallocateMode::Reserve],
         }
     }
 }

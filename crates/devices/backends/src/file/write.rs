@@ -2,34 +2,39 @@
 
 use std::sync::Arc;
 
-use blockhaul_block::{Error, Kind, Outcome, Pending, Reply, Result};
-use blockhaul_io::{Data, Parked, PayloadRoute, WRITE_NOW_MAX};
+use blockhaul_block::{Error, Kind, Outcome, PendingRequest, Reply, Result};
+use blockhaul_io::{Data, ParkedPayload, PayloadRoute, WRITE_NOW_MAX};
 
 use super::inode::WORTH_WAITING;
-use super::storage::{INLINE_MAX, Inner, Route, count};
+use super::storage::{FileState, INLINE_MAX, WriteRoute, count};
 
-impl Inner {
-    pub(super) fn write(self: &Arc<Inner>, at: u64, data: Data, durable: bool) -> Pending {
+impl FileState {
+    pub(super) fn write(
+        self: &Arc<FileState>,
+        at: u64,
+        data: Data,
+        durable: bool,
+    ) -> PendingRequest {
         if durable && let Err(error) = self.syncs.check() {
             return error.into();
         }
         if self.past(at, data.len() as u64).is_some() {
             let inner = self.clone();
-            return Pending::start(async move { inner.write_past(at, data, durable).await });
+            return PendingRequest::start(async move { inner.write_past(at, data, durable).await });
         }
         let (_, direct) = self.route(at, data.len() as u64);
         if direct || self.changing.is_none() {
             return self.write_by(at, data, durable);
         }
         let inner = self.clone();
-        Pending::start(async move {
-            let _turn = inner.turn(Route::Cache, at, data.len() as u64).await;
+        PendingRequest::start(async move {
+            let _turn = inner.turn(WriteRoute::Cache, at, data.len() as u64).await;
             inner.write_by(at, data, durable).await
         })
     }
 
     /// Writes by the route of the range; through the page cache when it has its turn.
-    fn write_by(self: &Arc<Inner>, at: u64, data: Data, durable: bool) -> Pending {
+    fn write_by(self: &Arc<FileState>, at: u64, data: Data, durable: bool) -> PendingRequest {
         let (_, direct) = self.route(at, data.len() as u64);
         let short = if self.in_memory() { INLINE_MAX } else { WRITE_NOW_MAX };
         let inline = !direct && data.len() <= short;
@@ -40,7 +45,7 @@ impl Inner {
             return self.start_write(at, data, durable, inline);
         }
         let inner = self.clone();
-        Pending::start(async move {
+        PendingRequest::start(async move {
             let writing = inner.inode.lock().await;
             let pending = inner.start_write(at, data, durable, inline);
             drop(writing);
@@ -49,7 +54,13 @@ impl Inner {
     }
 
     /// Writes on the worker (`inline`) or through the driver.
-    fn start_write(self: &Arc<Inner>, at: u64, data: Data, durable: bool, inline: bool) -> Pending {
+    fn start_write(
+        self: &Arc<FileState>,
+        at: u64,
+        data: Data,
+        durable: bool,
+        inline: bool,
+    ) -> PendingRequest {
         let (file, direct) = self.route(at, data.len() as u64);
         let data = match (direct, data.take_parked()) {
             (false, Ok(parked)) => return self.write_parked(at, parked, inline, durable),
@@ -64,22 +75,22 @@ impl Inner {
                 return write_failed(error).into();
             }
             if !durable {
-                return Pending::ready(Ok(Reply::Done));
+                return PendingRequest::ready(Ok(Reply::Done));
             }
             // Its memory is not needed any more.
             drop(data);
             let inner = self.clone();
-            return Pending::start(async move { inner.sync().await.map(|()| Reply::Done) });
+            return PendingRequest::start(async move { inner.sync().await.map(|()| Reply::Done) });
         }
         let inner = self.clone();
         let file = file.clone();
         if direct
             && !durable
             && is_aligned(&data, self.storage.align)
-            && let Some(turn) = self.turn_now(Route::Past, at, data.len() as u64)
+            && let Some(turn) = self.turn_now(WriteRoute::Past, at, data.len() as u64)
         {
             let writing = file.start_write(data.clone(), 0, at);
-            return Pending::finishing(async move {
+            return PendingRequest::finishing(async move {
                 let _turn = turn;
                 match writing.await {
                     Ok(written) if written == data.len() => {}
@@ -98,11 +109,11 @@ impl Inner {
                 Ok(Reply::Done)
             });
         }
-        Pending::start(async move {
+        PendingRequest::start(async move {
             let align = inner.storage.align;
             if direct {
                 let aligned = inner.aligned(data.clone(), align).await?;
-                let _turn = inner.turn(Route::Past, at, data.len() as u64).await;
+                let _turn = inner.turn(WriteRoute::Past, at, data.len() as u64).await;
                 file.write_all_at(aligned, at).await.map_err(write_failed)?;
                 count(&data, PayloadRoute::DirectWrite);
             } else {
@@ -121,7 +132,7 @@ impl Inner {
         let mut done = false;
         if let Some(past) = self.past(at, data.len() as u64) {
             let aligned = self.aligned(data.clone(), past.align).await?;
-            let _turn = self.turn(Route::Past, at, data.len() as u64).await;
+            let _turn = self.turn(WriteRoute::Past, at, data.len() as u64).await;
             match past.file.write_all_at(aligned, at).await {
                 Ok(()) => {
                     done = true;
@@ -132,7 +143,7 @@ impl Inner {
             }
         }
         if !done {
-            let _turn = self.turn(Route::Cache, at, data.len() as u64).await;
+            let _turn = self.turn(WriteRoute::Cache, at, data.len() as u64).await;
             self.storage.file.write_all_at(data, at).await.map_err(write_failed)?;
         }
         if durable {
@@ -143,24 +154,24 @@ impl Inner {
 
     /// Moves a payload from its pipe into the page cache.
     fn write_parked(
-        self: &Arc<Inner>,
+        self: &Arc<FileState>,
         at: u64,
-        mut parked: Parked,
+        mut parked: ParkedPayload,
         inline: bool,
         durable: bool,
-    ) -> Pending {
+    ) -> PendingRequest {
         let inner = self.clone();
         let file = self.storage.file.clone();
         let moved = if inline {
             let moved = parked.drain_to_file(&file, at);
             if !durable || moved.is_err() {
-                return Pending::ready(moved.map(|()| Reply::Done).map_err(write_failed));
+                return PendingRequest::ready(moved.map(|()| Reply::Done).map_err(write_failed));
             }
             None
         } else {
             Some(blockhaul_io::offload(move || parked.drain_to_file(&file, at)))
         };
-        Pending::start(async move {
+        PendingRequest::start(async move {
             if let Some(moving) = moved {
                 let moved = moving.await;
                 moved

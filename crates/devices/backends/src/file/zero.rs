@@ -8,24 +8,24 @@
 
 use std::sync::atomic::Ordering;
 
-use blockhaul_block::{Error, Flags, Kind, Result};
-use blockhaul_io::{Allocate, Data};
+use blockhaul_block::{Error, Kind, RequestFlags, Result};
+use blockhaul_io::{Data, FallocateMode};
 use rustix::fs::{FallocateFlags, fallocate};
 
-use super::storage::{INLINE_MAX, Inner};
-use super::ways::Way;
+use super::storage::{FileState, INLINE_MAX};
+use super::ways::ZeroMethod;
 use super::write::write_failed;
 
-impl Inner {
+impl FileState {
     // nbd: zeroes.read-back, zeroes.no-hole
     /// Makes the range read as zeroes.
-    pub(super) async fn zero(&self, at: u64, len: u64, flags: Flags) -> Result<()> {
+    pub(super) async fn zero(&self, at: u64, len: u64, flags: RequestFlags) -> Result<()> {
         for &way in self.zero.order(flags) {
             if self.zero.left(way) && self.zero_by(way, at, len).await? {
                 return Ok(());
             }
         }
-        if flags.contains(Flags::FAST) {
+        if flags.contains(RequestFlags::FAST) {
             let text = "zeroing is not faster than writing here";
             return Err(Error::new(Kind::Unsupported, text));
         }
@@ -34,7 +34,7 @@ impl Inner {
 
     /// Frees the range if possible.
     pub(super) async fn trim(&self, at: u64, len: u64) -> Result<()> {
-        if self.zero.left(Way::Punch) && self.zero_by(Way::Punch, at, len).await? {
+        if self.zero.left(ZeroMethod::Punch) && self.zero_by(ZeroMethod::Punch, at, len).await? {
             return Ok(());
         }
         // Punching asks a disk for zeroes; discard does not need them.
@@ -58,7 +58,7 @@ impl Inner {
     }
 
     /// Whether the range could be zeroed this way.
-    async fn zero_by(&self, way: Way, at: u64, len: u64) -> Result<bool> {
+    async fn zero_by(&self, way: ZeroMethod, at: u64, len: u64) -> Result<bool> {
         for &how in way.steps() {
             match self.allocate(how, at, len).await {
                 Ok(()) => {}
@@ -75,12 +75,12 @@ impl Inner {
         Ok(true)
     }
 
-    async fn allocate(&self, how: Allocate, at: u64, len: u64) -> std::io::Result<()> {
+    async fn allocate(&self, how: FallocateMode, at: u64, len: u64) -> std::io::Result<()> {
         if self.in_memory() && len <= INLINE_MAX as u64 {
             let flags = match how {
-                Allocate::PunchHole => FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE,
-                Allocate::ZeroRange => FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE,
-                Allocate::Reserve => FallocateFlags::KEEP_SIZE,
+                FallocateMode::PunchHole => FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE,
+                FallocateMode::ZeroRange => FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE,
+                FallocateMode::Reserve => FallocateFlags::KEEP_SIZE,
             };
             match fallocate(&self.storage.file, flags, at, len) {
                 Err(rustix::io::Errno::INTR) => {}

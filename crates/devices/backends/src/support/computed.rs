@@ -3,47 +3,47 @@
 use std::sync::Arc;
 
 use blockhaul_block::{
-    BASE_ALLOCATION, Can, Device, Error, Extents, Facts, Kind, Op, Pending, Reply, Request,
+    BASE_ALLOCATION, Can, Device, Error, Extents, Facts, Kind, Op, PendingRequest, Reply, Request,
 };
-use blockhaul_catalog::{Opened, Target};
+use blockhaul_catalog::{BackendTarget, OpenedDevice};
 
 use super::{fill, operand};
 
 /// A read-only device of data whose bytes are computed: `fill(offset, piece)`.
 pub fn computed(
-    target: &Target,
+    target: &BackendTarget,
     size: u64,
     fill: impl Fn(u64, &mut [u8]) + Clone + Send + Sync + 'static,
-) -> Opened {
+) -> OpenedDevice {
     let facts = Facts {
         can: Can::CACHE | Can::EXTENTS | Can::FLUSH | Can::MULTI_CONN,
         contexts: vec![BASE_ALLOCATION.to_string()],
         ..Facts::new(operand::name(target), size)
     };
-    Opened::from(Arc::new(Computed { facts: Arc::new(facts), fill }) as Arc<dyn Device>)
+    OpenedDevice::from(Arc::new(ComputedDevice { facts: Arc::new(facts), fill }) as Arc<dyn Device>)
 }
 
-struct Computed<F> {
+struct ComputedDevice<F> {
     facts: Arc<Facts>,
     fill: F,
 }
 
-impl<F: Fn(u64, &mut [u8]) + Clone + Send + Sync + 'static> Device for Computed<F> {
+impl<F: Fn(u64, &mut [u8]) + Clone + Send + Sync + 'static> Device for ComputedDevice<F> {
     fn facts(&self) -> Arc<Facts> {
         self.facts.clone()
     }
 
-    fn submit(&self, request: Request) -> Pending {
+    fn submit(&self, request: Request) -> PendingRequest {
         match request.op {
             Op::Read(room) => fill::read(request.at, room, self.fill.clone()),
             Op::Extents(contexts) => {
                 let lists = contexts.iter().map(|_| Extents::one(request.len, 0)).collect();
-                Pending::ready(Ok(Reply::Extents(lists)))
+                PendingRequest::ready(Ok(Reply::Extents(lists)))
             }
             Op::Write(_) | Op::Zero | Op::Trim => {
                 Error::new(Kind::ReadOnly, "this device is generated and cannot be written").into()
             }
-            Op::Flush | Op::Cache => Pending::ready(Ok(Reply::Done)),
+            Op::Flush | Op::Cache => PendingRequest::ready(Ok(Reply::Done)),
         }
     }
 }

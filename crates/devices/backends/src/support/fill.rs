@@ -1,6 +1,6 @@
 //! Answers reads with bytes computed or copied on the worker itself.
 
-use blockhaul_block::{Outcome, Pending, Reply};
+use blockhaul_block::{Outcome, PendingRequest, Reply};
 use blockhaul_io::{Data, Reservation};
 
 /// Bytes produced before other tasks run: about 100 us of work, the length of a long system call,
@@ -8,13 +8,13 @@ use blockhaul_io::{Data, Reservation};
 pub const SHORT: usize = 1 << 20;
 
 /// Answers a read with `fill`, which writes every byte of a piece: `fill(offset, piece)`.
-pub fn read(at: u64, room: Reservation, fill: impl Fn(u64, &mut [u8]) + 'static) -> Pending {
+pub fn read(at: u64, room: Reservation, fill: impl Fn(u64, &mut [u8]) + 'static) -> PendingRequest {
     let mut buf = room.into_buf();
     if buf.len() <= SHORT {
         fill(at, &mut buf);
-        return Pending::ready(Ok(Reply::Data(buf.into())));
+        return PendingRequest::ready(Ok(Reply::Data(buf.into())));
     }
-    Pending::start(async move {
+    PendingRequest::start(async move {
         let mut next = at;
         for piece in buf.chunks_mut(SHORT) {
             fill(next, piece);

@@ -1,14 +1,14 @@
 //! Helpers of the computing backends: names for messages, and sizes after the scheme.
 
 use blockhaul_block::{Error, Kind, Result};
-use blockhaul_catalog::{Target, parse_size};
+use blockhaul_catalog::{BackendTarget, parse_size};
 
 /// Maximum characters of a typed name in [`blockhaul_block::Facts::name`]: messages remain one
 /// line.
 const NAME_MAX: usize = 100;
 
 /// The device as typed, shortened.
-pub fn name(target: &Target) -> String {
+pub fn name(target: &BackendTarget) -> String {
     let rest = target.rest.to_string_lossy();
     let full = if target.scheme.is_empty() {
         rest.into_owned()
@@ -25,7 +25,7 @@ pub fn name(target: &Target) -> String {
 ///
 /// # Errors
 /// [`Kind::Usage`] if there is no size, or a wrong one.
-pub fn size(target: &Target) -> Result<u64> {
+pub fn size(target: &BackendTarget) -> Result<u64> {
     match optional_size(target)? {
         Some(size) => Ok(size),
         None => {
@@ -41,7 +41,7 @@ pub fn size(target: &Target) -> Result<u64> {
 ///
 /// # Errors
 /// [`Kind::Usage`] if the text is not a size.
-pub fn optional_size(target: &Target) -> Result<Option<u64>> {
+pub fn optional_size(target: &BackendTarget) -> Result<Option<u64>> {
     let text = target.text()?;
     if text.is_empty() {
         return Ok(None);
@@ -57,7 +57,7 @@ pub fn optional_size(target: &Target) -> Result<Option<u64>> {
 ///
 /// # Errors
 /// [`Kind::ReadOnly`] if the device is to be the target of a copy.
-pub fn source_only(target: &Target) -> Result<()> {
+pub fn source_only(target: &BackendTarget) -> Result<()> {
     if target.intent.target_size.is_none() {
         return Ok(());
     }

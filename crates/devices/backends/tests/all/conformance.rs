@@ -5,9 +5,9 @@ use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use blockhaul_block::Flags;
-use blockhaul_catalog::{Direct, Intent, Registry, Spec, Stack};
-use blockhaul_testkit::conform::{self, Content, Options, Subject};
+use blockhaul_block::RequestFlags;
+use blockhaul_catalog::{DeviceSpec, DirectMode, Intent, Registry, Stack};
+use blockhaul_testkit::conform::{self, ConformOptions, InitialContent, Subject};
 use blockhaul_testkit::tools;
 
 async fn open(spec: &str, intent: Intent) -> blockhaul_block::Result<Stack> {
@@ -16,51 +16,55 @@ async fn open(spec: &str, intent: Intent) -> blockhaul_block::Result<Stack> {
         path: blockhaul_backends::PATH_SCHEME,
         ..Registry::default()
     };
-    registry.open(&Spec::parse(OsStr::new(spec))?, Vec::new(), intent).await
+    registry.open(&DeviceSpec::parse(OsStr::new(spec))?, Vec::new(), intent).await
 }
 
 /// A device that is made from its description alone.
-fn check(spec: &'static str, options: Options) {
+fn check(spec: &'static str, options: ConformOptions) {
     conform::check(spec, options, move || open(spec, Intent::WRITE));
 }
 
 #[test]
 fn memory() {
-    check("memory:8M", Options::default().content(Content::Zeroes));
-    check("memory:1000001", Options::default().content(Content::Zeroes));
-    check("memory:9223372036854775807", Options::default().content(Content::Zeroes));
+    check("memory:8M", ConformOptions::default().content(InitialContent::Zeroes));
+    check("memory:1000001", ConformOptions::default().content(InitialContent::Zeroes));
+    check("memory:9223372036854775807", ConformOptions::default().content(InitialContent::Zeroes));
 }
 
 #[test]
 fn null_and_zero() {
-    let forgets = Options { keeps_writes: false, ..Options::default().content(Content::Zeroes) };
+    let forgets = ConformOptions {
+        keeps_writes: false,
+        ..ConformOptions::default().content(InitialContent::Zeroes)
+    };
     check("null:1T", forgets.clone());
     check("null:", forgets);
-    check("zero:5000000", Options::default().content(Content::Zeroes));
+    check("zero:5000000", ConformOptions::default().content(InitialContent::Zeroes));
 }
 
 #[test]
 fn pattern() {
     let pattern = |at: u64| (at & !7).to_be_bytes()[(at % 8) as usize];
     for spec in ["pattern:3M", "pattern:12345", "pattern:9223372036854775807"] {
-        check(spec, Options::default().content(Content::oracle(pattern)));
+        check(spec, ConformOptions::default().content(InitialContent::oracle(pattern)));
     }
 }
 
 #[test]
 fn sample() {
-    check("sample:20M", Options::default());
-    check("sample:1000?data=100%", Options::default());
+    check("sample:20M", ConformOptions::default());
+    check("sample:1000?data=100%", ConformOptions::default());
     let walk = "extents_start_at_the_offset_and_end_within_the_request";
-    let options = Options::default().without(walk, "walking 2^63 bytes of mixed runs never ends");
+    let options =
+        ConformOptions::default().without(walk, "walking 2^63 bytes of mixed runs never ends");
     check("sample:9223372036854775807?seed=3", options);
 }
 
 #[test]
 fn ones_and_random() {
-    check("ones:3000001", Options::default().content(Content::oracle(|_| 255)));
-    check("ones:1M?byte=7", Options::default().content(Content::oracle(|_| 7)));
-    check("random:3000001?seed=5", Options::default());
+    check("ones:3000001", ConformOptions::default().content(InitialContent::oracle(|_| 255)));
+    check("ones:1M?byte=7", ConformOptions::default().content(InitialContent::oracle(|_| 7)));
+    check("random:3000001?seed=5", ConformOptions::default());
 }
 
 #[test]
@@ -72,11 +76,13 @@ fn full_can_be_read_and_not_written() {
         "one_extent_means_one",
         "the_fence_refuses_what_the_facts_forbid",
     ];
-    let reads = Options { only: reads, keeps_writes: false, ..Options::default() };
-    check("full:3000001", reads.content(Content::Zeroes));
-    let runtime =
-        blockhaul_io::Runtime::start(&blockhaul_io::Config { workers: 1, ..Default::default() })
-            .unwrap();
+    let reads = ConformOptions { only: reads, keeps_writes: false, ..ConformOptions::default() };
+    check("full:3000001", reads.content(InitialContent::Zeroes));
+    let runtime = blockhaul_io::Runtime::start(&blockhaul_io::RuntimeConfig {
+        workers: 1,
+        ..Default::default()
+    })
+    .unwrap();
     runtime.block_on(|| async {
         let stack = open("full:1M", Intent::WRITE).await.unwrap();
         let device = stack.device();
@@ -93,7 +99,7 @@ fn full_can_be_read_and_not_written() {
 
 #[test]
 fn split() {
-    let options = Options::default().content(Content::Zeroes).without(
+    let options = ConformOptions::default().content(InitialContent::Zeroes).without(
         "no_hole_keeps_the_range_allocated",
         "extents of files do not tell reserved blocks from holes",
     );
@@ -113,7 +119,7 @@ fn split() {
 
 #[test]
 fn extents_of_split_files_come_in_one_answer() {
-    let dir = blockhaul_testkit::tools::Scratch::on_disk().unwrap();
+    let dir = blockhaul_testkit::tools::ScratchDir::on_disk().unwrap();
     let one = dir.file("one");
     let two = dir.file("two");
     for (path, at) in [(&one, 1 << 20), (&two, 0)] {
@@ -124,9 +130,11 @@ fn extents_of_split_files_come_in_one_answer() {
         file.sync_all().unwrap();
     }
     let spec = format!("split:{},{}", one.display(), two.display());
-    let runtime =
-        blockhaul_io::Runtime::start(&blockhaul_io::Config { workers: 1, ..Default::default() })
-            .unwrap();
+    let runtime = blockhaul_io::Runtime::start(&blockhaul_io::RuntimeConfig {
+        workers: 1,
+        ..Default::default()
+    })
+    .unwrap();
     runtime.block_on(move || async move {
         let stack = open(&spec, Intent::READ).await.unwrap();
         let told = async |request: blockhaul_block::Request| {
@@ -136,10 +144,11 @@ fn extents_of_split_files_come_in_one_answer() {
             };
             lists[0].runs().iter().map(|run| (run.len >> 10, run.state)).collect::<Vec<_>>()
         };
-        let base = blockhaul_block::Contexts::first();
+        let base = blockhaul_block::ContextSet::first();
         let whole = blockhaul_block::Request::extents(0, 4 << 20, base);
         assert_eq!(told(whole).await, [(1024, 3), (2048, 0), (1024, 3)]);
-        let one = blockhaul_block::Request::extents(3 << 19, 1 << 20, base).with(Flags::ONE_EXTENT);
+        let one = blockhaul_block::Request::extents(3 << 19, 1 << 20, base)
+            .with(RequestFlags::ONE_EXTENT);
         assert_eq!(told(one).await, [(512, 0)]);
     });
 }
@@ -151,7 +160,7 @@ fn partitioning() {
         "the_content_is_as_told",
         "the_fence_refuses_what_the_facts_forbid",
     ];
-    let options = Options { only, ..Options::default() };
+    let options = ConformOptions { only, ..ConformOptions::default() };
     conform::check("partitioning", options, || async {
         let dir = tempfile::tempdir().unwrap();
         let mut names = Vec::new();
@@ -173,7 +182,7 @@ fn sparse_random() {
         "the_content_is_as_told",
         "the_fence_refuses_what_the_facts_forbid",
     ];
-    let options = Options { only, ..Options::default() };
+    let options = ConformOptions { only, ..ConformOptions::default() };
     check("sparse-random:20000001?percent=40&runlength=64k", options.clone());
     check("sparse-random:5M?percent=100%&random-content=on", options);
 }
@@ -182,13 +191,16 @@ fn sparse_random() {
 fn info() {
     // All other checks write.
     let only = vec!["the_facts_are_consistent", "the_fence_refuses_what_the_facts_forbid"];
-    check("info:time", Options { only, ..Options::default() });
+    check("info:time", ConformOptions { only, ..ConformOptions::default() });
 }
 
 #[test]
 fn data() {
     let content = |at: u64| if at == 0 { 7 } else { u8::from(at >= 100) };
-    check("data:7 @100 1*99900", Options::default().content(Content::oracle(content)));
+    check(
+        "data:7 @100 1*99900",
+        ConformOptions::default().content(InitialContent::oracle(content)),
+    );
 }
 
 /// A directory to test in, on a file system in memory or on a disk.
@@ -203,11 +215,11 @@ fn folders() -> Vec<PathBuf> {
 }
 
 /// A new file of `size` bytes as a copy target, in each directory.
-fn check_file(size: u64, query: &'static str, direct: Direct) {
+fn check_file(size: u64, query: &'static str, direct: DirectMode) {
     for folder in folders() {
         let name = format!("{size} bytes in {}{query}", folder.display());
         // lseek(2) reports blocks as a hole that are allocated but were never written.
-        let options = Options::default().content(Content::Zeroes).without(
+        let options = ConformOptions::default().content(InitialContent::Zeroes).without(
             "no_hole_keeps_the_range_allocated",
             "extents of files do not tell reserved blocks from holes; blocks are counted instead",
         );
@@ -225,26 +237,26 @@ fn check_file(size: u64, query: &'static str, direct: Direct) {
 
 #[test]
 fn file_through_the_page_cache() {
-    check_file(6 << 20, "", Direct::Off);
+    check_file(6 << 20, "", DirectMode::Off);
 }
 
 #[test]
 fn file_of_odd_size() {
-    check_file(1_000_001, "", Direct::Off);
+    check_file(1_000_001, "", DirectMode::Off);
 }
 
 #[test]
 fn file_direct() {
-    check_file(6 << 20, "?direct=on", Direct::Off);
+    check_file(6 << 20, "?direct=on", DirectMode::Off);
 }
 
 #[test]
 fn file_direct_of_odd_size() {
-    check_file(1_000_001, "?direct=on", Direct::Off);
+    check_file(1_000_001, "?direct=on", DirectMode::Off);
 }
 
 #[test]
 fn file_past_the_page_cache_where_that_can_be_done() {
-    check_file(6 << 20, "", Direct::Auto);
-    check_file(1_000_001, "", Direct::Auto);
+    check_file(6 << 20, "", DirectMode::Auto);
+    check_file(1_000_001, "", DirectMode::Auto);
 }

@@ -3,12 +3,13 @@
 use std::ffi::OsStr;
 
 use blockhaul_block::{Can, DeviceExt, Kind};
-use blockhaul_catalog::{Intent, Registry, Spec, Stack};
-use blockhaul_io::{Config, Runtime};
+use blockhaul_catalog::{DeviceSpec, Intent, Registry, Stack};
+use blockhaul_io::{Runtime, RuntimeConfig};
 
 pub fn open(spec: impl AsRef<OsStr>, intent: Intent) -> blockhaul_block::Result<Stack> {
-    let spec = Spec::parse(spec.as_ref())?;
-    let runtime = Runtime::start(&Config { workers: 1, ..Config::default() }).unwrap();
+    let spec = DeviceSpec::parse(spec.as_ref())?;
+    let runtime =
+        Runtime::start(&RuntimeConfig { workers: 1, ..RuntimeConfig::default() }).unwrap();
     runtime.block_on(move || async move {
         let registry = Registry {
             backends: crate::backends(),
@@ -90,7 +91,8 @@ fn long_names_are_cut() {
 
 #[test]
 fn literal_data_can_be_overwritten() {
-    let runtime = Runtime::start(&Config { workers: 1, ..Config::default() }).unwrap();
+    let runtime =
+        Runtime::start(&RuntimeConfig { workers: 1, ..RuntimeConfig::default() }).unwrap();
     let stack = open("data:\"hello\" @510 0x55 0xaa", Intent::WRITE).unwrap();
     runtime.block_on(move || async move {
         let device = stack.device();

@@ -5,8 +5,8 @@ use std::ffi::OsStr;
 use std::path::Path;
 
 use blockhaul_block::{Can, DeviceExt, Error, Facts, Kind, Result};
-use blockhaul_catalog::{Client, Intent, NamePolicy, OpenContext, Registry, Spec};
-use blockhaul_io::{Config, Runtime};
+use blockhaul_catalog::{DeviceSpec, ExportClient, Intent, NamePolicy, OpenContext, Registry};
+use blockhaul_io::{Runtime, RuntimeConfig};
 
 fn registry() -> Registry {
     Registry {
@@ -18,8 +18,9 @@ fn registry() -> Registry {
 
 /// The contents of a device, and its facts.
 fn read(spec: &str, intent: Intent) -> Result<(Vec<u8>, Facts)> {
-    let runtime = Runtime::start(&Config { workers: 1, ..Config::default() }).unwrap();
-    let spec = Spec::parse(OsStr::new(spec)).unwrap();
+    let runtime =
+        Runtime::start(&RuntimeConfig { workers: 1, ..RuntimeConfig::default() }).unwrap();
+    let spec = DeviceSpec::parse(OsStr::new(spec)).unwrap();
     runtime.block_on(move || async move {
         let stack = registry().open(&spec, Vec::new(), intent).await?;
         let facts = Facts::clone(&stack.device().facts());
@@ -145,7 +146,8 @@ fn errors_say_which_part_is_wrong() {
 
 #[test]
 fn what_files_name_is_opened_only_where_it_is_allowed() {
-    let runtime = Runtime::start(&Config { workers: 1, ..Config::default() }).unwrap();
+    let runtime =
+        Runtime::start(&RuntimeConfig { workers: 1, ..RuntimeConfig::default() }).unwrap();
     let (refused, size) = runtime.block_on(|| async {
         let context = OpenContext::new(&registry());
         let refused = context.open_named_in("disk.img", "memory:1M", Intent::READ).await.err();
@@ -161,13 +163,14 @@ fn what_files_name_is_opened_only_where_it_is_allowed() {
 #[test]
 fn the_clients_of_a_directory_write_to_one_file() {
     let dir = tempfile::tempdir().unwrap();
-    let spec = Spec::parse(OsStr::new(&format!("dir:{}", files(dir.path())))).unwrap();
-    let runtime = Runtime::start(&Config { workers: 1, ..Config::default() }).unwrap();
+    let spec = DeviceSpec::parse(OsStr::new(&format!("dir:{}", files(dir.path())))).unwrap();
+    let runtime =
+        Runtime::start(&RuntimeConfig { workers: 1, ..RuntimeConfig::default() }).unwrap();
     let writable = runtime.block_on(move || async move {
         let exports = registry().exports(&spec, &[], Intent::WRITE).await.unwrap().unwrap();
         let mut open = Vec::new();
         for _ in 0..3 {
-            let visit = exports.admit(Client::default()).await.unwrap();
+            let visit = exports.admit(ExportClient::default()).await.unwrap();
             let export = visit.open("a", false).await.unwrap().unwrap();
             open.push((visit, export.device));
         }

@@ -6,11 +6,11 @@ use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::ptr;
 use std::sync::Arc;
 
-use blockhaul_catalog::Certificate;
-use blockhaul_os::Credentials;
+use blockhaul_catalog::ClientCertificate;
+use blockhaul_os::PeerCredentials;
 
 use super::{failed, malloced};
-use crate::context::{self, Context};
+use crate::context::{self, CallContext};
 
 /// Whether the connection is encrypted.
 #[unsafe(no_mangle)]
@@ -36,7 +36,7 @@ extern "C" fn nbdkit_disconnect(force: c_int) {
 }
 
 /// The client's socket, kept open while the first part lives.
-fn client_fd() -> Option<(Arc<Context>, c_int)> {
+fn client_fd() -> Option<(Arc<CallContext>, c_int)> {
     let context = context::now()?;
     let fd = context.client.as_ref()?.stream.as_ref()?.as_fd().as_raw_fd();
     Some((context, fd))
@@ -60,13 +60,13 @@ unsafe extern "C" fn nbdkit_peer_name(
     }
 }
 
-fn peer_credentials() -> Option<Credentials> {
+fn peer_credentials() -> Option<PeerCredentials> {
     let context = context::now();
     let client = context.as_ref().and_then(|context| context.client.as_ref());
     let Some(stream) = client.and_then(|client| client.stream.as_ref()) else {
         return failed("the client has no socket", None);
     };
-    match Credentials::of_peer(stream.as_fd()) {
+    match PeerCredentials::of_peer(stream.as_fd()) {
         Ok(Some(found)) => Some(found),
         Ok(None) => failed("the client's user is known on Unix sockets only", None),
         Err(error) => failed(format!("getsockopt: {}", blockhaul_io::plain(&error)), None),
@@ -127,7 +127,7 @@ extern "C" fn nbdkit_peer_tls_issuer_dn() -> *mut c_char {
     certified(|certificate| &certificate.issuer)
 }
 
-fn certified(name: impl Fn(&Certificate) -> &String) -> *mut c_char {
+fn certified(name: impl Fn(&ClientCertificate) -> &String) -> *mut c_char {
     let context = context::now();
     let Some(client) = context.as_ref().and_then(|context| context.client.as_ref()) else {
         return failed("there is no connection", ptr::null_mut());

@@ -4,17 +4,17 @@ use std::ffi::{c_char, c_int, c_void};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use blockhaul_block::{Error, Flags, Kind, OpKind, Outcome, Reply};
+use blockhaul_block::{Error, Kind, OpKind, Outcome, Reply, RequestFlags};
 
-use super::{Lent, Memory, TABLES, name_of};
-use crate::async_abi::Conn;
-use crate::context::{self, Left};
+use super::{LentMemory, LentRequest, TABLES, name_of};
+use crate::async_abi::ConnectionToken;
+use crate::context::{self, CallResults};
 use crate::plugin::Plugin;
 
-impl Lent {
+impl LentRequest {
     /// Completes the request. Releases lent memory first, because the receiver may rely on that.
     pub(super) fn finish(self, outcome: Outcome) {
-        let Lent { waiting, memory, handle, _charge, .. } = self;
+        let LentRequest { waiting, memory, handle, _charge, .. } = self;
         drop(memory);
         drop((_charge, handle));
         if let Some(completer) = waiting {
@@ -24,14 +24,14 @@ impl Lent {
 
     /// Completes a successful request.
     fn done(mut self) {
-        let outcome = match std::mem::replace(&mut self.memory, Memory::None) {
-            Memory::Read(buf) => Ok(Reply::Data(buf.into())),
-            Memory::Extents(list) => {
-                let one = self.flags.contains(Flags::ONE_EXTENT);
+        let outcome = match std::mem::replace(&mut self.memory, LentMemory::None) {
+            LentMemory::Read(buf) => Ok(Reply::Data(buf.into())),
+            LentMemory::Extents(list) => {
+                let one = self.flags.contains(RequestFlags::ONE_EXTENT);
                 let extents = self.handle.extents_from(&list, self.len, one);
                 extents.map(|list| Reply::Extents(vec![list]))
             }
-            Memory::Write(_) | Memory::None => Ok(Reply::Done),
+            LentMemory::Write(_) | LentMemory::None => Ok(Reply::Done),
         };
         self.finish(outcome);
     }
@@ -42,7 +42,7 @@ impl Lent {
     /// `from` points to `count` bytes.
     unsafe fn done_read(mut self, count: u32, from: *const c_void) -> c_int {
         let name = self.handle.connection.plugin.name.clone();
-        let Memory::Read(buf) = &mut self.memory else {
+        let LentMemory::Read(buf) = &mut self.memory else {
             let text = format!("plugin {name} answered a {} as if it were a read", self.kind);
             return self.misfit(text);
         };
@@ -70,7 +70,7 @@ impl Lent {
 }
 
 /// Takes out the request that a reply is for.
-fn answered(conn: Conn, number: u64) -> Option<Lent> {
+fn answered(conn: ConnectionToken, number: u64) -> Option<LentRequest> {
     static STRAY: AtomicU64 = AtomicU64::new(0);
     let lent = TABLES.take(conn as u64, number);
     context::forget_loose();
@@ -89,7 +89,7 @@ fn answered(conn: Conn, number: u64) -> Option<Lent> {
 
 /// The reply: done.
 #[unsafe(no_mangle)]
-extern "C" fn nbdkit_async_reply(conn: Conn, number: u64) -> c_int {
+extern "C" fn nbdkit_async_reply(conn: ConnectionToken, number: u64) -> c_int {
     let Some(lent) = answered(conn, number) else { return -1 };
     lent.done();
     0
@@ -101,7 +101,7 @@ extern "C" fn nbdkit_async_reply(conn: Conn, number: u64) -> c_int {
 /// `from` points to `count` bytes.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nbdkit_async_reply_read(
-    conn: Conn,
+    conn: ConnectionToken,
     number: u64,
     count: u32,
     from: *mut c_void,
@@ -113,9 +113,9 @@ unsafe extern "C" fn nbdkit_async_reply_read(
 
 /// The reply: failed, with this thread's last error.
 #[unsafe(no_mangle)]
-extern "C" fn nbdkit_async_reply_error(conn: Conn, number: u64) -> c_int {
+extern "C" fn nbdkit_async_reply_error(conn: ConnectionToken, number: u64) -> c_int {
     let errno = context::errno();
-    let mut left: Left = context::take_loose();
+    let mut left: CallResults = context::take_loose();
     left.errno = errno;
     let Some(lent) = answered(conn, number) else { return -1 };
     let error = lent.handle.connection.plugin.error(&name_of(lent.kind).to_string_lossy(), &left);
@@ -129,7 +129,7 @@ extern "C" fn nbdkit_async_reply_error(conn: Conn, number: u64) -> c_int {
 /// `text` is null or a C string.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn blockhaul_async_reply_error(
-    conn: Conn,
+    conn: ConnectionToken,
     number: u64,
     error: c_int,
     text: *const c_char,
@@ -138,7 +138,7 @@ unsafe extern "C" fn blockhaul_async_reply_error(
     let text = unsafe { crate::api::text(text) };
     let text = text.map(std::borrow::Cow::into_owned).unwrap_or_default();
     let Some(lent) = answered(conn, number) else { return -1 };
-    let left = Left { error: if error == 0 { libc::EIO } else { error }, errno: 0, text };
+    let left = CallResults { error: if error == 0 { libc::EIO } else { error }, errno: 0, text };
     let error = lent.handle.connection.plugin.error(&name_of(lent.kind).to_string_lossy(), &left);
     lent.finish(Err(error));
     0
@@ -146,7 +146,7 @@ unsafe extern "C" fn blockhaul_async_reply_error(
 
 /// The reply to a read: all zeroes.
 #[unsafe(no_mangle)]
-extern "C" fn blockhaul_async_reply_hole(conn: Conn, number: u64) -> c_int {
+extern "C" fn blockhaul_async_reply_hole(conn: ConnectionToken, number: u64) -> c_int {
     let Some(lent) = answered(conn, number) else { return -1 };
     if lent.kind != OpKind::Read {
         let name = &lent.handle.connection.plugin.name;
@@ -158,7 +158,7 @@ extern "C" fn blockhaul_async_reply_hole(conn: Conn, number: u64) -> c_int {
 }
 
 /// The plugin of an open connection.
-fn plugin_of(conn: Conn) -> Option<Arc<Plugin>> {
+fn plugin_of(conn: ConnectionToken) -> Option<Arc<Plugin>> {
     let table = TABLES.find(conn as u64);
     if table.is_none() {
         context::said("there is no such connection");
@@ -168,13 +168,13 @@ fn plugin_of(conn: Conn) -> Option<Arc<Plugin>> {
 
 /// The limit of lent bytes; 0: none.
 #[unsafe(no_mangle)]
-extern "C" fn blockhaul_async_max_bytes(conn: Conn) -> i64 {
+extern "C" fn blockhaul_async_max_bytes(conn: ConnectionToken) -> i64 {
     plugin_of(conn).map_or(-1, |plugin| clamp(plugin.budget.limit()))
 }
 
 /// Changes the limit.
 #[unsafe(no_mangle)]
-extern "C" fn blockhaul_async_set_max_bytes(conn: Conn, bytes: u64) -> c_int {
+extern "C" fn blockhaul_async_set_max_bytes(conn: ConnectionToken, bytes: u64) -> c_int {
     let Some(plugin) = plugin_of(conn) else { return -1 };
     plugin.budget.set_limit(bytes);
     0
@@ -182,7 +182,7 @@ extern "C" fn blockhaul_async_set_max_bytes(conn: Conn, bytes: u64) -> c_int {
 
 /// Number of lent bytes.
 #[unsafe(no_mangle)]
-extern "C" fn blockhaul_async_bytes(conn: Conn) -> i64 {
+extern "C" fn blockhaul_async_bytes(conn: ConnectionToken) -> i64 {
     plugin_of(conn).map_or(-1, |plugin| clamp(plugin.budget.used()))
 }
 

@@ -10,7 +10,7 @@ use super::zeroes::{NOTHING, ZEROES};
 use crate::abi::{
     CACHE_NATIVE, FLAG_FAST_ZERO, FLAG_FUA, FLAG_MAY_TRIM, FUA_EMULATE, FUA_NATIVE, FUA_NONE,
 };
-use crate::context::{self, Context, said};
+use crate::context::{self, CallContext, said};
 use crate::lists::{ExportList, ExtentList};
 
 /// # Safety
@@ -65,14 +65,14 @@ pub(super) unsafe fn default_export(readonly: c_int, tls: c_int) -> *const c_cha
 }
 
 /// The plugin's open handle, and the context of its callbacks.
-pub(super) struct Bottom {
+pub(super) struct ChainEnd {
     pub(super) handle: Handle,
-    pub(super) context: Arc<Context>,
+    pub(super) context: Arc<CallContext>,
 }
 
-impl Bottom {
+impl ChainEnd {
     /// Opens a handle; the plugin's errors are passed to the caller.
-    pub(super) fn open(context: Arc<Context>, readonly: c_int) -> Option<Bottom> {
+    pub(super) fn open(context: Arc<CallContext>, readonly: c_int) -> Option<ChainEnd> {
         let open = chain().plugin.open.expect("checked when it was loaded");
         // SAFETY: the callback takes a number, on the connection's thread.
         let (handle, number) =
@@ -81,7 +81,7 @@ impl Bottom {
             context::set_error(number);
             return None;
         }
-        Some(Bottom { handle, context })
+        Some(ChainEnd { handle, context })
     }
 
     pub(super) fn close(&self) {

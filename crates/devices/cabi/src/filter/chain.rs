@@ -10,27 +10,27 @@ use std::sync::atomic::{AtomicI32, Ordering};
 use blockhaul_block::{Error, Kind, Result};
 
 use super::abi::{self, Backends, Filter, Release};
-use crate::about::About;
+use crate::about::PluginDescription;
 use crate::api::text;
 use crate::context::{self, said};
-use crate::load::{self, Library};
+use crate::load::{self, SharedObject};
 
 /// A chain; the plugin is the first backend, the outermost filter the last.
-pub(crate) struct Chain {
+pub(crate) struct FilterChain {
     pub(super) plugin: crate::abi::PluginTable,
-    pub(super) backends: Vec<Backend>,
+    pub(super) backends: Vec<ChainBackend>,
     /// The strictest thread model of all.
     model: AtomicI32,
 }
 
 // SAFETY: the raw pointers are strings of shared objects that stay loaded, and functions, which are
 // called according to the chain's thread model.
-unsafe impl Send for Chain {}
+unsafe impl Send for FilterChain {}
 // SAFETY: as above.
-unsafe impl Sync for Chain {}
+unsafe impl Sync for FilterChain {}
 
 /// A plugin or filter in a chain. Filters identify it by its address.
-pub struct Backend {
+pub struct ChainBackend {
     pub(super) index: usize,
     pub(super) name: CString,
     path: PathBuf,
@@ -41,7 +41,7 @@ pub struct Backend {
 }
 
 /// The process's chain.
-static CHAIN: OnceLock<Chain> = OnceLock::new();
+static CHAIN: OnceLock<FilterChain> = OnceLock::new();
 
 /// Loads filters (outermost first) over a plugin, and stores them as the process's chain. `loaded`
 /// is called with each and its name.
@@ -50,21 +50,21 @@ pub(crate) fn set_up(
     name: &str,
     path: &Path,
     filters: &[String],
-    loaded: &mut dyn FnMut(&Library, &str),
-) -> Result<&'static Chain> {
+    loaded: &mut dyn FnMut(&SharedObject, &str),
+) -> Result<&'static FilterChain> {
     let c_name = CString::new(name).map_err(|_| wrong(name, "its name holds a zero byte"))?;
     let path = path.to_path_buf();
     let plugin_backend =
-        Backend { index: 0, name: c_name, path, filter: None, release: Release::New };
+        ChainBackend { index: 0, name: c_name, path, filter: None, release: Release::New };
     let mut backends = vec![plugin_backend];
     for filter in filters.iter().rev() {
         let (backend, library) = open(filter)?;
         loaded(&library, &backend.name());
         library.keep();
         let index = backends.len();
-        backends.push(Backend { index, ..backend });
+        backends.push(ChainBackend { index, ..backend });
     }
-    let chain = Chain { plugin, backends, model: AtomicI32::new(0) };
+    let chain = FilterChain { plugin, backends, model: AtomicI32::new(0) };
     CHAIN.set(chain).map_err(|_| {
         let text = "a process hosts one chain of filters: serve the other one by a process of its own, \
                     [ blockhaul serve … ]";
@@ -111,9 +111,9 @@ pub(crate) fn find(name: &str) -> Result<PathBuf> {
 }
 
 /// Finds and loads a filter by name or path.
-fn open(name: &str) -> Result<(Backend, Library)> {
+fn open(name: &str) -> Result<(ChainBackend, SharedObject)> {
     let path = find(name)?;
-    let library = Library::open_at(&path)?;
+    let library = SharedObject::open_at(&path)?;
     let init = library.symbol(c"filter_init");
     if init.is_null() {
         return Err(wrong(name, "not a filter: it has no filter_init"));
@@ -146,14 +146,14 @@ fn open(name: &str) -> Result<(Backend, Library)> {
     }
     // SAFETY: not null: a C string, the filter's description.
     let c_name = unsafe { CStr::from_ptr(filter.name) }.to_owned();
-    Ok((Backend { index: 0, name: c_name, path, filter: Some(filter), release }, library))
+    Ok((ChainBackend { index: 0, name: c_name, path, filter: Some(filter), release }, library))
 }
 
 /// Loads a filter for its description.
 ///
 /// # Errors
 /// There is no such filter, or it cannot be hosted.
-pub fn about(name: &str) -> Result<About> {
+pub fn about(name: &str) -> Result<PluginDescription> {
     let (backend, library) = open(name)?;
     library.keep();
     let filter = backend.filter.expect("a filter was opened");
@@ -161,7 +161,7 @@ pub fn about(name: &str) -> Result<About> {
         // SAFETY: null or a C string: the filter's description, which stays loaded.
         unsafe { text(pointer) }.map(std::borrow::Cow::into_owned)
     };
-    Ok(About {
+    Ok(PluginDescription {
         what: "filter",
         path: backend.path,
         name: owned(filter.name).unwrap_or_default(),
@@ -179,12 +179,12 @@ pub fn hosts(name: &str) -> bool {
 }
 
 /// The chain; it exists whenever a backend does.
-pub(super) fn chain() -> &'static Chain {
+pub(super) fn chain() -> &'static FilterChain {
     CHAIN.get().expect("the chain was set up before anything of it is called")
 }
 
-impl Chain {
-    pub(super) fn top(&self) -> &'static Backend {
+impl FilterChain {
+    pub(super) fn top(&self) -> &'static ChainBackend {
         chain().backends.last().expect("the plugin is always there")
     }
 
@@ -300,7 +300,7 @@ impl Chain {
     }
 }
 
-impl Backend {
+impl ChainBackend {
     /// The backend below; null below the plugin.
     pub(super) fn next(&self) -> Backends {
         match self.index.checked_sub(1) {
@@ -328,7 +328,7 @@ impl Backend {
 ///
 /// # Safety
 /// `backend` was passed to a filter.
-pub(super) unsafe fn known(backend: Backends) -> &'static Backend {
+pub(super) unsafe fn known(backend: Backends) -> &'static ChainBackend {
     // SAFETY: backends stay where they are for ever.
     unsafe { &*backend.cast() }
 }
@@ -336,7 +336,7 @@ pub(super) unsafe fn known(backend: Backends) -> &'static Backend {
 /// Calls the plugin at the end of the chain, and returns the error number of a failure. The caller
 /// reports the plugin's errors.
 pub(super) fn call_plugin<R>(
-    context: &std::sync::Arc<context::Context>,
+    context: &std::sync::Arc<context::CallContext>,
     name: &'static CStr,
     call: impl FnOnce() -> R,
     failed: impl FnOnce(&R) -> bool,

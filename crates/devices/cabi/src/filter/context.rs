@@ -1,7 +1,7 @@
 //! An open backend: one for each connection and level of the chain. A filter gets a pointer to that
 //! of the backend below, and calls it through the functions in its first field.
 //!
-//! Pointers to [`Open`] come from [`open`] and are valid until [`close`]; whichever side opened it
+//! Pointers to [`OpenBackend`] come from [`open`] and are valid until [`close`]; whichever side opened it
 //! closes it. The chain's thread model limits what a filter may do with one from several threads;
 //! the state stored here is atomic.
 
@@ -11,11 +11,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicI64, AtomicPtr, AtomicU8, Ordering::Relaxed};
 
 use super::abi::{Backends, Handle, Next, NextOps, OpaqueOpen};
-use super::bottom::Bottom;
+use super::bottom::ChainEnd;
 use super::calls;
-use super::chain::{self, Backend, no_handle};
+use super::chain::{self, ChainBackend, no_handle};
 use super::data;
-use crate::context::{self, Context, said};
+use crate::context::{self, CallContext, said};
 
 /// Maximum length of an export's name.
 const NAME_MAX: usize = 4096;
@@ -24,14 +24,14 @@ const UNKNOWN: c_int = -2;
 
 /// An open backend.
 #[repr(C)]
-pub struct Open {
+pub struct OpenBackend {
     /// First, because filters expect it here.
     ops: NextOps,
-    backend: &'static Backend,
+    backend: &'static ChainBackend,
     /// The filter's handle.
     handle: AtomicPtr<std::ffi::c_void>,
     /// The plugin's, at the end of the chain.
-    pub(super) bottom: Option<Bottom>,
+    pub(super) bottom: Option<ChainEnd>,
     /// The open backend below.
     next: AtomicPtr<OpaqueOpen>,
     readonly: bool,
@@ -94,13 +94,13 @@ fn ops() -> NextOps {
 ///
 /// # Safety
 /// `open` came from [`open`] and is not closed yet.
-pub(super) unsafe fn known<'a>(open: Next) -> &'a Open {
+pub(super) unsafe fn known<'a>(open: Next) -> &'a OpenBackend {
     // SAFETY: the caller's promise; it is changed only through atomics.
     unsafe { &*open.cast() }
 }
 
 /// The name of a backend's default export; none: there is none, which was reported.
-fn default_name(backend: &'static Backend, readonly: c_int) -> Option<CString> {
+fn default_name(backend: &'static ChainBackend, readonly: c_int) -> Option<CString> {
     // SAFETY: one of the chain's; returns null or a C string.
     let default = unsafe { calls::default_export(backend.address(), readonly) };
     if default.is_null() {
@@ -141,20 +141,20 @@ pub(super) unsafe fn open(
     let bottom = match backend.filter {
         Some(_) => None,
         None => {
-            let context = Arc::new(Context {
+            let context = Arc::new(CallContext {
                 plugin: backend.name().into(),
                 client: current.as_ref().and_then(|context| context.client.clone()),
                 export: current.is_some().then(|| name.clone()),
                 tls,
                 defaults: current.as_ref().map(|now| now.defaults.clone()).unwrap_or_default(),
                 shutdown: current.as_ref().and_then(|now| now.shutdown.clone()),
-                ..Context::default()
+                ..CallContext::default()
             });
-            let Some(bottom) = Bottom::open(context, readonly) else { return ptr::null_mut() };
+            let Some(bottom) = ChainEnd::open(context, readonly) else { return ptr::null_mut() };
             Some(bottom)
         }
     };
-    let made: Next = Box::into_raw(Box::new(Open {
+    let made: Next = Box::into_raw(Box::new(OpenBackend {
         ops: ops(),
         backend,
         handle: AtomicPtr::new(ptr::null_mut()),
@@ -181,7 +181,7 @@ pub(super) unsafe fn open(
             unsafe { close(next) };
         }
         // SAFETY: made above; the filter no longer uses it.
-        drop(unsafe { Box::from_raw(made.cast::<Open>()) });
+        drop(unsafe { Box::from_raw(made.cast::<OpenBackend>()) });
         return ptr::null_mut();
     }
     own.handle.store(handle, Relaxed);
@@ -191,7 +191,7 @@ pub(super) unsafe fn open(
 /// # Safety
 /// As [`open`]; `made` belongs to `backend`, which is a filter.
 unsafe fn open_filter(
-    backend: &Backend,
+    backend: &ChainBackend,
     made: Next,
     readonly: c_int,
     name: &CString,
@@ -229,7 +229,7 @@ unsafe extern "C" fn open_next(own: Next, readonly: c_int, name: *const c_char) 
 /// `own` came from [`open`]; this is its last use.
 pub(super) unsafe fn close(own: Next) {
     // SAFETY: the caller's promise.
-    let open = unsafe { Box::from_raw(own.cast::<Open>()) };
+    let open = unsafe { Box::from_raw(own.cast::<OpenBackend>()) };
     log::debug!("{}: close", open.backend.name());
     if let Some(bottom) = &open.bottom {
         bottom.close();
@@ -246,8 +246,8 @@ pub(super) unsafe fn close(own: Next) {
     }
 }
 
-impl Open {
-    pub(super) fn backend(&self) -> &'static Backend {
+impl OpenBackend {
+    pub(super) fn backend(&self) -> &'static ChainBackend {
         self.backend
     }
 

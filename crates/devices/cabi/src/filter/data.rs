@@ -5,7 +5,7 @@
 use std::ffi::{c_int, c_void};
 
 use super::abi::{Filter, Next, ZERO_NATIVE};
-use super::context::{self, Open, known};
+use super::context::{self, OpenBackend, known};
 use super::zeroes::{NOTHING, ZEROES};
 use crate::abi::{CACHE_EMULATE, FLAG_FAST_ZERO, FLAG_FUA};
 use crate::lists::ExtentList;
@@ -29,7 +29,7 @@ unsafe fn answer(number: c_int, error: *mut c_int) -> c_int {
 }
 
 /// Whether a range lies within the device; logs an error with its name if not.
-fn checked(open: &Open, what: &str, count: u32, at: u64, flags: u32) -> bool {
+fn checked(open: &OpenBackend, what: &str, count: u32, at: u64, flags: u32) -> bool {
     log::debug!("{}: {what} count={count} offset={at} flags=0x{flags:x}", open.backend().name());
     at.checked_add(count.into()).is_some_and(|end| end <= open.size())
 }

@@ -3,13 +3,13 @@
 use std::ffi::{c_char, c_int, c_void};
 
 use super::abi::Next;
-use super::chain::{Chain, chain};
+use super::chain::{FilterChain, chain};
 use super::{calls, context as open, data};
 use crate::abi::{CACHE_NATIVE, FUA_NATIVE, PluginTable, RawHandle};
 use crate::context;
 
 /// The chain as a plugin: the plugin's description, with our callbacks.
-pub(crate) fn face(inner: &Chain) -> PluginTable {
+pub(crate) fn face(inner: &FilterChain) -> PluginTable {
     PluginTable {
         struct_size: size_of::<PluginTable>() as u64,
         api_version: crate::abi::API_VERSION,

@@ -5,8 +5,8 @@ pub(super) const ZEROES: usize = 1 << 20;
 
 /// The zeroes to write: page-aligned, as the data of all writes is.
 #[repr(align(4096))]
-pub(super) struct Zeroes(pub(super) [u8; ZEROES]);
+pub(super) struct ZeroBuffer(pub(super) [u8; ZEROES]);
 
-pub(super) static NOTHING: Zeroes = Zeroes([0; ZEROES]);
+pub(super) static NOTHING: ZeroBuffer = ZeroBuffer([0; ZEROES]);
 
-const _: () = assert!(align_of::<Zeroes>() == blockhaul_io::ALIGN);
+const _: () = assert!(align_of::<ZeroBuffer>() == blockhaul_io::ALIGN);

@@ -3,39 +3,41 @@
 use std::ffi::{CStr, c_int, c_void};
 use std::sync::Arc;
 
-use blockhaul_block::{Error, Extents, Flags, Kind, Op, Outcome, Pending, Reply, Request, Result};
+use blockhaul_block::{
+    Error, Extents, Kind, Op, Outcome, PendingRequest, Reply, Request, RequestFlags, Result,
+};
 use blockhaul_io::Data;
 
-use super::Handle;
+use super::PluginHandle;
 use crate::abi;
-use crate::context::{self, Left};
+use crate::context::{self, CallResults};
 use crate::lists;
-use crate::overdue::Overdue;
-use crate::sink::Sink;
+use crate::overdue::CallTimeout;
+use crate::sink::DiscardMemory;
 
 /// Maximum length of other calls: lengths have 32 bits, and stay aligned to any block.
 pub(crate) const RANGE_MAX: u64 = 0xffff_0000;
 
-impl Handle {
+impl PluginHandle {
     /// Submits a request to the plugin's blocking callbacks.
-    pub(crate) fn submit(self: &Arc<Handle>, request: Request) -> Pending {
+    pub(crate) fn submit(self: &Arc<PluginHandle>, request: Request) -> PendingRequest {
         let kind = request.kind();
         let at = request.at;
         let len = request.len;
-        let (completer, pending) = Pending::completer();
+        let (completer, pending) = PendingRequest::completer();
         let plugin = self.connection.plugin.clone();
         let lane = self.connection.lane.clone();
         let own = self.clone();
-        let overdue = Overdue::of(&plugin);
+        let overdue = CallTimeout::of(&plugin);
         let timing = overdue.clone();
         lane.run(move || {
-            let outcome = Overdue::during(timing.as_ref(), || own.perform(request));
+            let outcome = CallTimeout::during(timing.as_ref(), || own.perform(request));
             // Before the reply: its receiver may check whether the handle is still open.
             drop(own);
             completer.complete(outcome);
         });
         let Some(overdue) = overdue else { return pending };
-        Pending::start(async move {
+        PendingRequest::start(async move {
             match overdue.wait(pending).await {
                 Ok(outcome) => outcome,
                 Err(stage) => Err(plugin.no_answer(kind, at, len, stage, overdue.limit)),
@@ -72,8 +74,8 @@ impl Handle {
     }
 
     /// Runs a change with the plugin's own FUA, or followed by a flush.
-    fn durably(&self, flags: Flags, change: impl FnOnce(u32) -> Result<()>) -> Outcome {
-        let fua = flags.contains(Flags::FUA);
+    fn durably(&self, flags: RequestFlags, change: impl FnOnce(u32) -> Result<()>) -> Outcome {
+        let fua = flags.contains(RequestFlags::FUA);
         let native = fua && self.fua == abi::FUA_NATIVE;
         change(if native { abi::FLAG_FUA } else { 0 })?;
         if fua && !native {
@@ -83,7 +85,7 @@ impl Handle {
     }
 
     /// Checks the result of a call: 0, or -1 with an error. Other values are reported.
-    fn settle(&self, name: &CStr, result: c_int, left: &Left) -> Result<()> {
+    fn settle(&self, name: &CStr, result: c_int, left: &CallResults) -> Result<()> {
         match result {
             0 => {
                 self.plugin().log_rest(left, 0);
@@ -170,7 +172,7 @@ impl Handle {
         Ok(())
     }
 
-    fn zero(&self, at: u64, len: u64, flags: Flags, fua: u32) -> Result<()> {
+    fn zero(&self, at: u64, len: u64, flags: RequestFlags, fua: u32) -> Result<()> {
         for (at, count) in pieces(at, len, RANGE_MAX) {
             self.zero_piece(at, count, flags, fua)?;
         }
@@ -178,9 +180,9 @@ impl Handle {
     }
 
     /// The plugin's zero, or writes if that is not supported.
-    fn zero_piece(&self, at: u64, count: u32, flags: Flags, fua: u32) -> Result<()> {
-        let fast = flags.contains(Flags::FAST);
-        let may_trim = !flags.contains(Flags::NO_HOLE);
+    fn zero_piece(&self, at: u64, count: u32, flags: RequestFlags, fua: u32) -> Result<()> {
+        let fast = flags.contains(RequestFlags::FAST);
+        let may_trim = !flags.contains(RequestFlags::NO_HOLE);
         if self.native_zero {
             match self.call_zero(at, count, may_trim, fast, fua) {
                 Ok(()) => return Ok(()),
@@ -229,7 +231,8 @@ impl Handle {
         if self.cache == abi::CACHE_EMULATE {
             // In pieces as long as clients' own reads may be.
             let most = u64::from(self.longest).min(len);
-            let sink = usize::try_from(most).map_err(std::io::Error::other).and_then(Sink::new);
+            let sink =
+                usize::try_from(most).map_err(std::io::Error::other).and_then(DiscardMemory::new);
             let sink = sink.map_err(|error| Error::system("no memory to read into", error))?;
             for (at, count) in pieces(at, len, most) {
                 self.read(at, sink.pointer(), count)?;
@@ -247,13 +250,13 @@ impl Handle {
         Ok(())
     }
 
-    fn extents(&self, at: u64, len: u64, flags: Flags) -> Result<Extents> {
+    fn extents(&self, at: u64, len: u64, flags: RequestFlags) -> Result<Extents> {
         let pointer = self.pointer.0;
         let Some(extents) = self.plugin().abi.extents else {
             return Ok(Extents::one(len, 0));
         };
         let count = u32::try_from(len.min(RANGE_MAX)).expect("bounded just here");
-        let one = flags.contains(Flags::ONE_EXTENT);
+        let one = flags.contains(RequestFlags::ONE_EXTENT);
         let mut list = lists::ExtentList::new(at, self.facts.size);
         let out = (&raw mut list).cast();
         // SAFETY: an open handle, on its lane; the list lives through the call.

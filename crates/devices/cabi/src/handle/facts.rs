@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use blockhaul_block::{BASE_ALLOCATION, BlockSizes, Can, Error, Facts, Kind, Result, ThreadModel};
 
-use super::{Handle, TRANSFER_MAX};
+use super::{PluginHandle, TRANSFER_MAX};
 use crate::abi::{self, Ask};
 use crate::context;
 
-impl Handle {
+impl PluginHandle {
     /// A query that returns -1, or a number from 0 on.
     fn ask(&self, name: &'static CStr, callback: Option<Ask>, otherwise: c_int) -> Result<c_int> {
         let Some(callback) = callback else { return Ok(otherwise) };

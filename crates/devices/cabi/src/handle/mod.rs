@@ -10,8 +10,8 @@ use std::sync::{Arc, OnceLock};
 use blockhaul_block::{Error, Facts, Kind, Result};
 
 use crate::abi;
-use crate::connection::Connection;
-use crate::context::{self, Context};
+use crate::connection::PluginConnection;
+use crate::context::{self, CallContext};
 use crate::plugin::Plugin;
 
 pub(crate) use self::calls::{RANGE_MAX, aligned};
@@ -19,9 +19,9 @@ pub(crate) use self::calls::{RANGE_MAX, aligned};
 /// Maximum read or write passed to plugins: nbdkit's limit, which plugins may rely on.
 const TRANSFER_MAX: u32 = 64 << 20;
 /// An open handle. Closed, on its lane, when dropped.
-pub(crate) struct Handle {
-    pub(crate) connection: Arc<Connection>,
-    pub(crate) context: Arc<Context>,
+pub(crate) struct PluginHandle {
+    pub(crate) connection: Arc<PluginConnection>,
+    pub(crate) context: Arc<CallContext>,
     pub(crate) pointer: HandlePointer,
     pub(crate) facts: Arc<Facts>,
     /// Whether `zero` may be called at all.
@@ -31,11 +31,11 @@ pub(crate) struct Handle {
     /// Maximum read or write passed to the plugin.
     longest: u32,
     /// The `conn` of an asynchronous plugin.
-    pub(crate) token: OnceLock<Token>,
+    pub(crate) token: OnceLock<HandleToken>,
 }
 
 /// A number for a handle, and the function that removes it when the handle is closed.
-pub(crate) struct Token {
+pub(crate) struct HandleToken {
     pub(crate) number: u64,
     pub(crate) forget: fn(u64),
 }
@@ -49,13 +49,13 @@ unsafe impl Send for HandlePointer {}
 // SAFETY: as above.
 unsafe impl Sync for HandlePointer {}
 
-impl Handle {
+impl PluginHandle {
     /// Opens a handle and makes all queries once.
     pub(crate) fn open(
-        connection: Arc<Connection>,
+        connection: Arc<PluginConnection>,
         name: CString,
         tls: bool,
-    ) -> Result<Arc<Handle>> {
+    ) -> Result<Arc<PluginHandle>> {
         let plugin = &connection.plugin;
         let shown = if name.is_empty() {
             format!("nbdkit:{}", plugin.name)
@@ -75,7 +75,7 @@ impl Handle {
                 plugin.error("open", &left)
             });
         }
-        let mut handle = Handle {
+        let mut handle = PluginHandle {
             context,
             pointer: HandlePointer(pointer),
             facts: Arc::new(Facts::new(shown, 0)),
@@ -101,7 +101,7 @@ impl Handle {
     }
 }
 
-impl Drop for Handle {
+impl Drop for PluginHandle {
     fn drop(&mut self) {
         if let Some(token) = self.token.get() {
             (token.forget)(token.number);

@@ -3,11 +3,11 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar};
 
-use blockhaul_block::{Error, Flags, Kind, OpKind, Reply, Request};
+use blockhaul_block::{Error, Kind, OpKind, Reply, Request, RequestFlags};
 
-use super::connection::{Blocking, Finished, Mine};
-use super::stop::{GoOn, Stop};
-use crate::device::{Message, Payload};
+use super::connection::{BlockingConnection, CompleteReply, OwnRequest};
+use super::stop::{CallStop, ContinueCallback};
+use crate::device::{RequestMessage, RequestPayload};
 
 /// Bytes of a part of a long read or write, unless the server accepts less.
 const PART: u64 = 8 << 20;
@@ -18,8 +18,8 @@ const PARTS: usize = 4;
 const SHARE: u64 = 256 << 10;
 
 /// A read that has begun.
-pub struct Reading<'a> {
-    blocking: &'a Blocking,
+pub struct BlockingRead<'a> {
+    blocking: &'a BlockingConnection,
     owner: Arc<Condvar>,
     at: u64,
     len: u64,
@@ -31,23 +31,28 @@ pub struct Reading<'a> {
     part: usize,
 }
 
-impl Blocking {
+impl BlockingConnection {
     /// Whether this request can be sent as it is: the server offers it, and it complies with its block
     /// sizes. Reads and writes may be longer than one request.
-    pub fn takes(&self, kind: OpKind, at: u64, len: u64, flags: Flags) -> bool {
+    pub fn takes(&self, kind: OpKind, at: u64, len: u64, flags: RequestFlags) -> bool {
         self.export.takes(kind, at, len, flags)
     }
 
-    /// Begins to read `len` bytes at `at`; [`Blocking::takes`] has said that it is possible.
+    /// Begins to read `len` bytes at `at`; [`BlockingConnection::takes`] has said that it is possible.
     ///
     /// # Errors
-    /// As [`Reading::finish`].
-    pub fn start_read(&self, at: u64, len: u64, go_on: GoOn<'_>) -> Result<Reading<'_>, Stop> {
+    /// As [`BlockingRead::finish`].
+    pub fn start_read(
+        &self,
+        at: u64,
+        len: u64,
+        go_on: ContinueCallback<'_>,
+    ) -> Result<BlockingRead<'_>, CallStop> {
         let owner = Arc::new(Condvar::new());
         let blocking = self;
         let started = VecDeque::new();
         let part = self.part_of(len);
-        let mut reading = Reading { blocking, owner, at, len, started, asked: 0, part };
+        let mut reading = BlockingRead { blocking, owner, at, len, started, asked: 0, part };
         reading.ask(0, go_on)?;
         Ok(reading)
     }
@@ -55,8 +60,14 @@ impl Blocking {
     /// Writes `data` at `at`.
     ///
     /// # Errors
-    /// [`Stop::Failed`] with the error of the server or of the connection; the other kinds of [`Stop`].
-    pub fn write(&self, at: u64, data: &[u8], flags: Flags, go_on: GoOn<'_>) -> Result<(), Stop> {
+    /// [`CallStop::Failed`] with the error of the server or of the connection; the other kinds of [`CallStop`].
+    pub fn write(
+        &self,
+        at: u64,
+        data: &[u8],
+        flags: RequestFlags,
+        go_on: ContinueCallback<'_>,
+    ) -> Result<(), CallStop> {
         let owner = Arc::new(Condvar::new());
         let mut parts = data.chunks(self.part());
         let mut mine = VecDeque::new();
@@ -66,7 +77,7 @@ impl Blocking {
             let more = failed.is_none() && mine.len() < PARTS;
             if let Some(part) = more.then(|| parts.next()).flatten() {
                 match self.start_write(&owner, next, part, (flags, &mut *go_on)) {
-                    Ok(cookie) => mine.push_back(Mine { cookie, into: &mut [] }),
+                    Ok(cookie) => mine.push_back(OwnRequest { cookie, into: &mut [] }),
                     Err(stop) => break Err(stop),
                 }
                 next = next.saturating_add(part.len() as u64);
@@ -91,29 +102,33 @@ impl Blocking {
         owner: &Arc<Condvar>,
         at: u64,
         data: &[u8],
-        (flags, go_on): (Flags, GoOn<'_>),
-    ) -> Result<u64, Stop> {
-        let message = Message::new(OpKind::Write, at, data.len() as u64, flags);
+        (flags, go_on): (RequestFlags, ContinueCallback<'_>),
+    ) -> Result<u64, CallStop> {
+        let message = RequestMessage::new(OpKind::Write, at, data.len() as u64, flags);
         self.start(owner, message, data, go_on)
     }
 
     /// Carries out a request that is neither a read nor a write.
     ///
     /// # Errors
-    /// As [`Blocking::write`].
-    pub fn request(&self, request: Request, go_on: GoOn<'_>) -> Result<Reply, Stop> {
+    /// As [`BlockingConnection::write`].
+    pub fn request(
+        &self,
+        request: Request,
+        go_on: ContinueCallback<'_>,
+    ) -> Result<Reply, CallStop> {
         let mut message = self.export.message(request);
-        let bytes = match std::mem::replace(&mut message.payload, Payload::None) {
-            Payload::None => Vec::new(),
-            Payload::Bytes(bytes) => bytes,
-            Payload::Data(_) => {
+        let bytes = match std::mem::replace(&mut message.payload, RequestPayload::None) {
+            RequestPayload::None => Vec::new(),
+            RequestPayload::Bytes(bytes) => bytes,
+            RequestPayload::Data(_) => {
                 let text = "a write has a method of its own";
                 return Err(Error::new(Kind::Invalid, text).into());
             }
         };
         let owner = Arc::new(Condvar::new());
         let cookie = self.start(&owner, message, &bytes, &mut *go_on)?;
-        let mut mine = VecDeque::from([Mine { cookie, into: &mut [] }]);
+        let mut mine = VecDeque::from([OwnRequest { cookie, into: &mut [] }]);
         match self.receive(&owner, &mut mine, go_on) {
             Ok((_, finished)) => Ok(self.finish(finished)?),
             Err(stop) => {
@@ -124,7 +139,7 @@ impl Blocking {
     }
 
     /// The outcome of a reply that is complete, with the name of the device and the place in errors.
-    fn finish(&self, finished: Finished) -> Result<Reply, Error> {
+    fn finish(&self, finished: CompleteReply) -> Result<Reply, Error> {
         let facts = finished.slot.facts;
         facts.outcome(finished.result).map_err(|error| {
             if error.kind() == Kind::ShuttingDown {
@@ -135,7 +150,7 @@ impl Blocking {
     }
 
     /// A read is complete: the bytes that another thread has received go to their place.
-    fn finish_read(&self, mine: Mine<'_>, finished: Finished) -> Result<(), Error> {
+    fn finish_read(&self, mine: OwnRequest<'_>, finished: CompleteReply) -> Result<(), Error> {
         if let Some(stored) = &finished.slot.stored {
             mine.into.copy_from_slice(stored);
         }
@@ -160,9 +175,9 @@ impl Blocking {
     }
 }
 
-impl Reading<'_> {
+impl BlockingRead<'_> {
     /// Sends requests, as many as may be in flight; `flying` are already.
-    fn ask(&mut self, flying: usize, go_on: GoOn<'_>) -> Result<(), Stop> {
+    fn ask(&mut self, flying: usize, go_on: ContinueCallback<'_>) -> Result<(), CallStop> {
         let mut requests = Vec::new();
         let mut lengths = Vec::new();
         let mut asked = self.asked;
@@ -170,7 +185,7 @@ impl Reading<'_> {
             let at = self.at.saturating_add(asked);
             let left = self.len - asked;
             let len = usize::try_from(left).unwrap_or(usize::MAX).min(self.part);
-            requests.push(Message::new(OpKind::Read, at, len as u64, Flags::empty()));
+            requests.push(RequestMessage::new(OpKind::Read, at, len as u64, RequestFlags::empty()));
             lengths.push(len);
             asked += len as u64;
         }
@@ -186,8 +201,8 @@ impl Reading<'_> {
     /// Receives the bytes, and sends the rest of the requests. `into` has the length that was asked for.
     ///
     /// # Errors
-    /// As [`Blocking::write`]; what `into` contains is then undefined.
-    pub fn finish(mut self, into: &mut [u8], go_on: GoOn<'_>) -> Result<(), Stop> {
+    /// As [`BlockingConnection::write`]; what `into` contains is then undefined.
+    pub fn finish(mut self, into: &mut [u8], go_on: ContinueCallback<'_>) -> Result<(), CallStop> {
         if into.len() as u64 != self.len {
             return Err(Error::new(Kind::Invalid, "the memory has another length").into());
         }
@@ -200,16 +215,16 @@ impl Reading<'_> {
     fn receive_all<'b>(
         &mut self,
         into: &'b mut [u8],
-        mine: &mut VecDeque<Mine<'b>>,
-        go_on: GoOn<'_>,
-    ) -> Result<(), Stop> {
+        mine: &mut VecDeque<OwnRequest<'b>>,
+        go_on: ContinueCallback<'_>,
+    ) -> Result<(), CallStop> {
         let mut rest = into;
         let mut failed = None;
         loop {
             for (cookie, len) in self.started.drain(..) {
                 // The lengths together are at most that of the whole.
                 let (into, after) = std::mem::take(&mut rest).split_at_mut(len);
-                mine.push_back(Mine { cookie, into });
+                mine.push_back(OwnRequest { cookie, into });
                 rest = after;
             }
             if mine.is_empty() {
@@ -226,7 +241,7 @@ impl Reading<'_> {
     }
 }
 
-impl Drop for Reading<'_> {
+impl Drop for BlockingRead<'_> {
     fn drop(&mut self) {
         self.blocking.abandon(self.started.iter().map(|started| started.0));
     }

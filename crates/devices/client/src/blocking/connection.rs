@@ -10,28 +10,28 @@ use blockhaul_io::Stream;
 use blockhaul_wire::status::StatusPayload;
 use blockhaul_wire::transmission::{ReplyError, Transmission};
 
-use super::receiver::{Receiver, Socket};
-use super::stop::{GoOn, Stop};
-use crate::device::{self, Export};
-use crate::link::Link;
-use crate::polled::Polled;
+use super::receiver::{Receiver, TimedSocket};
+use super::stop::{CallStop, ContinueCallback};
+use crate::device::{self, ExportProperties};
+use crate::link::HandshakeLink;
+use crate::polled::PolledConnection;
 use crate::reply::RequestFacts;
 use crate::traffic::Traffic;
 
 /// A connection in transmission, for threads that wait.
-pub struct Blocking {
-    pub(super) export: Arc<Export>,
+pub struct BlockingConnection {
+    pub(super) export: Arc<ExportProperties>,
     pub(super) traffic: Arc<Traffic>,
-    pub(super) socket: Socket,
+    pub(super) socket: TimedSocket,
     /// The rest of a request whose sender went away: it goes before all others.
     pub(super) sending: Mutex<Vec<u8>>,
-    pub(super) state: Mutex<State>,
+    pub(super) state: Mutex<BlockingConnectionState>,
 }
 
-pub(super) struct State {
-    pub(super) transmission: Transmission<Slot>,
+pub(super) struct BlockingConnectionState {
+    pub(super) transmission: Transmission<BlockingRequest>,
     /// Complete replies whose threads have not taken them yet.
-    pub(super) finished: Vec<Finished>,
+    pub(super) finished: Vec<CompleteReply>,
     /// Nothing while a thread receives.
     pub(super) receiver: Option<Receiver>,
     /// Threads that wait until somebody else has received something.
@@ -43,7 +43,7 @@ pub(super) struct State {
 }
 
 /// A request in flight.
-pub(super) struct Slot {
+pub(super) struct BlockingRequest {
     pub(super) facts: RequestFacts,
     pub(super) owner: Arc<Condvar>,
     /// The bytes of a read, if another thread has received them.
@@ -53,40 +53,44 @@ pub(super) struct Slot {
 }
 
 /// A request with its complete reply.
-pub(super) struct Finished {
+pub(super) struct CompleteReply {
     pub(super) cookie: u64,
-    pub(super) slot: Slot,
+    pub(super) slot: BlockingRequest,
     pub(super) result: Result<Vec<StatusPayload>, ReplyError>,
 }
 
 /// A request of the thread that waits, and where its bytes go.
-pub(super) struct Mine<'a> {
+pub(super) struct OwnRequest<'a> {
     pub(super) cookie: u64,
     pub(super) into: &'a mut [u8],
 }
 
-/// What remains of a [`Blocking`]: a worker can go on with the connection.
-pub struct Retired {
+/// What remains of a [`BlockingConnection`]: a worker can go on with the connection.
+pub struct ConnectionHandover {
     socket: OwnedFd,
-    export: Arc<Export>,
+    export: Arc<ExportProperties>,
     traffic: Arc<Traffic>,
     timeout: Duration,
 }
 
-impl Blocking {
+impl BlockingConnection {
     /// A connection whose handshake is over. `timeout`: time without a byte, with requests in flight, after
     /// which it is dropped; zero: none.
     ///
     /// # Errors
     /// If the socket cannot be used, or the server has sent more than the handshake.
-    pub(crate) fn new(link: &Link, export: Arc<Export>, timeout: Duration) -> Result<Blocking> {
+    pub(crate) fn new(
+        link: &HandshakeLink,
+        export: Arc<ExportProperties>,
+        timeout: Duration,
+    ) -> Result<BlockingConnection> {
         export.check()?;
         if !link.window.bytes().is_empty() {
             return Err(crate::reply::violation("bytes after the handshake"));
         }
-        let socket = Socket::new(&link.stream, timeout);
+        let socket = TimedSocket::new(&link.stream, timeout);
         let socket = socket.map_err(|error| Error::system("cannot use the socket", error))?;
-        let state = State {
+        let state = BlockingConnectionState {
             transmission: Transmission::new(export.headers, export.replies),
             finished: Vec::new(),
             receiver: Some(Receiver::new()),
@@ -96,7 +100,7 @@ impl Blocking {
             retired: false,
         };
         let traffic = link.traffic.clone();
-        Ok(Blocking {
+        Ok(BlockingConnection {
             export,
             traffic,
             socket,
@@ -110,14 +114,14 @@ impl Blocking {
         self.export.facts.clone()
     }
 
-    /// Takes the connection away, after the requests in flight: later ones fail with [`Stop::Retired`].
+    /// Takes the connection away, after the requests in flight: later ones fail with [`CallStop::Retired`].
     ///
     /// # Errors
-    /// [`Stop::Retired`] if somebody else has done so.
-    pub fn retire(&self, go_on: GoOn<'_>) -> Result<Retired, Stop> {
+    /// [`CallStop::Retired`] if somebody else has done so.
+    pub fn retire(&self, go_on: ContinueCallback<'_>) -> Result<ConnectionHandover, CallStop> {
         let before = std::mem::replace(&mut self.lock().retired, true);
         if before {
-            return Err(Stop::Retired);
+            return Err(CallStop::Retired);
         }
         let retired = self.drained(go_on).and_then(|()| {
             let socket = self.socket.released();
@@ -128,7 +132,7 @@ impl Blocking {
                 let export = self.export.clone();
                 let traffic = self.traffic.clone();
                 let timeout = self.socket.timeout;
-                Ok(Retired { socket, export, traffic, timeout })
+                Ok(ConnectionHandover { socket, export, traffic, timeout })
             }
             Err(stop) => {
                 self.lock().retired = false;
@@ -137,7 +141,7 @@ impl Blocking {
         }
     }
 
-    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, BlockingConnectionState> {
         self.state.lock().expect("no panic under this lock")
     }
 
@@ -156,7 +160,7 @@ impl Blocking {
     }
 }
 
-impl Drop for Blocking {
+impl Drop for BlockingConnection {
     fn drop(&mut self) {
         let state = self.lock();
         let unusable = state.retired || state.broken.is_some();
@@ -167,20 +171,20 @@ impl Drop for Blocking {
     }
 }
 
-impl Retired {
+impl ConnectionHandover {
     /// A connection on which nothing is in flight; its socket does not wait.
     pub(crate) fn new(
         socket: OwnedFd,
-        export: Arc<Export>,
+        export: Arc<ExportProperties>,
         traffic: Arc<Traffic>,
         timeout: Duration,
-    ) -> Retired {
-        Retired { socket, export, traffic, timeout }
+    ) -> ConnectionHandover {
+        ConnectionHandover { socket, export, traffic, timeout }
     }
 
     /// The connection for an event loop.
-    pub fn polled<T>(self) -> Polled<T> {
-        Polled::new(self.socket, self.export, self.traffic, self.timeout)
+    pub fn polled<T>(self) -> PolledConnection<T> {
+        PolledConnection::new(self.socket, self.export, self.traffic, self.timeout)
     }
 
     /// The connection as a device; its tasks run on this worker.
@@ -190,6 +194,6 @@ impl Retired {
     pub fn device(self) -> Result<Arc<dyn Device>> {
         let stream = Stream::new(self.socket);
         let stream = stream.map_err(|error| Error::system("cannot use the socket", error))?;
-        Ok(device::over(Link::going_on(stream, self.traffic), self.export, self.timeout))
+        Ok(device::over(HandshakeLink::going_on(stream, self.traffic), self.export, self.timeout))
     }
 }

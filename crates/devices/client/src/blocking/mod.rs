@@ -16,6 +16,6 @@ mod replies;
 mod sending;
 mod stop;
 
-pub use self::calls::Reading;
-pub use self::connection::{Blocking, Retired};
-pub use self::stop::{GoOn, LOOK, Stop};
+pub use self::calls::BlockingRead;
+pub use self::connection::{BlockingConnection, ConnectionHandover};
+pub use self::stop::{CallStop, ContinueCallback, LOOK};

@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{RecvAncillaryBuffer, RecvFlags, Shutdown, recvmsg};
 
-use super::stop::{GoOn, LOOK, Stop};
+use super::stop::{CallStop, ContinueCallback, LOOK};
 use crate::socket::{closed, cut_off, lost, send_now, silence};
 
 /// Bytes received at once besides the payload of a read: some small replies. The bytes of a payload among
@@ -19,17 +19,17 @@ use crate::socket::{closed, cut_off, lost, send_now, silence};
 const WINDOW: usize = 32 << 10;
 
 /// A socket whose receives wait, for at most [`LOOK`], and whose sends do not.
-pub(super) struct Socket {
+pub(super) struct TimedSocket {
     fd: OwnedFd,
     pub(super) timeout: Duration,
 }
 
-impl Socket {
-    pub(super) fn new(stream: &Stream, timeout: Duration) -> io::Result<Socket> {
+impl TimedSocket {
+    pub(super) fn new(stream: &Stream, timeout: Duration) -> io::Result<TimedSocket> {
         let fd = stream.as_fd().try_clone_to_owned()?;
         rustix::io::ioctl_fionbio(&fd, false)?;
         set_socket_timeout(&fd, Timeout::Recv, Some(LOOK))?;
-        Ok(Socket { fd, timeout })
+        Ok(TimedSocket { fd, timeout })
     }
 
     /// The socket as it was before.
@@ -48,8 +48,12 @@ impl Socket {
     ///
     /// # Errors
     /// Also if nothing comes in time.
-    fn recv(&self, bufs: &mut [IoSliceMut<'_>], go_on: GoOn<'_>) -> Result<usize, Stop> {
-        let mut patience = Patience::new(self.timeout);
+    fn recv(
+        &self,
+        bufs: &mut [IoSliceMut<'_>],
+        go_on: ContinueCallback<'_>,
+    ) -> Result<usize, CallStop> {
+        let mut patience = SilenceTimer::new(self.timeout);
         loop {
             let mut control = RecvAncillaryBuffer::default();
             match recvmsg(&self.fd, bufs, &mut control, RecvFlags::empty()) {
@@ -59,7 +63,7 @@ impl Socket {
                 Err(error) => return Err(lost("cannot receive", error.into()).into()),
             }
             if !go_on() {
-                return Err(Stop::Interrupted);
+                return Err(CallStop::Interrupted);
             }
         }
     }
@@ -84,14 +88,14 @@ impl Socket {
 }
 
 /// Time without a byte.
-pub(super) struct Patience {
+pub(super) struct SilenceTimer {
     timeout: Duration,
     since: Option<Instant>,
 }
 
-impl Patience {
-    pub(super) fn new(timeout: Duration) -> Patience {
-        Patience { timeout, since: None }
+impl SilenceTimer {
+    pub(super) fn new(timeout: Duration) -> SilenceTimer {
+        SilenceTimer { timeout, since: None }
     }
 
     /// Nothing has moved for about [`LOOK`], or since the last call.
@@ -132,10 +136,10 @@ impl Receiver {
     /// connection `between` messages.
     pub(super) fn fill(
         &mut self,
-        socket: &Socket,
+        socket: &TimedSocket,
         between: bool,
-        go_on: GoOn<'_>,
-    ) -> Result<(), Stop> {
+        go_on: ContinueCallback<'_>,
+    ) -> Result<(), CallStop> {
         self.window.copy_within(self.start..self.end, 0);
         (self.start, self.end) = (0, self.end - self.start);
         let room = &mut self.window[self.end..];
@@ -152,10 +156,10 @@ impl Receiver {
     /// Receives at least one byte of a payload; returns the number of bytes.
     pub(super) fn payload(
         &mut self,
-        socket: &Socket,
+        socket: &TimedSocket,
         into: &mut [u8],
-        go_on: GoOn<'_>,
-    ) -> Result<usize, Stop> {
+        go_on: ContinueCallback<'_>,
+    ) -> Result<usize, CallStop> {
         let here = self.bytes().len().min(into.len());
         if here > 0 {
             into[..here].copy_from_slice(&self.bytes()[..here]);
@@ -177,10 +181,10 @@ impl Receiver {
     /// The same for a payload of `len` bytes that nobody needs.
     pub(super) fn skip(
         &mut self,
-        socket: &Socket,
+        socket: &TimedSocket,
         len: u64,
-        go_on: GoOn<'_>,
-    ) -> Result<usize, Stop> {
+        go_on: ContinueCallback<'_>,
+    ) -> Result<usize, CallStop> {
         if self.bytes().is_empty() {
             self.fill(socket, false, go_on)?;
         }

@@ -4,25 +4,25 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, MutexGuard};
 use std::time::Duration;
 
-use blockhaul_wire::transmission::{Event, ReadRange, Received};
+use blockhaul_wire::transmission::{ReadRange, ReceiveResult, TransmissionEvent};
 
-use super::connection::{Blocking, Finished, Mine, State};
+use super::connection::{BlockingConnection, BlockingConnectionState, CompleteReply, OwnRequest};
 use super::receiver::Receiver;
-use super::stop::{GoOn, LOOK, Stop};
+use super::stop::{CallStop, ContinueCallback, LOOK};
 use crate::reply::wrong;
 
 /// Pause of a thread that waits until others have taken their replies.
 const PAUSE: Duration = Duration::from_millis(5);
 
 /// The right to receive. It goes to the next thread when it is dropped.
-pub(super) struct Turn<'a> {
-    blocking: &'a Blocking,
+pub(super) struct ReceiveTurn<'a> {
+    blocking: &'a BlockingConnection,
     receiver: Option<Receiver>,
 }
 
-impl<'a> Turn<'a> {
-    pub(super) fn new(blocking: &'a Blocking, receiver: Receiver) -> Turn<'a> {
-        Turn { blocking, receiver: Some(receiver) }
+impl<'a> ReceiveTurn<'a> {
+    pub(super) fn new(blocking: &'a BlockingConnection, receiver: Receiver) -> ReceiveTurn<'a> {
+        ReceiveTurn { blocking, receiver: Some(receiver) }
     }
 
     pub(super) fn receiver(&mut self) -> &mut Receiver {
@@ -30,7 +30,7 @@ impl<'a> Turn<'a> {
     }
 }
 
-impl Drop for Turn<'_> {
+impl Drop for ReceiveTurn<'_> {
     fn drop(&mut self) {
         let mut state = self.blocking.lock();
         state.receiver = self.receiver.take();
@@ -42,10 +42,13 @@ impl Drop for Turn<'_> {
     }
 }
 
-impl State {
+impl BlockingConnectionState {
     /// The first of these requests whose reply is complete.
-    fn take_finished<'a>(&mut self, mine: &mut VecDeque<Mine<'a>>) -> Option<(Mine<'a>, Finished)> {
-        let place = |mine: &Mine<'_>| {
+    fn take_finished<'a>(
+        &mut self,
+        mine: &mut VecDeque<OwnRequest<'a>>,
+    ) -> Option<(OwnRequest<'a>, CompleteReply)> {
+        let place = |mine: &OwnRequest<'_>| {
             self.finished.iter().position(|finished| finished.cookie == mine.cookie)
         };
         let (index, at) =
@@ -54,7 +57,7 @@ impl State {
     }
 
     /// A request has its complete reply.
-    fn finish(&mut self, finished: Finished, is_mine: bool) {
+    fn finish(&mut self, finished: CompleteReply, is_mine: bool) {
         if finished.slot.abandoned {
             return;
         }
@@ -65,14 +68,14 @@ impl State {
     }
 }
 
-impl Blocking {
+impl BlockingConnection {
     /// Waits until one of these requests is complete; the other threads' replies are taken in, too.
     pub(super) fn receive<'a>(
         &self,
         owner: &Arc<Condvar>,
-        mine: &mut VecDeque<Mine<'a>>,
-        go_on: GoOn<'_>,
-    ) -> Result<(Mine<'a>, Finished), Stop> {
+        mine: &mut VecDeque<OwnRequest<'a>>,
+        go_on: ContinueCallback<'_>,
+    ) -> Result<(OwnRequest<'a>, CompleteReply), CallStop> {
         let mut state = self.lock();
         loop {
             if let Some(finished) = state.take_finished(mine) {
@@ -83,7 +86,7 @@ impl Blocking {
             }
             if let Some(receiver) = state.receiver.take() {
                 drop(state);
-                self.messages(&mut Turn::new(self, receiver), mine, go_on)?;
+                self.messages(&mut ReceiveTurn::new(self, receiver), mine, go_on)?;
                 state = self.lock();
                 continue;
             }
@@ -94,7 +97,7 @@ impl Blocking {
             if waited.1.timed_out() {
                 drop(state);
                 if !go_on() {
-                    return Err(Stop::Interrupted);
+                    return Err(CallStop::Interrupted);
                 }
                 state = self.lock();
             }
@@ -104,10 +107,10 @@ impl Blocking {
     /// Processes messages until one of these requests is complete.
     fn messages(
         &self,
-        turn: &mut Turn<'_>,
-        mine: &mut VecDeque<Mine<'_>>,
-        go_on: GoOn<'_>,
-    ) -> Result<(), Stop> {
+        turn: &mut ReceiveTurn<'_>,
+        mine: &mut VecDeque<OwnRequest<'_>>,
+        go_on: ContinueCallback<'_>,
+    ) -> Result<(), CallStop> {
         loop {
             let ended = self.message(turn.receiver(), mine, go_on)?;
             if ended.is_some_and(|cookie| mine.iter().any(|mine| mine.cookie == cookie)) {
@@ -120,11 +123,11 @@ impl Blocking {
     pub(super) fn message(
         &self,
         receiver: &mut Receiver,
-        mine: &mut VecDeque<Mine<'_>>,
-        go_on: GoOn<'_>,
-    ) -> Result<Option<u64>, Stop> {
+        mine: &mut VecDeque<OwnRequest<'_>>,
+        go_on: ContinueCallback<'_>,
+    ) -> Result<Option<u64>, CallStop> {
         let received = self.event(receiver, mine, go_on);
-        if let Err(Stop::Failed(error)) = &received {
+        if let Err(CallStop::Failed(error)) = &received {
             self.break_off(error);
         }
         received
@@ -133,32 +136,33 @@ impl Blocking {
     fn event(
         &self,
         receiver: &mut Receiver,
-        mine: &mut VecDeque<Mine<'_>>,
-        go_on: GoOn<'_>,
-    ) -> Result<Option<u64>, Stop> {
+        mine: &mut VecDeque<OwnRequest<'_>>,
+        go_on: ContinueCallback<'_>,
+    ) -> Result<Option<u64>, CallStop> {
         loop {
             let mut state = self.lock();
             let received = state.transmission.receive(receiver.bytes());
-            let Received { used, messages, event } = received.map_err(|error| wrong(&error))?;
+            let ReceiveResult { used, messages, event } =
+                received.map_err(|error| wrong(&error))?;
             receiver.consume(used);
             self.traffic.received(used, messages);
             match event {
-                Event::NeedMore | Event::Contents(_) => {
+                TransmissionEvent::NeedMore | TransmissionEvent::Contents(_) => {
                     let between = state.transmission.is_between_messages();
                     drop(state);
                     receiver.fill(&self.socket, between, &mut *go_on)?;
                 }
-                Event::Payload(range) => {
+                TransmissionEvent::Payload(range) => {
                     self.payload(state, receiver, (range, mine), go_on)?;
                     return Ok(None);
                 }
-                Event::Hole(range) => {
+                TransmissionEvent::Hole(range) => {
                     self.to_place(state, range, mine, |place| place.map(|into| into.fill(0)));
                     return Ok(None);
                 }
-                Event::End { cookie, request: slot, result } => {
+                TransmissionEvent::End { cookie, request: slot, result } => {
                     let is_mine = mine.iter().any(|mine| mine.cookie == cookie);
-                    state.finish(Finished { cookie, slot, result }, is_mine);
+                    state.finish(CompleteReply { cookie, slot, result }, is_mine);
                     return Ok(Some(cookie));
                 }
             }
@@ -168,11 +172,11 @@ impl Blocking {
     /// Receives bytes of a payload.
     fn payload(
         &self,
-        state: MutexGuard<'_, State>,
+        state: MutexGuard<'_, BlockingConnectionState>,
         receiver: &mut Receiver,
-        (range, mine): (ReadRange, &mut VecDeque<Mine<'_>>),
-        go_on: GoOn<'_>,
-    ) -> Result<(), Stop> {
+        (range, mine): (ReadRange, &mut VecDeque<OwnRequest<'_>>),
+        go_on: ContinueCallback<'_>,
+    ) -> Result<(), CallStop> {
         let received = self.to_place(state, range, mine, |place| match place {
             Some(into) => receiver.payload(&self.socket, into, go_on),
             None => receiver.skip(&self.socket, range.len, go_on),
@@ -185,9 +189,9 @@ impl Blocking {
     /// Calls `fill` with the memory for this range of a read, which is nowhere if nobody waits for it.
     fn to_place<R>(
         &self,
-        mut state: MutexGuard<'_, State>,
+        mut state: MutexGuard<'_, BlockingConnectionState>,
         range: ReadRange,
-        mine: &mut VecDeque<Mine<'_>>,
+        mine: &mut VecDeque<OwnRequest<'_>>,
         fill: impl FnOnce(Option<&mut [u8]>) -> R,
     ) -> R {
         let span = range.at as usize..(range.at + range.len) as usize;
@@ -224,7 +228,7 @@ impl Blocking {
     }
 
     /// Waits until nothing is in flight and nothing is left to send.
-    pub(super) fn drained(&self, go_on: GoOn<'_>) -> Result<(), Stop> {
+    pub(super) fn drained(&self, go_on: ContinueCallback<'_>) -> Result<(), CallStop> {
         self.send(&[], &[], go_on).map_err(|(stop, _)| stop)?;
         loop {
             let mut state = self.lock();
@@ -239,7 +243,7 @@ impl Blocking {
                 std::thread::sleep(PAUSE);
                 continue;
             };
-            let mut turn = Turn::new(self, receiver);
+            let mut turn = ReceiveTurn::new(self, receiver);
             match (waits || !turn.receiver().bytes().is_empty(), idle) {
                 (true, _) => drop(self.message(turn.receiver(), &mut VecDeque::new(), go_on)?),
                 (false, true) => return Ok(()),

@@ -7,25 +7,25 @@ use std::time::Duration;
 
 use blockhaul_wire::HeaderBytes;
 
-use super::connection::{Blocking, Slot};
-use super::receiver::Patience;
-use super::replies::Turn;
-use super::stop::{GoOn, LOOK, Stop};
-use crate::device::Message;
+use super::connection::{BlockingConnection, BlockingRequest};
+use super::receiver::SilenceTimer;
+use super::replies::ReceiveTurn;
+use super::stop::{CallStop, ContinueCallback, LOOK};
+use crate::device::RequestMessage;
 use crate::link::refused;
 
 /// Longest wait for room in the socket while another thread receives: that may end.
 const SHORT: Duration = Duration::from_millis(10);
 
-impl Blocking {
+impl BlockingConnection {
     /// Sends a request; returns its cookie.
     pub(super) fn start(
         &self,
         owner: &Arc<Condvar>,
-        message: Message,
+        message: RequestMessage,
         payload: &[u8],
-        go_on: GoOn<'_>,
-    ) -> Result<u64, Stop> {
+        go_on: ContinueCallback<'_>,
+    ) -> Result<u64, CallStop> {
         let (cookie, encoded) = self.register(owner, message)?;
         self.send_started(&[cookie], &encoded, payload, go_on)?;
         Ok(cookie)
@@ -35,9 +35,9 @@ impl Blocking {
     pub(super) fn start_all(
         &self,
         owner: &Arc<Condvar>,
-        requests: impl IntoIterator<Item = Message>,
-        go_on: GoOn<'_>,
-    ) -> Result<Vec<u64>, Stop> {
+        requests: impl IntoIterator<Item = RequestMessage>,
+        go_on: ContinueCallback<'_>,
+    ) -> Result<Vec<u64>, CallStop> {
         let mut message = Vec::new();
         let mut cookies = Vec::new();
         for request in requests {
@@ -62,15 +62,15 @@ impl Blocking {
         cookies: &[u64],
         message: &[u8],
         payload: &[u8],
-        go_on: GoOn<'_>,
-    ) -> Result<(), Stop> {
+        go_on: ContinueCallback<'_>,
+    ) -> Result<(), CallStop> {
         match self.send(message, payload, go_on) {
             Ok(()) => {
                 self.traffic.sent(message.len() + payload.len());
                 Ok(())
             }
             Err((stop, begun)) => {
-                if let Stop::Failed(error) = &stop {
+                if let CallStop::Failed(error) = &stop {
                     self.break_off(error);
                 }
                 if begun {
@@ -84,16 +84,20 @@ impl Blocking {
     }
 
     /// Registers a request; returns its cookie and its header.
-    fn register(&self, owner: &Arc<Condvar>, message: Message) -> Result<(u64, HeaderBytes), Stop> {
+    fn register(
+        &self,
+        owner: &Arc<Condvar>,
+        message: RequestMessage,
+    ) -> Result<(u64, HeaderBytes), CallStop> {
         let mut state = self.lock();
         if state.retired {
-            return Err(Stop::Retired);
+            return Err(CallStop::Retired);
         }
         if let Some(error) = state.broken.as_ref().or(state.refused.as_ref()) {
             return Err(error.clone().into());
         }
-        let Message { header, contexts, facts, .. } = message;
-        let slot = Slot { facts, owner: owner.clone(), stored: None, abandoned: false };
+        let RequestMessage { header, contexts, facts, .. } = message;
+        let slot = BlockingRequest { facts, owner: owner.clone(), stored: None, abandoned: false };
         let begun = state.transmission.begin(header, contexts, slot);
         Ok(begun.map_err(|(_, error)| refused(&error))?)
     }
@@ -112,8 +116,8 @@ impl Blocking {
         &self,
         head: &[u8],
         payload: &[u8],
-        go_on: GoOn<'_>,
-    ) -> Result<(), (Stop, bool)> {
+        go_on: ContinueCallback<'_>,
+    ) -> Result<(), (CallStop, bool)> {
         let mut before = self.sending.lock().expect("no panic under this lock");
         while !before.is_empty() {
             let sent = self.send_some(&before, &[], go_on).map_err(|stop| (stop, false))?;
@@ -142,32 +146,37 @@ impl Blocking {
     }
 
     /// Sends at least one byte.
-    fn send_some(&self, head: &[u8], payload: &[u8], go_on: GoOn<'_>) -> Result<usize, Stop> {
-        let mut patience = Patience::new(self.socket.timeout);
+    fn send_some(
+        &self,
+        head: &[u8],
+        payload: &[u8],
+        go_on: ContinueCallback<'_>,
+    ) -> Result<usize, CallStop> {
+        let mut patience = SilenceTimer::new(self.socket.timeout);
         loop {
             let sent = self.socket.send(&[IoSlice::new(head), IoSlice::new(payload)])?;
             if sent > 0 {
                 return Ok(sent);
             }
             if self.receive_meanwhile(go_on)? {
-                patience = Patience::new(self.socket.timeout);
+                patience = SilenceTimer::new(self.socket.timeout);
             } else {
                 patience.check()?;
             }
             if !go_on() {
-                return Err(Stop::Interrupted);
+                return Err(CallStop::Interrupted);
             }
         }
     }
 
     /// Waits for room in the socket, or takes in a message: there are servers that read nothing before they
     /// have sent their replies. Returns whether it was a message.
-    fn receive_meanwhile(&self, go_on: GoOn<'_>) -> Result<bool, Stop> {
+    fn receive_meanwhile(&self, go_on: ContinueCallback<'_>) -> Result<bool, CallStop> {
         let Some(receiver) = self.lock().receiver.take() else {
             self.socket.wait_to_send(false, SHORT)?;
             return Ok(false);
         };
-        let mut turn = Turn::new(self, receiver);
+        let mut turn = ReceiveTurn::new(self, receiver);
         let ready = !turn.receiver().bytes().is_empty() || self.socket.wait_to_send(true, LOOK)?;
         if ready {
             self.message(turn.receiver(), &mut VecDeque::new(), go_on)?;

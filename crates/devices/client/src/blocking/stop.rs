@@ -8,21 +8,22 @@ use blockhaul_block::Error;
 pub const LOOK: Duration = Duration::from_millis(100);
 
 /// Called by a thread that waits, each [`LOOK`] and after signals; false: it does not want to wait any more.
-pub type GoOn<'a> = &'a mut dyn FnMut() -> bool;
+pub type ContinueCallback<'a> = &'a mut dyn FnMut() -> bool;
 
 /// Why a call has no result.
 #[derive(Debug)]
-pub enum Stop {
+pub enum CallStop {
     /// It has failed.
     Failed(Error),
     /// The thread did not want to wait any more. A change may still happen.
     Interrupted,
-    /// The connection was given away ([`Blocking::retire`](super::Blocking::retire)); the request was not sent.
+    /// The connection was given away ([`BlockingConnection::retire`](super::BlockingConnection::retire)); the request
+    /// was not sent.
     Retired,
 }
 
-impl From<Error> for Stop {
-    fn from(error: Error) -> Stop {
-        Stop::Failed(error)
+impl From<Error> for CallStop {
+    fn from(error: Error) -> CallStop {
+        CallStop::Failed(error)
     }
 }

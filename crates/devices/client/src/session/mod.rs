@@ -9,27 +9,27 @@ use std::task::{Poll, Waker};
 use std::time::{Duration, Instant};
 
 use blockhaul_block::{Error, Kind, Outcome};
-use blockhaul_io::{Completer, Lent, SendQueue, Stream};
+use blockhaul_io::{Completer, LentPayload, SendQueue, Stream};
 use blockhaul_wire::reply;
 use blockhaul_wire::transmission::Transmission;
-use blockhaul_wire::{Headers, Replies};
+use blockhaul_wire::{ReplyForm, RequestForm};
 
-use crate::device::{Message, Payload};
-use crate::link::Link;
-use crate::reply::{Reading, RequestFacts};
+use crate::device::{RequestMessage, RequestPayload};
+use crate::link::HandshakeLink;
+use crate::reply::{ReadMemory, RequestFacts};
 use crate::socket::{lost, silence};
 use crate::traffic::Traffic;
 
 /// State shared by submitters (any worker) and the connection's own tasks (one worker).
-pub(crate) struct Session {
+pub(crate) struct ClientSession {
     stream: Stream,
     traffic: Arc<Traffic>,
-    state: Mutex<State>,
+    state: Mutex<ClientSessionState>,
 }
 
-struct State {
+struct ClientSessionState {
     queue: SendQueue,
-    transmission: Transmission<InFlight>,
+    transmission: Transmission<SessionRequest>,
     writer: Option<Waker>,
     /// The socket takes no more now.
     blocked: bool,
@@ -53,32 +53,32 @@ struct State {
     partial: usize,
 }
 
-struct InFlight {
+struct SessionRequest {
     facts: RequestFacts,
     completer: Completer<Outcome>,
     /// The memory of a read.
-    reading: Option<Box<Reading>>,
+    reading: Option<Box<ReadMemory>>,
     /// The payload of a write, whose pages the server reads until it replies.
-    lent: Option<Lent>,
+    lent: Option<LentPayload>,
 }
 
 /// Starts the tasks of a connection on this worker.
 pub(crate) fn start(
-    link: Link,
-    headers: Headers,
-    replies: Replies,
-    patience: Patience,
-) -> Arc<Session> {
-    let Link { stream, mut window, queue, traffic, .. } = link;
+    link: HandshakeLink,
+    headers: RequestForm,
+    replies: ReplyForm,
+    patience: ServerTimeouts,
+) -> Arc<ClientSession> {
+    let HandshakeLink { stream, mut window, queue, traffic, .. } = link;
     window.expect_headers_of(match replies {
-        Replies::Simple => reply::SIMPLE_LEN,
-        Replies::Structured => reply::STRUCTURED_LEN + reply::DATA_PREFIX_LEN,
-        Replies::Extended => reply::EXTENDED_LEN + reply::DATA_PREFIX_LEN,
+        ReplyForm::Simple => reply::SIMPLE_LEN,
+        ReplyForm::Structured => reply::STRUCTURED_LEN + reply::DATA_PREFIX_LEN,
+        ReplyForm::Extended => reply::EXTENDED_LEN + reply::DATA_PREFIX_LEN,
     });
-    let session = Arc::new(Session {
+    let session = Arc::new(ClientSession {
         stream,
         traffic,
-        state: Mutex::new(State {
+        state: Mutex::new(ClientSessionState {
             queue,
             transmission: Transmission::new(headers, replies),
             writer: None,
@@ -103,23 +103,23 @@ pub(crate) fn start(
     session
 }
 
-impl Session {
-    fn lock(&self) -> MutexGuard<'_, State> {
+impl ClientSession {
+    fn lock(&self) -> MutexGuard<'_, ClientSessionState> {
         self.state.lock().expect("no panic under this lock")
     }
 
     /// Queues a request; it is sent together with others that are queued before the worker runs.
-    pub(crate) fn submit(&self, message: Message, completer: Completer<Outcome>) {
+    pub(crate) fn submit(&self, message: RequestMessage, completer: Completer<Outcome>) {
         let mut state = self.lock();
         if let Some(error) = state.broken.clone().or_else(|| state.refused.clone()) {
             drop(state);
             completer.complete(Err(error));
             return;
         }
-        let Message { header, contexts, payload, facts, reading } = message;
+        let RequestMessage { header, contexts, payload, facts, reading } = message;
         let is_payload = facts.is_payload();
         let is_first = state.transmission.in_flight() == 0;
-        let request = InFlight { facts, completer, reading, lent: None };
+        let request = SessionRequest { facts, completer, reading, lent: None };
         let (cookie, encoded) = match state.transmission.begin(header, contexts, request) {
             Ok(begun) => begun,
             Err((request, error)) => {
@@ -139,15 +139,15 @@ impl Session {
         self.traffic.sent(encoded.len() + payload.len());
         state.queue.head(&encoded);
         match payload {
-            Payload::None => {}
-            Payload::Data(data) => {
+            RequestPayload::None => {}
+            RequestPayload::Data(data) => {
                 // nbd: write.payload
                 let lent = state.queue.lend(data);
                 if let Some(request) = state.transmission.get_mut(cookie) {
                     request.lent = lent;
                 }
             }
-            Payload::Bytes(bytes) => state.queue.head(&bytes),
+            RequestPayload::Bytes(bytes) => state.queue.head(&bytes),
         }
         let writer = if state.blocked { None } else { state.writer.take() };
         drop(state);
@@ -172,7 +172,7 @@ impl Session {
         self.say_goodbye(state);
     }
 
-    fn say_goodbye(&self, mut state: MutexGuard<'_, State>) {
+    fn say_goodbye(&self, mut state: MutexGuard<'_, ClientSessionState>) {
         if state.closing || state.broken.is_some() {
             return;
         }
@@ -194,7 +194,7 @@ impl Session {
 
     /// Ends the connection once the disconnect request is sent and no reply is outstanding: a
     /// server that does not close its side must not keep it open for ever.
-    fn end_if_done(&self, state: &mut State) {
+    fn end_if_done(&self, state: &mut ClientSessionState) {
         if state.closing && state.transmission.in_flight() == 0 && state.queue.queued() == 0 {
             state.queue.close(&self.stream);
             self.stream.shutdown();
@@ -213,7 +213,7 @@ impl Session {
             state.queue.close(&self.stream);
         }
         state.queue.clear();
-        let in_flight: Vec<InFlight> = state.transmission.drain().collect();
+        let in_flight: Vec<SessionRequest> = state.transmission.drain().collect();
         let writer = state.writer.take();
         let quiet = state.closing && in_flight.is_empty();
         drop(state);
@@ -275,7 +275,7 @@ const WARN_EVERY: Duration = Duration::from_secs(60);
 const WINDOW: Duration = Duration::from_secs(60);
 
 /// Time limits for a server.
-pub(crate) struct Patience {
+pub(crate) struct ServerTimeouts {
     /// The name of the device, for messages.
     pub(crate) name: String,
     /// Time without a byte after which the connection is dropped; zero: none.
@@ -286,8 +286,8 @@ pub(crate) struct Patience {
 
 /// Drops a connection when nothing moves although requests are in flight, or too slowly. Does not
 /// keep the session alive.
-async fn watch(session: Weak<Session>, patience: Patience) {
-    let Patience { name, timeout, min_rate } = patience;
+async fn watch(session: Weak<ClientSession>, patience: ServerTimeouts) {
+    let ServerTimeouts { name, timeout, min_rate } = patience;
     let window = if timeout.is_zero() { WINDOW } else { timeout };
     let mut before = None;
     let mut looks = 0;

@@ -7,20 +7,20 @@ use std::sync::{Arc, MutexGuard};
 use blockhaul_block::{Error, Kind};
 use blockhaul_io::{Buf, Data, RecvWindow, Reservation};
 use blockhaul_wire::status::StatusPayload;
-use blockhaul_wire::transmission::{Event, ReadRange, Received, ReplyError};
+use blockhaul_wire::transmission::{ReadRange, ReceiveResult, ReplyError, TransmissionEvent};
 
-use super::{InFlight, Session, State};
-use crate::reply::{Reading, violation, wrong};
+use super::{ClientSession, ClientSessionState, SessionRequest};
+use crate::reply::{ReadMemory, violation, wrong};
 use crate::socket::{closed, cut_off, lost};
 
-impl State {
+impl ClientSessionState {
     /// The memory of a read in flight.
-    fn reading(&mut self, cookie: u64) -> Option<&mut Reading> {
+    fn reading(&mut self, cookie: u64) -> Option<&mut ReadMemory> {
         self.transmission.get_mut(cookie)?.reading.as_deref_mut()
     }
 }
 
-impl Session {
+impl ClientSession {
     /// Receives replies until the connection ends.
     pub(super) async fn read_replies(self: Arc<Self>, mut window: RecvWindow) {
         let error = loop {
@@ -36,8 +36,8 @@ impl Session {
         let (used, event) = self.process(window.bytes())?;
         window.consume(used);
         match event {
-            Event::Payload(range) => self.read_payload(window, range).await,
-            Event::Contents(len) => {
+            TransmissionEvent::Payload(range) => self.read_payload(window, range).await,
+            TransmissionEvent::Contents(len) => {
                 let mut rest = vec![0; len];
                 self.payload(window, &mut rest).await?;
                 // All of them belong to the contents.
@@ -62,21 +62,24 @@ impl Session {
 
     /// Processes received bytes until more are needed; returns the number of bytes consumed, and the event
     /// that needs more.
-    fn process(&self, bytes: &[u8]) -> Result<(usize, Event<InFlight>), Error> {
+    fn process(&self, bytes: &[u8]) -> Result<(usize, TransmissionEvent<SessionRequest>), Error> {
         let mut all = 0;
         loop {
             let mut state = self.lock();
             let received = state.transmission.receive(&bytes[all..]);
-            let Received { used, messages, event } = received.map_err(|error| wrong(&error))?;
+            let ReceiveResult { used, messages, event } =
+                received.map_err(|error| wrong(&error))?;
             all += used;
             self.traffic.received(used, messages);
             match event {
-                Event::Hole(range) => {
+                TransmissionEvent::Hole(range) => {
                     if let Some(reading) = state.reading(range.cookie) {
                         reading.add_hole(range);
                     }
                 }
-                Event::End { request, result, .. } => self.finish(state, request, result),
+                TransmissionEvent::End { request, result, .. } => {
+                    self.finish(state, request, result)
+                }
                 event => return Ok((all, event)),
             }
         }
@@ -111,7 +114,7 @@ impl Session {
     }
 
     /// A payload was received; `keep` puts its memory back, unless the connection has been dropped meanwhile.
-    fn received(&self, range: ReadRange, keep: impl FnOnce(&mut Reading)) {
+    fn received(&self, range: ReadRange, keep: impl FnOnce(&mut ReadMemory)) {
         self.traffic.received_more(range.len);
         let mut state = self.lock();
         state.transmission.took(range.len);
@@ -172,11 +175,11 @@ impl Session {
 
     fn finish(
         &self,
-        mut state: MutexGuard<'_, State>,
-        request: InFlight,
+        mut state: MutexGuard<'_, ClientSessionState>,
+        request: SessionRequest,
         result: Result<Vec<StatusPayload>, ReplyError>,
     ) {
-        let InFlight { facts, completer, mut reading, lent } = request;
+        let SessionRequest { facts, completer, mut reading, lent } = request;
         // A server that replies with an error may not have read the payload yet.
         if result.is_ok()
             && let Some(lent) = lent

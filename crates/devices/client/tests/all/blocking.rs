@@ -4,44 +4,47 @@
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use blockhaul_block::{Contexts, Error, Flags, Kind, OpKind, Reply, Request};
-use blockhaul_client::Options;
-use blockhaul_client::blocking::{Blocking, Stop};
-use blockhaul_client::options::Place;
-use blockhaul_testkit::peer::{How, Scripted, Spoil};
-use blockhaul_wire::{Command, Replies};
+use blockhaul_block::{ContextSet, Error, Kind, OpKind, Reply, Request, RequestFlags};
+use blockhaul_client::ConnectOptions;
+use blockhaul_client::blocking::{BlockingConnection, CallStop};
+use blockhaul_client::options::ConnectTarget;
+use blockhaul_testkit::peer::{ReplyFault, ReplyFaultKind, ScriptedServer};
+use blockhaul_wire::{CommandCode, ReplyForm};
 
 use crate::common::{
     CHUNKS, FORMS, SIZE, content, hasty, offer, on_worker, open_local, options, read, serve,
 };
 
-fn connect(uri: &str, options: Options) -> Blocking {
-    let place = Place::parse(uri).unwrap();
+fn connect(uri: &str, options: ConnectOptions) -> BlockingConnection {
+    let place = ConnectTarget::parse(uri).unwrap();
     on_worker(move || async move {
-        let Place { name, address, export, .. } = place;
+        let ConnectTarget { name, address, export, .. } = place;
         let opened = blockhaul_client::open(&name, &address, &export, &options).await.unwrap();
         opened.blocking().unwrap().unwrap_or_else(|_| panic!("there is no TLS"))
     })
 }
 
-fn get(blocking: &Blocking, at: u64, len: u64) -> Result<Vec<u8>, Error> {
+fn get(blocking: &BlockingConnection, at: u64, len: u64) -> Result<Vec<u8>, Error> {
     let mut into = vec![0; usize::try_from(len).unwrap()];
     let reading = blocking.start_read(at, len, &mut || true).map_err(error)?;
     reading.finish(&mut into, &mut || true).map_err(error)?;
     Ok(into)
 }
 
-fn error(stop: Stop) -> Error {
+fn error(stop: CallStop) -> Error {
     match stop {
-        Stop::Failed(error) => error,
+        CallStop::Failed(error) => error,
         stop => panic!("{stop:?}"),
     }
 }
 
 /// The results of the second read, which is spoiled, and of the third one.
-fn spoiled(replies: Replies, how: How) -> (Result<Vec<u8>, Error>, Result<Vec<u8>, Error>) {
-    let offer = offer().replies(replies).spoil(Spoil::nth(Command::Read, 2, how));
-    let server = Scripted::offer(offer);
+fn spoiled(
+    replies: ReplyForm,
+    how: ReplyFaultKind,
+) -> (Result<Vec<u8>, Error>, Result<Vec<u8>, Error>) {
+    let offer = offer().replies(replies).spoil(ReplyFault::nth(CommandCode::Read, 2, how));
+    let server = ScriptedServer::offer(offer);
     let blocking = connect(&server.uri(), options());
     assert_eq!(get(&blocking, 0, 512).unwrap(), content(0, 512));
     let second = get(&blocking, 8192, 4096);
@@ -52,19 +55,19 @@ fn spoiled(replies: Replies, how: How) -> (Result<Vec<u8>, Error>, Result<Vec<u8
 #[test]
 fn wrong_answers_end_the_connection() {
     let any = [
-        (How::Close, Kind::Disconnected, "closed the connection"),
-        (How::CloseInHead, Kind::Disconnected, "in the middle of a reply"),
-        (How::CloseInPayload, Kind::Disconnected, "in the middle of a reply"),
-        (How::WrongCookie, Kind::Io, "not in flight"),
-        (How::Garbage, Kind::Io, "broke the protocol"),
+        (ReplyFaultKind::Close, Kind::Disconnected, "closed the connection"),
+        (ReplyFaultKind::CloseInHead, Kind::Disconnected, "in the middle of a reply"),
+        (ReplyFaultKind::CloseInPayload, Kind::Disconnected, "in the middle of a reply"),
+        (ReplyFaultKind::WrongCookie, Kind::Io, "not in flight"),
+        (ReplyFaultKind::Garbage, Kind::Io, "broke the protocol"),
     ];
     let chunks = [
-        (How::ErrorZero, Kind::Io, "broke the protocol"),
-        (How::UnknownChunk, Kind::Io, "unknown kind of chunk"),
-        (How::Oversized, Kind::Io, "broke the protocol"),
-        (How::OutsideRange, Kind::Io, "outside of the request"),
-        (How::NeverDone, Kind::Io, "not the last"),
-        (How::SimpleInstead, Kind::Io, "broke the protocol"),
+        (ReplyFaultKind::ErrorZero, Kind::Io, "broke the protocol"),
+        (ReplyFaultKind::UnknownChunk, Kind::Io, "unknown kind of chunk"),
+        (ReplyFaultKind::Oversized, Kind::Io, "broke the protocol"),
+        (ReplyFaultKind::OutsideRange, Kind::Io, "outside of the request"),
+        (ReplyFaultKind::NeverDone, Kind::Io, "not the last"),
+        (ReplyFaultKind::SimpleInstead, Kind::Io, "broke the protocol"),
     ];
     let wrong = FORMS.iter().flat_map(|form| any.iter().map(move |how| (*form, how.clone())));
     let more = CHUNKS.iter().flat_map(|form| chunks.iter().map(move |how| (*form, how.clone())));
@@ -75,7 +78,7 @@ fn wrong_answers_end_the_connection() {
             assert!(error.to_string().contains(text), "{replies:?} {how:?}: {error}");
         }
     }
-    let (second, _) = spoiled(Replies::Extended, How::WrongOffset);
+    let (second, _) = spoiled(ReplyForm::Extended, ReplyFaultKind::WrongOffset);
     assert!(second.unwrap_err().to_string().contains("another offset"));
 }
 
@@ -83,17 +86,17 @@ fn wrong_answers_end_the_connection() {
 #[test]
 fn errors_and_gaps_end_the_request_only() {
     for replies in FORMS {
-        let (second, third) = spoiled(replies, How::Error(28));
+        let (second, third) = spoiled(replies, ReplyFaultKind::Error(28));
         let error = second.unwrap_err();
         assert_eq!(error.kind(), Kind::NoSpace);
         assert!(error.to_string().contains("read of 4096 bytes at offset 8192"), "{error}");
         assert_eq!(third.unwrap(), content(100, 512));
     }
     let chunks = [
-        (How::ErrorAt(5, 8200, "no luck\n".into()), "no luck"),
-        (How::UnknownError, "??"),
-        (How::ErrorHalfway(5), "the server answers"),
-        (How::Missing, "left out bytes"),
+        (ReplyFaultKind::ErrorAt(5, 8200, "no luck\n".into()), "no luck"),
+        (ReplyFaultKind::UnknownError, "??"),
+        (ReplyFaultKind::ErrorHalfway(5), "the server answers"),
+        (ReplyFaultKind::Missing, "left out bytes"),
     ];
     for replies in CHUNKS {
         for (how, text) in &chunks {
@@ -102,9 +105,10 @@ fn errors_and_gaps_end_the_request_only() {
             assert!(error.to_string().contains(text), "{how:?}: {error}");
             assert_eq!(third.unwrap(), content(100, 512), "{how:?}");
         }
-        for how in [How::Backwards, How::Hole] {
+        for how in [ReplyFaultKind::Backwards, ReplyFaultKind::Hole] {
             let (second, third) = spoiled(replies, how.clone());
-            let expected = if how == How::Hole { vec![0; 4096] } else { content(8192, 4096) };
+            let expected =
+                if how == ReplyFaultKind::Hole { vec![0; 4096] } else { content(8192, 4096) };
             assert_eq!(second.unwrap(), expected);
             assert_eq!(third.unwrap(), content(100, 512));
         }
@@ -113,8 +117,8 @@ fn errors_and_gaps_end_the_request_only() {
 
 #[test]
 fn a_server_that_is_silent_is_left() {
-    let spoil = Spoil::nth(Command::Read, 1, How::Hang);
-    let server = Scripted::offer(offer().spoil(spoil));
+    let spoil = ReplyFault::nth(CommandCode::Read, 1, ReplyFaultKind::Hang);
+    let server = ScriptedServer::offer(offer().spoil(spoil));
     let blocking = connect(&server.uri(), hasty());
     for at in [8192, 100] {
         let error = get(&blocking, at, 512).unwrap_err();
@@ -127,16 +131,16 @@ fn a_server_that_is_silent_is_left() {
 fn a_thread_stops_to_wait_and_the_connection_goes_on() {
     // A thread that waited for the reply would wait in vain for the first, and the second comes before that of
     // the next request, when nobody wants it.
-    let late = How::Slow { first: Duration::from_millis(400), piece: Duration::ZERO };
-    let hows = [How::Silence, late];
+    let late = ReplyFaultKind::Slow { first: Duration::from_millis(400), piece: Duration::ZERO };
+    let hows = [ReplyFaultKind::Silence, late];
     for (replies, how) in FORMS.into_iter().flat_map(|form| hows.clone().map(|how| (form, how))) {
-        let spoil = Spoil::nth(Command::Read, 1, how);
-        let server = Scripted::offer(offer().replies(replies).spoil(spoil));
+        let spoil = ReplyFault::nth(CommandCode::Read, 1, how);
+        let server = ScriptedServer::offer(offer().replies(replies).spoil(spoil));
         let blocking = connect(&server.uri(), options());
         let mut into = [0; 4096];
         let reading = blocking.start_read(0, 4096, &mut || true).unwrap();
         let stopped = reading.finish(&mut into, &mut || false);
-        assert!(matches!(stopped, Err(Stop::Interrupted)), "{stopped:?}");
+        assert!(matches!(stopped, Err(CallStop::Interrupted)), "{stopped:?}");
         assert_eq!(get(&blocking, 8192, 512).unwrap(), content(8192, 512), "{replies:?}");
     }
 }
@@ -144,7 +148,7 @@ fn a_thread_stops_to_wait_and_the_connection_goes_on() {
 #[test]
 fn threads_share_a_connection() {
     for replies in FORMS {
-        let server = Scripted::offer(offer().replies(replies));
+        let server = ScriptedServer::offer(offer().replies(replies));
         let blocking = connect(&server.uri(), options());
         std::thread::scope(|scope| {
             for first in 0..6 {
@@ -164,18 +168,18 @@ fn threads_share_a_connection() {
 #[test]
 fn writes_and_other_requests_reach_the_server() {
     for replies in FORMS {
-        let server = Scripted::offer(offer().replies(replies));
+        let server = ScriptedServer::offer(offer().replies(replies));
         let blocking = connect(&server.uri(), options());
         let mut go_on = || true;
-        assert!(blocking.takes(OpKind::Write, 3000, 5, Flags::empty()));
-        assert!(!blocking.takes(OpKind::Write, SIZE - 1, 2, Flags::empty()));
-        blocking.write(3000, b"hello", Flags::empty(), &mut go_on).unwrap();
+        assert!(blocking.takes(OpKind::Write, 3000, 5, RequestFlags::empty()));
+        assert!(!blocking.takes(OpKind::Write, SIZE - 1, 2, RequestFlags::empty()));
+        blocking.write(3000, b"hello", RequestFlags::empty(), &mut go_on).unwrap();
         blocking.request(Request::zero(5000, 100), &mut go_on).unwrap();
         blocking.request(Request::flush(), &mut go_on).unwrap();
         assert_eq!(get(&blocking, 3000, 5).unwrap(), b"hello");
         assert_eq!(get(&blocking, 5000, 100).unwrap(), [0; 100]);
-        if blocking.takes(OpKind::Extents, 0, SIZE, Flags::empty()) {
-            let asked = Request::extents(0, SIZE, Contexts::first());
+        if blocking.takes(OpKind::Extents, 0, SIZE, RequestFlags::empty()) {
+            let asked = Request::extents(0, SIZE, ContextSet::first());
             let Reply::Extents(lists) = blocking.request(asked, &mut go_on).unwrap() else {
                 panic!("no extents")
             };
@@ -201,7 +205,7 @@ fn long_writes_and_reads_at_a_time_do_not_stop_each_other() {
                         let data = vec![number as u8 + 1; LONG as usize];
                         let at = number * (12 << 20);
                         for _ in 0..3 {
-                            blocking.write(at, &data, Flags::empty(), &mut || true).unwrap();
+                            blocking.write(at, &data, RequestFlags::empty(), &mut || true).unwrap();
                             assert!(get(blocking, at, LONG).unwrap() == data);
                         }
                     });
@@ -214,7 +218,7 @@ fn long_writes_and_reads_at_a_time_do_not_stop_each_other() {
 
 #[test]
 fn a_worker_goes_on_with_a_connection() {
-    let server = Scripted::offer(offer());
+    let server = ScriptedServer::offer(offer());
     let blocking = connect(&server.uri(), options());
     let stop = AtomicBool::new(false);
     let reads = AtomicUsize::new(0);
@@ -223,7 +227,7 @@ fn a_worker_goes_on_with_a_connection() {
             while !stop.load(Ordering::Relaxed) {
                 match blocking.start_read(0, 512, &mut || true) {
                     Ok(reading) => reading.finish(&mut [0; 512], &mut || true).unwrap(),
-                    Err(Stop::Retired) => return,
+                    Err(CallStop::Retired) => return,
                     Err(stop) => panic!("{stop:?}"),
                 }
                 reads.fetch_add(1, Ordering::Relaxed);
@@ -234,7 +238,7 @@ fn a_worker_goes_on_with_a_connection() {
             std::thread::yield_now();
         }
         let retired = blocking.retire(&mut || true).unwrap();
-        assert!(matches!(blocking.retire(&mut || true), Err(Stop::Retired)));
+        assert!(matches!(blocking.retire(&mut || true), Err(CallStop::Retired)));
         reader.join().unwrap();
         stop.store(true, Ordering::Relaxed);
         let found = on_worker(move || async move {

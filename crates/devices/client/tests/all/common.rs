@@ -4,29 +4,29 @@ use std::ffi::OsStr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use blockhaul_block::{Contexts, Device, Error, Reply, Request};
-use blockhaul_catalog::{Intent, Registry, Spec, Stack};
+use blockhaul_block::{ContextSet, Device, Error, Reply, Request};
+use blockhaul_catalog::{DeviceSpec, Intent, Registry, Stack};
 use blockhaul_io::{Data, Listener, Reservation, Runtime};
-use blockhaul_server::{Config, Limits, Offers, Server};
+use blockhaul_server::{Limits, Offers, Server, ServerConfig};
 use blockhaul_testkit::model::Model;
-use blockhaul_testkit::peer::{Offer, Scripted};
-use blockhaul_testkit::tools::Scratch;
-use blockhaul_wire::Replies;
+use blockhaul_testkit::peer::{Offer, ScriptedServer};
+use blockhaul_testkit::tools::ScratchDir;
+use blockhaul_wire::ReplyForm;
 
 /// A server that stops when this is dropped, on a worker.
 pub struct Serving {
     pub server: Arc<Server>,
-    scratch: Scratch,
+    scratch: ScratchDir,
 }
 
 /// Serves a device from this worker, without emulation: the client side must add it.
 pub fn serve(device: Arc<dyn Device>, offers: Offers, limits: Limits, pool: u64) -> Serving {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let device = blockhaul_block::fence(device);
     let pool = blockhaul_io::Pool::new(pool);
-    let exports = blockhaul_catalog::Shared::new("", "", device);
-    let tls = blockhaul_server::Tls::Off;
-    let server = Server::new(Config { exports, limits, offers, pool, tls });
+    let exports = blockhaul_catalog::SharedDevice::new("", "", device);
+    let tls = blockhaul_server::TlsPolicy::Off;
+    let server = Server::new(ServerConfig { exports, limits, offers, pool, tls });
     let listener = Listener::bind_unix(&scratch.socket("server")).unwrap();
     drop(blockhaul_io::spawn(server.clone().listen(listener)));
     Serving { server, scratch }
@@ -34,7 +34,10 @@ pub fn serve(device: Arc<dyn Device>, offers: Offers, limits: Limits, pool: u64)
 
 impl Serving {
     /// Opens the default export by its URI, as programs do.
-    pub async fn open(&self, options: blockhaul_client::Options) -> blockhaul_block::Result<Stack> {
+    pub async fn open(
+        &self,
+        options: blockhaul_client::ConnectOptions,
+    ) -> blockhaul_block::Result<Stack> {
         open(&self.uri(), options).await
     }
 
@@ -51,13 +54,16 @@ impl Drop for Serving {
 }
 
 /// Opens a URI.
-pub async fn open(uri: &str, options: blockhaul_client::Options) -> blockhaul_block::Result<Stack> {
+pub async fn open(
+    uri: &str,
+    options: blockhaul_client::ConnectOptions,
+) -> blockhaul_block::Result<Stack> {
     let registry = Registry {
         backends: blockhaul_client::all(options),
         path: blockhaul_backends::PATH_SCHEME,
         ..Registry::default()
     };
-    registry.open(&Spec::parse(OsStr::new(uri))?, Vec::new(), Intent::WRITE).await
+    registry.open(&DeviceSpec::parse(OsStr::new(uri))?, Vec::new(), Intent::WRITE).await
 }
 
 /// Opens a device that is not a connection.
@@ -67,13 +73,14 @@ pub async fn open_local(spec: &str) -> blockhaul_block::Result<Arc<dyn Device>> 
         path: blockhaul_backends::PATH_SCHEME,
         ..Registry::default()
     };
-    let stack = registry.open(&Spec::parse(OsStr::new(spec))?, Vec::new(), Intent::WRITE).await?;
+    let stack =
+        registry.open(&DeviceSpec::parse(OsStr::new(spec))?, Vec::new(), Intent::WRITE).await?;
     Ok(stack.device().clone())
 }
 
 pub const SIZE: u64 = 1 << 20;
-pub const FORMS: [Replies; 3] = [Replies::Simple, Replies::Structured, Replies::Extended];
-pub const CHUNKS: [Replies; 2] = [Replies::Structured, Replies::Extended];
+pub const FORMS: [ReplyForm; 3] = [ReplyForm::Simple, ReplyForm::Structured, ReplyForm::Extended];
+pub const CHUNKS: [ReplyForm; 2] = [ReplyForm::Structured, ReplyForm::Extended];
 
 pub fn content(at: u64, len: u64) -> Vec<u8> {
     (at..at + len).map(|at| (at % 251) as u8 + 1).collect()
@@ -84,18 +91,18 @@ pub fn offer() -> Offer {
 }
 
 /// For servers that reply, however busy the machine is.
-pub fn options() -> blockhaul_client::Options {
+pub fn options() -> blockhaul_client::ConnectOptions {
     let patience = Duration::from_secs(60);
-    blockhaul_client::Options {
+    blockhaul_client::ConnectOptions {
         connect_timeout: patience,
         timeout: patience,
-        ..blockhaul_client::Options::default()
+        ..blockhaul_client::ConnectOptions::default()
     }
 }
 
 /// For servers that do not reply.
-pub fn hasty() -> blockhaul_client::Options {
-    blockhaul_client::Options { timeout: Duration::from_millis(300), ..options() }
+pub fn hasty() -> blockhaul_client::ConnectOptions {
+    blockhaul_client::ConnectOptions { timeout: Duration::from_millis(300), ..options() }
 }
 
 /// Runs a part of a test on a worker; it must end in time.
@@ -105,9 +112,11 @@ where
     F: Future + 'static,
     F::Output: Send + 'static,
 {
-    let runtime =
-        Runtime::start(&blockhaul_io::Config { workers: 1, ..blockhaul_io::Config::default() })
-            .unwrap();
+    let runtime = Runtime::start(&blockhaul_io::RuntimeConfig {
+        workers: 1,
+        ..blockhaul_io::RuntimeConfig::default()
+    })
+    .unwrap();
     runtime.block_on(move || async move {
         let limit = Duration::from_secs(120);
         blockhaul_io::timeout(limit, make()).await.expect("it hangs")
@@ -116,8 +125,8 @@ where
 
 /// Opens the server's export and passes it to `work`.
 pub fn with<F, T>(
-    server: &Scripted,
-    options: blockhaul_client::Options,
+    server: &ScriptedServer,
+    options: blockhaul_client::ConnectOptions,
     work: impl FnOnce(Arc<dyn Device>) -> F + Send + 'static,
 ) -> Result<T, Error>
 where
@@ -155,7 +164,8 @@ pub async fn use_it(device: Arc<dyn Device>) -> Result<(), Error> {
     expected[10..15].copy_from_slice(b"hello");
     assert_eq!(read(&*device, 2990, 20).await?, expected);
     assert_eq!(read(&*device, 5000, 100).await?, [0; 100]);
-    let Reply::Extents(lists) = device.submit(Request::extents(0, SIZE, Contexts::first())).await?
+    let Reply::Extents(lists) =
+        device.submit(Request::extents(0, SIZE, ContextSet::first())).await?
     else {
         panic!("no extents")
     };

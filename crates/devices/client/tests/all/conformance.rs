@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use blockhaul_block::{Can, Device, Facts};
 use blockhaul_server::{Limits, Offers};
-use blockhaul_testkit::conform::{self, Content, Options, Subject};
+use blockhaul_testkit::conform::{self, ConformOptions, InitialContent, Subject};
 use blockhaul_testkit::crash::CrashDevice;
-use blockhaul_testkit::model::{Completion, Model, ModelDevice, Trim};
+use blockhaul_testkit::model::{CompletionOrder, Model, ModelDevice, TrimEffect};
 
 /// Memory of a test's server: enough for a few of the longest requests.
 const POOL: u64 = 128 << 20;
@@ -17,14 +17,14 @@ const STRUCTURED: Offers = Offers { extended: false, ..Offers::ALL };
 const SIMPLE: Offers =
     Offers { structured: false, extended: false, contexts: false, ..Offers::ALL };
 
-fn zeroes() -> Options {
-    Options { rounds: 3, ..Options::default().content(Content::Zeroes) }
+fn zeroes() -> ConformOptions {
+    ConformOptions { rounds: 3, ..ConformOptions::default().content(InitialContent::Zeroes) }
 }
 
 fn check<D>(
     name: &str,
     offers: Offers,
-    options: Options,
+    options: ConformOptions,
     device: impl Fn() -> Arc<D> + Send + Sync + 'static,
 ) where
     D: Device + 'static,
@@ -34,13 +34,13 @@ fn check<D>(
         let device = device.clone();
         async move {
             let serving = crate::common::serve(device(), offers, Limits::default(), POOL);
-            let stack = serving.open(blockhaul_client::Options::default()).await?;
+            let stack = serving.open(blockhaul_client::ConnectOptions::default()).await?;
             Ok(Subject::from(stack).keep(serving))
         }
     });
 }
 
-fn model(completion: Completion) -> Arc<ModelDevice> {
+fn model(completion: CompletionOrder) -> Arc<ModelDevice> {
     ModelDevice::new(Model::new((1 << 20) + 77), completion)
 }
 
@@ -53,28 +53,29 @@ fn facts(change: impl FnOnce(&mut Facts)) -> Facts {
 // nbd: extended.requests, extended.replies
 #[test]
 fn with_extended_headers() {
-    check("extended", EXTENDED, zeroes(), || model(Completion::Shuffled(1)));
+    check("extended", EXTENDED, zeroes(), || model(CompletionOrder::Shuffled(1)));
     check("extended, holes", EXTENDED, zeroes(), || {
-        let model = Model::new(400_000).with_holes().with_runs_max(3).with_trim(Trim::Garbage);
-        ModelDevice::new(model, Completion::Immediate)
+        let model =
+            Model::new(400_000).with_holes().with_runs_max(3).with_trim(TrimEffect::Garbage);
+        ModelDevice::new(model, CompletionOrder::Immediate)
     });
 }
 
 // nbd: flags.df-client, command-flags.df, extended.base-needs-none
 #[test]
 fn with_structured_replies() {
-    check("structured", STRUCTURED, zeroes(), || model(Completion::Shuffled(2)));
+    check("structured", STRUCTURED, zeroes(), || model(CompletionOrder::Shuffled(2)));
     check("structured, holes", STRUCTURED, zeroes(), || {
-        ModelDevice::new(Model::new(400_000).with_holes(), Completion::Deferred)
+        ModelDevice::new(Model::new(400_000).with_holes(), CompletionOrder::Deferred)
     });
 }
 
 // nbd: meta.needs-selection, write.payload, baseline.requests, baseline.negotiated
 #[test]
 fn with_simple_replies() {
-    check("simple", SIMPLE, zeroes(), || model(Completion::Shuffled(3)));
+    check("simple", SIMPLE, zeroes(), || model(CompletionOrder::Shuffled(3)));
     check("simple, holes", SIMPLE, zeroes(), || {
-        ModelDevice::new(Model::new(400_000).with_holes(), Completion::Deferred)
+        ModelDevice::new(Model::new(400_000).with_holes(), CompletionOrder::Deferred)
     });
 }
 
@@ -88,7 +89,7 @@ fn with_larger_blocks() {
                 facts.block.minimum = minimum;
                 facts.block.maximum = 256 << 10;
             });
-            ModelDevice::new(Model::with_facts(facts), Completion::Shuffled(4))
+            ModelDevice::new(Model::with_facts(facts), CompletionOrder::Shuffled(4))
         });
     }
 }
@@ -105,7 +106,7 @@ fn with_abilities_lacking() {
                     facts.contexts.clear();
                 }
             });
-            ModelDevice::new(Model::with_facts(facts), Completion::Deferred)
+            ModelDevice::new(Model::with_facts(facts), CompletionOrder::Deferred)
         });
     }
 }
@@ -121,11 +122,11 @@ fn with_several_contexts() {
             if offers.extended {
                 facts.contexts.push("test:piece".to_string());
             }
-            let device = ModelDevice::new(Model::with_facts(facts), Completion::Deferred);
+            let device = ModelDevice::new(Model::with_facts(facts), CompletionOrder::Deferred);
             let serving = crate::common::serve(device, offers, Limits::default(), POOL);
-            let options = blockhaul_client::Options {
+            let options = blockhaul_client::ConnectOptions {
                 contexts: contexts(),
-                ..blockhaul_client::Options::default()
+                ..blockhaul_client::ConnectOptions::default()
             };
             let stack = serving.open(options).await?;
             Ok(Subject::from(stack).keep(serving))
@@ -138,9 +139,9 @@ fn with_several_contexts() {
 fn durability_reaches_through() {
     for (name, offers) in [("extended", EXTENDED), ("simple", SIMPLE)] {
         conform::check(name, zeroes(), move || async move {
-            let device = CrashDevice::new(Model::new(1 << 20), Completion::Deferred);
+            let device = CrashDevice::new(Model::new(1 << 20), CompletionOrder::Deferred);
             let serving = crate::common::serve(device.handle(), offers, Limits::default(), POOL);
-            let stack = serving.open(blockhaul_client::Options::default()).await?;
+            let stack = serving.open(blockhaul_client::ConnectOptions::default()).await?;
             Ok(Subject::from(stack).keep(serving).durable(move || device.durable()))
         });
     }
@@ -157,7 +158,7 @@ fn on_the_largest_device() {
         conform::check(name, zeroes(), move || async move {
             let huge = crate::common::open_local(device).await?;
             let serving = crate::common::serve(huge, offers, Limits::default(), POOL);
-            let stack = serving.open(blockhaul_client::Options::default()).await?;
+            let stack = serving.open(blockhaul_client::ConnectOptions::default()).await?;
             Ok(Subject::from(stack).keep(serving))
         });
     }
@@ -169,8 +170,8 @@ fn with_memory_for_one_request() {
     conform::check("one request", zeroes(), || async {
         let limits = Limits { payload: 1 << 20, client_bytes: 1 << 20, ..Limits::default() };
         let serving =
-            crate::common::serve(model(Completion::Shuffled(5)), EXTENDED, limits, 1 << 20);
-        let stack = serving.open(blockhaul_client::Options::default()).await?;
+            crate::common::serve(model(CompletionOrder::Shuffled(5)), EXTENDED, limits, 1 << 20);
+        let stack = serving.open(blockhaul_client::ConnectOptions::default()).await?;
         Ok(Subject::from(stack).keep(serving))
     });
 }

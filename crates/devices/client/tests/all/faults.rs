@@ -8,17 +8,22 @@ use std::time::{Duration, Instant};
 use crate::common::{
     CHUNKS, FORMS, SIZE, bytes, content, hasty, offer, on_worker, options, read, use_it, with,
 };
-use blockhaul_block::{Can, Contexts, Device, Error, Kind, Pending, Reply, Request};
-use blockhaul_client::options::{OptionSession, Place};
+use blockhaul_block::{Can, ContextSet, Device, Error, Kind, PendingRequest, Reply, Request};
+use blockhaul_client::options::{ConnectTarget, OptionSession};
 use blockhaul_io::{Data, Reservation};
-use blockhaul_testkit::peer::{Conversation, How, Said, Scripted, Spoil};
-use blockhaul_wire::request::Header;
-use blockhaul_wire::{Command, CommandFlags, Headers, Replies, magic};
+use blockhaul_testkit::peer::{
+    Conversation, ReplyFault, ReplyFaultKind, ScriptResult, ScriptedServer,
+};
+use blockhaul_wire::request::RequestHeader;
+use blockhaul_wire::{CommandCode, CommandFlags, ReplyForm, RequestForm, magic};
 
 /// The results of the second read, which is spoiled, and of the third one.
-fn spoiled(replies: Replies, how: How) -> (Result<Vec<u8>, Error>, Result<Vec<u8>, Error>) {
-    let offer = offer().replies(replies).spoil(Spoil::nth(Command::Read, 2, how));
-    let server = Scripted::offer(offer);
+fn spoiled(
+    replies: ReplyForm,
+    how: ReplyFaultKind,
+) -> (Result<Vec<u8>, Error>, Result<Vec<u8>, Error>) {
+    let offer = offer().replies(replies).spoil(ReplyFault::nth(CommandCode::Read, 2, how));
+    let server = ScriptedServer::offer(offer);
     with(&server, options(), |device| async move {
         assert_eq!(read(&*device, 0, 512).await.unwrap(), content(0, 512));
         let second = read(&*device, 8192, 4096).await;
@@ -31,12 +36,12 @@ fn spoiled(replies: Replies, how: How) -> (Result<Vec<u8>, Error>, Result<Vec<u8
 // nbd: extended.offset-checked
 #[test]
 fn wrong_answers_to_reads_end_the_connection() {
-    let any: &[(How, Kind, &str)] = &[
-        (How::Close, Kind::Disconnected, "closed the connection"),
-        (How::CloseInHead, Kind::Disconnected, "in the middle of a reply"),
-        (How::CloseInPayload, Kind::Disconnected, "in the middle of a reply"),
-        (How::WrongCookie, Kind::Io, "not in flight"),
-        (How::Garbage, Kind::Io, "broke the protocol"),
+    let any: &[(ReplyFaultKind, Kind, &str)] = &[
+        (ReplyFaultKind::Close, Kind::Disconnected, "closed the connection"),
+        (ReplyFaultKind::CloseInHead, Kind::Disconnected, "in the middle of a reply"),
+        (ReplyFaultKind::CloseInPayload, Kind::Disconnected, "in the middle of a reply"),
+        (ReplyFaultKind::WrongCookie, Kind::Io, "not in flight"),
+        (ReplyFaultKind::Garbage, Kind::Io, "broke the protocol"),
     ];
     for replies in FORMS {
         for (how, kind, text) in any {
@@ -47,12 +52,12 @@ fn wrong_answers_to_reads_end_the_connection() {
             }
         }
     }
-    let chunks: &[(How, &str)] = &[
-        (How::ErrorZero, "broke the protocol"),
-        (How::UnknownChunk, "unknown kind of chunk"),
-        (How::Oversized, "broke the protocol"),
-        (How::OutsideRange, "outside of the request"),
-        (How::NeverDone, "not the last"),
+    let chunks: &[(ReplyFaultKind, &str)] = &[
+        (ReplyFaultKind::ErrorZero, "broke the protocol"),
+        (ReplyFaultKind::UnknownChunk, "unknown kind of chunk"),
+        (ReplyFaultKind::Oversized, "broke the protocol"),
+        (ReplyFaultKind::OutsideRange, "outside of the request"),
+        (ReplyFaultKind::NeverDone, "not the last"),
     ];
     for replies in CHUNKS {
         for (how, text) in chunks {
@@ -62,11 +67,11 @@ fn wrong_answers_to_reads_end_the_connection() {
                 assert!(error.to_string().contains(text), "{replies:?} {how:?}: {error}");
             }
         }
-        let (second, third) = spoiled(replies, How::SimpleInstead);
+        let (second, third) = spoiled(replies, ReplyFaultKind::SimpleInstead);
         assert!(second.unwrap_err().to_string().contains("broke the protocol"));
         third.unwrap_err();
     }
-    let (second, third) = spoiled(Replies::Extended, How::WrongOffset);
+    let (second, third) = spoiled(ReplyForm::Extended, ReplyFaultKind::WrongOffset);
     assert!(second.unwrap_err().to_string().contains("another offset"));
     third.unwrap_err();
 }
@@ -74,8 +79,12 @@ fn wrong_answers_to_reads_end_the_connection() {
 #[test]
 fn a_read_that_is_not_answered_ends_the_connection() {
     for replies in FORMS {
-        let offer = offer().replies(replies).spoil(Spoil::nth(Command::Read, 1, How::Hang));
-        let errors = with(&Scripted::offer(offer), hasty(), |device| async move {
+        let offer = offer().replies(replies).spoil(ReplyFault::nth(
+            CommandCode::Read,
+            1,
+            ReplyFaultKind::Hang,
+        ));
+        let errors = with(&ScriptedServer::offer(offer), hasty(), |device| async move {
             let first = read(&*device, 8192, 4096).await.unwrap_err();
             [first, read(&*device, 100, 512).await.unwrap_err()]
         });
@@ -90,7 +99,7 @@ fn a_read_that_is_not_answered_ends_the_connection() {
 #[test]
 fn a_reply_that_comes_twice_ends_the_connection_after_the_first() {
     for replies in FORMS {
-        let (second, third) = spoiled(replies, How::Twice);
+        let (second, third) = spoiled(replies, ReplyFaultKind::Twice);
         assert_eq!(second.unwrap(), content(8192, 4096));
         let error = third.unwrap_err();
         assert!(error.to_string().contains("not in flight"), "{error}");
@@ -101,21 +110,21 @@ fn a_reply_that_comes_twice_ends_the_connection_after_the_first() {
 #[test]
 fn errors_and_gaps_end_the_request_only() {
     for replies in FORMS {
-        let (second, third) = spoiled(replies, How::Error(28));
+        let (second, third) = spoiled(replies, ReplyFaultKind::Error(28));
         assert_eq!(second.unwrap_err().kind(), Kind::NoSpace);
         assert_eq!(third.unwrap(), content(100, 512));
-        let (second, third) = spoiled(replies, How::Error(4711));
+        let (second, third) = spoiled(replies, ReplyFaultKind::Error(4711));
         assert!(second.unwrap_err().to_string().contains("the server answers"));
         assert_eq!(third.unwrap(), content(100, 512));
     }
     let chunks = [
-        (How::ErrorAt(5, 8200, "no luck\n".into()), Kind::Io, "no luck"),
-        (How::ErrorAt(5, 8200, String::new()), Kind::Io, "at offset 8200"),
-        (How::ErrorAt(28, 1, "full".into()), Kind::NoSpace, "full at offset 1"),
-        (How::UnknownError, Kind::Io, "??"),
-        (How::ErrorHalfway(5), Kind::Io, "the server answers"),
-        (How::Missing, Kind::Io, "left out bytes"),
-        (How::Overlap, Kind::Io, ""),
+        (ReplyFaultKind::ErrorAt(5, 8200, "no luck\n".into()), Kind::Io, "no luck"),
+        (ReplyFaultKind::ErrorAt(5, 8200, String::new()), Kind::Io, "at offset 8200"),
+        (ReplyFaultKind::ErrorAt(28, 1, "full".into()), Kind::NoSpace, "full at offset 1"),
+        (ReplyFaultKind::UnknownError, Kind::Io, "??"),
+        (ReplyFaultKind::ErrorHalfway(5), Kind::Io, "the server answers"),
+        (ReplyFaultKind::Missing, Kind::Io, "left out bytes"),
+        (ReplyFaultKind::Overlap, Kind::Io, ""),
     ];
     for replies in CHUNKS {
         for (how, kind, text) in chunks.clone() {
@@ -124,13 +133,14 @@ fn errors_and_gaps_end_the_request_only() {
             assert_eq!(error.kind(), kind, "{how:?}: {error}");
             assert!(error.to_string().contains(text), "{how:?}: {error}");
             assert!(!error.to_string().contains('\n'));
-            if how != How::Overlap {
+            if how != ReplyFaultKind::Overlap {
                 assert_eq!(third.unwrap(), content(100, 512), "{how:?}");
             }
         }
-        for how in [How::Backwards, How::Hole] {
+        for how in [ReplyFaultKind::Backwards, ReplyFaultKind::Hole] {
             let (second, third) = spoiled(replies, how.clone());
-            let expected = if how == How::Hole { vec![0; 4096] } else { content(8192, 4096) };
+            let expected =
+                if how == ReplyFaultKind::Hole { vec![0; 4096] } else { content(8192, 4096) };
             assert_eq!(second.unwrap(), expected);
             assert_eq!(third.unwrap(), content(100, 512));
         }
@@ -140,22 +150,25 @@ fn errors_and_gaps_end_the_request_only() {
 #[test]
 fn wrong_answers_to_other_commands() {
     for replies in FORMS {
-        for command in [Command::Write, Command::WriteZeroes, Command::Trim, Command::Flush] {
+        for command in
+            [CommandCode::Write, CommandCode::WriteZeroes, CommandCode::Trim, CommandCode::Flush]
+        {
             for (how, kind) in [
-                (How::Close, Kind::Disconnected),
-                (How::WrongCookie, Kind::Io),
-                (How::Hang, Kind::TimedOut),
-                (How::Error(28), Kind::NoSpace),
-                (How::Error(1), Kind::ReadOnly),
+                (ReplyFaultKind::Close, Kind::Disconnected),
+                (ReplyFaultKind::WrongCookie, Kind::Io),
+                (ReplyFaultKind::Hang, Kind::TimedOut),
+                (ReplyFaultKind::Error(28), Kind::NoSpace),
+                (ReplyFaultKind::Error(1), Kind::ReadOnly),
             ] {
-                let offer = offer().replies(replies).spoil(Spoil::nth(command, 1, how.clone()));
-                let server = Scripted::offer(offer);
-                let options = if how == How::Hang { hasty() } else { options() };
+                let offer =
+                    offer().replies(replies).spoil(ReplyFault::nth(command, 1, how.clone()));
+                let server = ScriptedServer::offer(offer);
+                let options = if how == ReplyFaultKind::Hang { hasty() } else { options() };
                 let outcome = with(&server, options, move |device| async move {
                     let request = match command {
-                        Command::Write => Request::write(0, Data::copy_of(&[1; 70_000])),
-                        Command::WriteZeroes => Request::zero(0, 4096),
-                        Command::Trim => Request::trim(0, 4096),
+                        CommandCode::Write => Request::write(0, Data::copy_of(&[1; 70_000])),
+                        CommandCode::WriteZeroes => Request::zero(0, 4096),
+                        CommandCode::Trim => Request::trim(0, 4096),
                         _ => Request::flush(),
                     };
                     device.submit(request).await
@@ -168,11 +181,11 @@ fn wrong_answers_to_other_commands() {
 }
 
 /// The result of a spoiled block status: an error, or runs.
-fn status(replies: Replies, how: How) -> (Result<Vec<(u64, u64)>, Error>, bool) {
-    let offer = offer().replies(replies).spoil(Spoil::nth(Command::BlockStatus, 1, how));
-    let server = Scripted::offer(offer);
+fn status(replies: ReplyForm, how: ReplyFaultKind) -> (Result<Vec<(u64, u64)>, Error>, bool) {
+    let offer = offer().replies(replies).spoil(ReplyFault::nth(CommandCode::BlockStatus, 1, how));
+    let server = ScriptedServer::offer(offer);
     with(&server, options(), |device| async move {
-        let outcome = device.submit(Request::extents(4096, 8192, Contexts::first())).await;
+        let outcome = device.submit(Request::extents(4096, 8192, ContextSet::first())).await;
         let runs = outcome.map(|reply| match reply {
             Reply::Extents(lists) => {
                 lists[0].runs().iter().map(|run| (run.len, run.state)).collect()
@@ -189,30 +202,30 @@ fn status(replies: Replies, how: How) -> (Result<Vec<(u64, u64)>, Error>, bool) 
 fn wrong_extents_are_errors() {
     for replies in CHUNKS {
         for (how, alive) in [
-            (How::WrongContext, true),
-            (How::NoStatus, true),
-            (How::EmptyExtent, false),
-            (How::NoExtents, false),
-            (How::Error(22), true),
-            (How::UnknownError, true),
-            (How::Close, false),
+            (ReplyFaultKind::WrongContext, true),
+            (ReplyFaultKind::NoStatus, true),
+            (ReplyFaultKind::EmptyExtent, false),
+            (ReplyFaultKind::NoExtents, false),
+            (ReplyFaultKind::Error(22), true),
+            (ReplyFaultKind::UnknownError, true),
+            (ReplyFaultKind::Close, false),
         ] {
             let (runs, lives) = status(replies, how.clone());
             runs.expect_err("no extents came");
             assert_eq!(lives, alive, "{replies:?} {how:?}");
         }
         // Allowed, and cut to the requested range.
-        let (runs, lives) = status(replies, How::LongExtent);
+        let (runs, lives) = status(replies, ReplyFaultKind::LongExtent);
         assert_eq!((runs.unwrap(), lives), (vec![(8192, 0)], true));
     }
 }
 
 /// A server that follows the script after the first read request.
 fn scripted_reply(
-    replies: Replies,
-    script: impl Fn(&mut Conversation, &Header) -> Said + Send + Sync + 'static,
-) -> Scripted {
-    Scripted::start(move |talk, _| {
+    replies: ReplyForm,
+    script: impl Fn(&mut Conversation, &RequestHeader) -> ScriptResult + Send + Sync + 'static,
+) -> ScriptedServer {
+    ScriptedServer::start(move |talk, _| {
         handshake(talk, replies)?;
         let Some((request, _)) = talk.receive_request()? else { return Ok(()) };
         script(talk, &request)?;
@@ -221,23 +234,23 @@ fn scripted_reply(
 }
 
 /// The handshake of a server with one context.
-fn handshake(talk: &mut Conversation, replies: Replies) -> Said {
+fn handshake(talk: &mut Conversation, replies: ReplyForm) -> ScriptResult {
     handshake_numbered(talk, replies, 9)
 }
 
 /// The same; the context has this number.
-fn handshake_numbered(talk: &mut Conversation, replies: Replies, id: u32) -> Said {
+fn handshake_numbered(talk: &mut Conversation, replies: ReplyForm, id: u32) -> ScriptResult {
     talk.greet(3)?;
     loop {
         let (code, _) = talk.receive_option()?;
         match (code, replies) {
-            (magic::OPT_EXTENDED_HEADERS, Replies::Extended) => {
+            (magic::OPT_EXTENDED_HEADERS, ReplyForm::Extended) => {
                 talk.reply_option(code, magic::REP_ACK, &[])?;
-                (talk.headers, talk.replies) = (Headers::Extended, Replies::Extended);
+                (talk.headers, talk.replies) = (RequestForm::Extended, ReplyForm::Extended);
             }
-            (magic::OPT_STRUCTURED_REPLY, Replies::Structured) => {
+            (magic::OPT_STRUCTURED_REPLY, ReplyForm::Structured) => {
                 talk.reply_option(code, magic::REP_ACK, &[])?;
-                talk.replies = Replies::Structured;
+                talk.replies = ReplyForm::Structured;
             }
             (magic::OPT_SET_META_CONTEXT, _) => {
                 let context = [&id.to_be_bytes()[..], b"base:allocation"].concat();
@@ -329,13 +342,13 @@ fn a_reply_without_end_is_cut() {
 
 #[test]
 fn one_extent_is_one_whatever_the_server_sends() {
-    let server = scripted_reply(Replies::Structured, |talk, request| {
+    let server = scripted_reply(ReplyForm::Structured, |talk, request| {
         let runs = [9_u32, 4096, 0, 512, 3, 9000, 0].map(u32::to_be_bytes).concat();
         talk.send(&talk.chunk(request, 1, magic::REPLY_BLOCK_STATUS, &runs))
     });
     let found = with(&server, options(), |device| async move {
-        let request = Request::extents(0, SIZE, Contexts::first());
-        device.submit(request.with(blockhaul_block::Flags::ONE_EXTENT)).await
+        let request = Request::extents(0, SIZE, ContextSet::first());
+        device.submit(request.with(blockhaul_block::RequestFlags::ONE_EXTENT)).await
     });
     let Reply::Extents(lists) = found.unwrap().unwrap() else { panic!("no extents") };
     assert_eq!((lists[0].len(), lists[0].total()), (1, 4096));
@@ -343,31 +356,31 @@ fn one_extent_is_one_whatever_the_server_sends() {
 
 #[test]
 fn more_extents_than_there_can_be_end_the_connection() {
-    let server = scripted_reply(Replies::Structured, |talk, request| {
+    let server = scripted_reply(ReplyForm::Structured, |talk, request| {
         let len = 4 + 8 * ((1 << 20) + 1);
         talk.send(&talk.chunk_head(request, 1, magic::REPLY_BLOCK_STATUS, len))
     });
     let found = with(&server, options(), |device| async move {
-        device.submit(Request::extents(0, SIZE, Contexts::first())).await
+        device.submit(Request::extents(0, SIZE, ContextSet::first())).await
     });
     assert!(found.unwrap().unwrap_err().to_string().contains("broke the protocol"));
 }
 
 /// Submits 64 requests of several kinds.
-fn sixty_four(device: &dyn Device) -> Vec<Pending> {
+fn sixty_four(device: &dyn Device) -> Vec<PendingRequest> {
     let one = |index: u64| match index % 4 {
         0 => Request::read(index * 4096, Reservation::unpooled(4096)),
         1 => Request::write(index * 4096, Data::copy_of(&[1; 4096])),
         2 => Request::zero(index * 4096, 4096),
-        _ => Request::extents(index * 4096, 4096, Contexts::first()),
+        _ => Request::extents(index * 4096, 4096, ContextSet::first()),
     };
     (0..64).map(|index| device.submit(one(index))).collect()
 }
 
 #[test]
 fn a_cut_connection_fails_all_that_is_in_flight() {
-    let server = Scripted::start(|talk, _| {
-        handshake(talk, Replies::Structured)?;
+    let server = ScriptedServer::start(|talk, _| {
+        handshake(talk, ReplyForm::Structured)?;
         for _ in 0..20 {
             talk.receive_request()?;
         }
@@ -385,8 +398,8 @@ fn a_cut_connection_fails_all_that_is_in_flight() {
 
 #[test]
 fn silence_with_requests_in_flight_is_an_error_and_none_without() {
-    let server = Scripted::start(|talk, _| {
-        handshake(talk, Replies::Structured)?;
+    let server = ScriptedServer::start(|talk, _| {
+        handshake(talk, ReplyForm::Structured)?;
         let Some((request, _)) = talk.receive_request()? else { return Ok(()) };
         talk.send(&talk.done(&request, 0))?;
         talk.hang()
@@ -394,7 +407,7 @@ fn silence_with_requests_in_flight_is_an_error_and_none_without() {
     longer_and_longer(Duration::from_secs(1), |timeout| {
         with(
             &server,
-            blockhaul_client::Options { timeout, ..options() },
+            blockhaul_client::ConnectOptions { timeout, ..options() },
             move |device| async move {
                 blockhaul_io::sleep(timeout * 3 / 2).await;
                 device.submit(Request::flush()).await?;
@@ -446,12 +459,12 @@ fn bytes_that_come_slowly_are_no_silence() {
 }
 
 /// The result of a reply that takes longer than the timeout, in the head and in the payload.
-fn slowly(replies: Replies, timeout: Duration) -> Result<Vec<u8>, Error> {
+fn slowly(replies: ReplyForm, timeout: Duration) -> Result<Vec<u8>, Error> {
     let pause = timeout * 3 / 40;
     let server = scripted_reply(replies, move |talk, request| {
         let bytes = content(0, 120_000);
         let head = match talk.replies {
-            Replies::Simple => talk.simple(request.cookie, 0),
+            ReplyForm::Simple => talk.simple(request.cookie, 0),
             _ => {
                 let kind = magic::REPLY_OFFSET_DATA;
                 let head = talk.chunk_head(request, 1, kind, 120_008);
@@ -461,7 +474,7 @@ fn slowly(replies: Replies, timeout: Duration) -> Result<Vec<u8>, Error> {
         talk.send_slowly(&head, 1, pause)?;
         talk.send_slowly(&bytes, 4000, pause)
     });
-    let options = blockhaul_client::Options { timeout, ..options() };
+    let options = blockhaul_client::ConnectOptions { timeout, ..options() };
     with(&server, options, |device| async move { read(&*device, 0, 120_000).await }).unwrap()
 }
 
@@ -485,15 +498,15 @@ impl log::Log for Warnings {
 }
 
 /// A server that replies to a read byte by byte, so slowly that the reply never ends; and its name.
-fn trickle(min_rate: u64) -> (String, Result<Result<Vec<u8>, Error>, blockhaul_io::Elapsed>) {
+fn trickle(min_rate: u64) -> (String, Result<Result<Vec<u8>, Error>, blockhaul_io::TimeoutError>) {
     let pause = Duration::from_millis(20);
-    let server = scripted_reply(Replies::Simple, move |talk, request| {
+    let server = scripted_reply(ReplyForm::Simple, move |talk, request| {
         let head = talk.simple(request.cookie, 0);
         talk.send_slowly(&head, 100, pause)?;
         talk.send_slowly(&content(0, 120_000), 1, pause)
     });
     let timeout = Duration::from_millis(300);
-    let options = blockhaul_client::Options { timeout, min_rate, ..options() };
+    let options = blockhaul_client::ConnectOptions { timeout, min_rate, ..options() };
     let read = with(&server, options, move |device| async move {
         let name = device.facts().name.to_string();
         (name, blockhaul_io::timeout(timeout * 10, read(&*device, 0, 120_000)).await)
@@ -519,11 +532,15 @@ fn a_reply_that_never_ends_gets_a_warning_and_with_a_minimum_rate_an_error() {
 
 #[test]
 fn everything_byte_by_byte_works() {
-    let slow = How::Slow { first: Duration::ZERO, piece: Duration::from_micros(100) };
+    let slow = ReplyFaultKind::Slow { first: Duration::ZERO, piece: Duration::from_micros(100) };
     for replies in FORMS {
         let offer = offer().replies(replies);
-        let offer = offer.spoil(Spoil::from(Command::Read, 1, slow.clone()));
-        let server = Scripted::offer(offer.spoil(Spoil::from(Command::Write, 1, slow.clone())));
+        let offer = offer.spoil(ReplyFault::from(CommandCode::Read, 1, slow.clone()));
+        let server = ScriptedServer::offer(offer.spoil(ReplyFault::from(
+            CommandCode::Write,
+            1,
+            slow.clone(),
+        )));
         with(&server, options(), use_it).unwrap().unwrap();
     }
 }
@@ -532,7 +549,7 @@ fn everything_byte_by_byte_works() {
 #[test]
 fn payloads_around_the_size_of_socket_buffers() {
     for replies in FORMS {
-        let server = Scripted::offer(offer().replies(replies));
+        let server = ScriptedServer::offer(offer().replies(replies));
         with(&server, options(), |device| async move {
             let buffer = 208 << 10;
             let mut model = content(0, SIZE);
@@ -565,7 +582,7 @@ fn bytes_of(outcome: Result<Reply, Error>, len: usize) -> Vec<u8> {
 #[test]
 fn a_long_request_is_finished_after_its_device_is_dropped() {
     let size = 100 << 32;
-    let server = Scripted::start(move |talk, _| {
+    let server = ScriptedServer::start(move |talk, _| {
         talk.greet(1)?;
         loop {
             let (code, _) = talk.receive_option()?;
@@ -578,8 +595,8 @@ fn a_long_request_is_finished_after_its_device_is_dropped() {
         let mut zeroed = 0;
         while let Some((request, _)) = talk.receive_request()? {
             match request.command {
-                Command::Disconnect if zeroed == size => return Ok(()),
-                Command::Disconnect => return Err(format!("goodbye after {zeroed} bytes")),
+                CommandCode::Disconnect if zeroed == size => return Ok(()),
+                CommandCode::Disconnect => return Err(format!("goodbye after {zeroed} bytes")),
                 _ => zeroed += request.length,
             }
             talk.send(&talk.done(&request, 0))?;
@@ -601,10 +618,10 @@ fn a_long_request_is_finished_after_its_device_is_dropped() {
 #[test]
 fn a_dropped_device_ends_its_connection() {
     let (sender, ended) = std::sync::mpsc::channel();
-    let server = Scripted::start(move |talk, _| {
-        handshake(talk, Replies::Structured)?;
+    let server = ScriptedServer::start(move |talk, _| {
+        handshake(talk, ReplyForm::Structured)?;
         let Some((bye, _)) = talk.receive_request()? else { return Err("no goodbye".into()) };
-        if bye.command != Command::Disconnect {
+        if bye.command != CommandCode::Disconnect {
             return Err(format!("{:?} instead of a goodbye", bye.command));
         }
         let ended = match talk.receive_request()? {
@@ -617,7 +634,7 @@ fn a_dropped_device_ends_its_connection() {
     let uri = server.uri();
     // The worker continues: the client closes, not the end of the test.
     on_worker(move || async move {
-        drop(crate::common::open(&uri, blockhaul_client::Options::default()).await.unwrap());
+        drop(crate::common::open(&uri, blockhaul_client::ConnectOptions::default()).await.unwrap());
         while let Err(TryRecvError::Empty) = ended.try_recv() {
             blockhaul_io::sleep(Duration::from_millis(2)).await;
         }
@@ -626,7 +643,7 @@ fn a_dropped_device_ends_its_connection() {
 }
 
 /// The next request, which must be this one.
-fn expect(talk: &mut Conversation, command: Command) -> Said<Header> {
+fn expect(talk: &mut Conversation, command: CommandCode) -> ScriptResult<RequestHeader> {
     match talk.receive_request()? {
         Some((request, _)) if request.command == command => Ok(request),
         other => Err(format!("{other:?} instead of {command:?}")),
@@ -637,15 +654,15 @@ fn expect(talk: &mut Conversation, command: Command) -> Said<Header> {
 #[test]
 fn a_server_that_shuts_down_is_left_politely() {
     for replies in FORMS {
-        let server = Scripted::start(move |talk, _| {
+        let server = ScriptedServer::start(move |talk, _| {
             handshake(talk, replies)?;
-            let first = expect(talk, Command::Read)?;
-            let second = expect(talk, Command::Read)?;
+            let first = expect(talk, CommandCode::Read)?;
+            let second = expect(talk, CommandCode::Read)?;
             talk.send(&talk.done(&first, 108))?;
-            expect(talk, Command::Disconnect)?;
+            expect(talk, CommandCode::Disconnect)?;
             let bytes = content(second.offset, second.length);
             match replies {
-                Replies::Simple => {
+                ReplyForm::Simple => {
                     talk.send(&[talk.simple(second.cookie, 0), bytes].concat())?;
                 }
                 _ => {
@@ -678,14 +695,14 @@ fn a_server_that_shuts_down_is_left_politely() {
 #[test]
 fn the_goodbye_has_no_range() {
     for replies in FORMS {
-        let server = Scripted::start(move |talk, _| {
+        let server = ScriptedServer::start(move |talk, _| {
             handshake(talk, replies)?;
-            for command in [Command::Flush, Command::Disconnect] {
+            for command in [CommandCode::Flush, CommandCode::Disconnect] {
                 let request = expect(talk, command)?;
                 if (request.offset, request.length) != (0, 0) {
                     return Err(format!("{request:?} has a range"));
                 }
-                if command == Command::Flush {
+                if command == CommandCode::Flush {
                     talk.send(&talk.done(&request, 0))?;
                 }
             }
@@ -700,7 +717,7 @@ fn the_goodbye_has_no_range() {
 
 #[test]
 fn an_export_that_is_too_large_is_left_politely() {
-    let server = Scripted::start(move |talk, _| {
+    let server = ScriptedServer::start(move |talk, _| {
         talk.greet(3)?;
         loop {
             let (code, _) = talk.receive_option()?;
@@ -712,7 +729,7 @@ fn an_export_that_is_too_large_is_left_politely() {
             }
             talk.reply_option(code, magic::REP_ERR_UNSUP, &[])?;
         }
-        expect(talk, Command::Disconnect).map(drop)
+        expect(talk, CommandCode::Disconnect).map(drop)
     });
     let error = with(&server, options(), |_| async {}).unwrap_err();
     assert_eq!(error.kind(), Kind::TooLarge);
@@ -723,11 +740,11 @@ fn an_export_that_is_too_large_is_left_politely() {
 #[test]
 fn payload_lengths_are_flagged_with_extended_headers_only() {
     for replies in FORMS {
-        let server = Scripted::start(move |talk, _| {
+        let server = ScriptedServer::start(move |talk, _| {
             handshake(talk, replies)?;
-            for command in [Command::Write, Command::Trim, Command::Flush] {
+            for command in [CommandCode::Write, CommandCode::Trim, CommandCode::Flush] {
                 let request = expect(talk, command)?;
-                let due = command == Command::Write && replies == Replies::Extended;
+                let due = command == CommandCode::Write && replies == ReplyForm::Extended;
                 if request.flags.contains(CommandFlags::PAYLOAD_LEN) != due {
                     return Err(format!("{request:?} with {replies:?}"));
                 }
@@ -746,10 +763,10 @@ fn payload_lengths_are_flagged_with_extended_headers_only() {
 }
 
 /// Block status of 4096 bytes in two extents with these states, with the context's number.
-fn answer_status(talk: &mut Conversation, id: u32, states: [u32; 2]) -> Said {
-    let request = expect(talk, Command::BlockStatus)?;
+fn answer_status(talk: &mut Conversation, id: u32, states: [u32; 2]) -> ScriptResult {
+    let request = expect(talk, CommandCode::BlockStatus)?;
     let (kind, bytes) = match talk.replies {
-        Replies::Extended => {
+        ReplyForm::Extended => {
             let runs = states.map(|state| [2048, u64::from(state)].map(u64::to_be_bytes).concat());
             let head = [id, 2].map(u32::to_be_bytes).concat();
             (magic::REPLY_BLOCK_STATUS_EXT, [head, runs.concat()].concat())
@@ -763,7 +780,7 @@ fn answer_status(talk: &mut Conversation, id: u32, states: [u32; 2]) -> Said {
 }
 
 async fn states(device: &dyn Device) -> Result<Vec<(u64, u64)>, Error> {
-    let reply = device.submit(Request::extents(0, 4096, Contexts::first())).await?;
+    let reply = device.submit(Request::extents(0, 4096, ContextSet::first())).await?;
     let Reply::Extents(lists) = reply else { panic!("no extents") };
     Ok(lists[0].runs().iter().map(|run| (run.len, run.state)).collect())
 }
@@ -772,7 +789,7 @@ async fn states(device: &dyn Device) -> Result<Vec<(u64, u64)>, Error> {
 #[test]
 fn unknown_status_flags_are_ignored() {
     for replies in CHUNKS {
-        let server = Scripted::start(move |talk, _| {
+        let server = ScriptedServer::start(move |talk, _| {
             handshake(talk, replies)?;
             answer_status(talk, 9, [0xdead_bee3, 0x8000_0004])?;
             talk.hang()
@@ -787,12 +804,12 @@ fn unknown_status_flags_are_ignored() {
 /// number of a context.
 #[test]
 fn each_connection_is_negotiated_anew() {
-    let order = [Replies::Extended, Replies::Structured, Replies::Extended];
-    let server = Scripted::start(move |talk, number| {
+    let order = [ReplyForm::Extended, ReplyForm::Structured, ReplyForm::Extended];
+    let server = ScriptedServer::start(move |talk, number| {
         let id = [u32::MAX, 0, 77][number];
         handshake_numbered(talk, order[number], id)?;
         answer_status(talk, id, [3, 0])?;
-        expect(talk, Command::Disconnect).map(drop)
+        expect(talk, CommandCode::Disconnect).map(drop)
     });
     for _ in order {
         let found = with(&server, options(), |device| async move { states(&*device).await });
@@ -802,8 +819,8 @@ fn each_connection_is_negotiated_anew() {
 }
 
 /// Refuses options until `code`; refuses that as well, with `refusal`, and expects ABORT after it.
-fn refusing(code: u32, refusal: u32) -> Scripted {
-    Scripted::start(move |talk, _| {
+fn refusing(code: u32, refusal: u32) -> ScriptedServer {
+    ScriptedServer::start(move |talk, _| {
         talk.greet(3)?;
         loop {
             let (sent, _) = talk.receive_option()?;
@@ -832,7 +849,7 @@ fn a_client_says_goodbye_in_the_handshake() {
     server.finish().unwrap();
 
     let server = refusing(magic::OPT_LIST, magic::REP_ERR_POLICY);
-    let place = Place::parse(&server.uri()).unwrap();
+    let place = ConnectTarget::parse(&server.uri()).unwrap();
     on_worker(move || async move {
         let mut session = OptionSession::connect(place, &options()).await.unwrap();
         session.list().await.unwrap_err();
@@ -851,7 +868,7 @@ fn a_stopping_server_gets_an_abort() {
         server.finish().unwrap();
     }
     let server = refusing(magic::OPT_LIST, magic::REP_ERR_SHUTDOWN);
-    let place = Place::parse(&server.uri()).unwrap();
+    let place = ConnectTarget::parse(&server.uri()).unwrap();
     on_worker(move || async move {
         let mut session = OptionSession::connect(place, &options()).await.unwrap();
         assert_eq!(session.list().await.unwrap_err().kind(), Kind::ShuttingDown);

@@ -5,19 +5,23 @@ use std::time::Duration;
 
 use crate::common::{FORMS, SIZE, content, offer, on_worker, options, read, use_it, with};
 use blockhaul_block::{Error, Kind};
-use blockhaul_client::options::{OptionSession, Place};
-use blockhaul_testkit::peer::{Conversation, HandshakeFault, Said, Scripted, Style};
-use blockhaul_wire::{Command, Replies, magic};
+use blockhaul_client::options::{ConnectTarget, OptionSession};
+use blockhaul_testkit::peer::{
+    Conversation, HandshakeFault, HandshakeStyle, ScriptResult, ScriptedServer,
+};
+use blockhaul_wire::{CommandCode, ReplyForm, magic};
 
 /// The error of opening the server's export, if the server replies.
-fn refused(server: &Scripted) -> Error {
+fn refused(server: &ScriptedServer) -> Error {
     with(server, options(), |_| async {}).unwrap_err()
 }
 
 /// The error of opening the server's export, if it stops replying.
-fn given_up(server: &Scripted) -> Error {
-    let options =
-        blockhaul_client::Options { connect_timeout: Duration::from_millis(500), ..options() };
+fn given_up(server: &ScriptedServer) -> Error {
+    let options = blockhaul_client::ConnectOptions {
+        connect_timeout: Duration::from_millis(500),
+        ..options()
+    };
     with(server, options, |_| async {}).unwrap_err()
 }
 
@@ -47,7 +51,7 @@ fn handshakes_that_fail_say_why() {
         (Fault::Size(u64::MAX), Kind::TooLarge, "18446744073709551615"),
     ];
     for (fault, kind, text) in cases {
-        let server = Scripted::offer(offer().handshake(fault.clone()));
+        let server = ScriptedServer::offer(offer().handshake(fault.clone()));
         let error = match kind {
             Kind::TimedOut => given_up(&server),
             _ => refused(&server),
@@ -64,16 +68,17 @@ fn handshakes_that_fail_say_why() {
 #[test]
 fn servers_that_stop_or_close_at_any_option() {
     for number in 1..=3 {
-        let server = Scripted::offer(offer().handshake(HandshakeFault::StopAtOption(number)));
+        let server = ScriptedServer::offer(offer().handshake(HandshakeFault::StopAtOption(number)));
         assert_eq!(given_up(&server).kind(), Kind::TimedOut, "option {number}");
-        let server = Scripted::offer(offer().handshake(HandshakeFault::CloseAtOption(number)));
+        let server =
+            ScriptedServer::offer(offer().handshake(HandshakeFault::CloseAtOption(number)));
         assert_eq!(refused(&server).kind(), Kind::Disconnected, "option {number}");
     }
 }
 
 /// Asks a server for its exports that has these replies to this question, and then ends the connection.
 fn list_of(replies: &'static [(u32, &'static [u8])]) -> Result<usize, Error> {
-    let server = Scripted::start(move |talk: &mut Conversation, _| {
+    let server = ScriptedServer::start(move |talk: &mut Conversation, _| {
         talk.greet(3)?;
         loop {
             match talk.receive_option()? {
@@ -83,7 +88,7 @@ fn list_of(replies: &'static [(u32, &'static [u8])]) -> Result<usize, Error> {
         }
         replies.iter().try_for_each(|(kind, data)| talk.reply_option(magic::OPT_LIST, *kind, data))
     });
-    let place = Place::parse(&server.uri()).unwrap();
+    let place = ConnectTarget::parse(&server.uri()).unwrap();
     on_worker(move || async move {
         let mut session = OptionSession::connect(place, &options()).await.unwrap();
         session.list().await.map(|exports| exports.len())
@@ -104,13 +109,13 @@ fn a_list_of_exports_without_its_end_is_an_error() {
 #[test]
 fn garbage_instead_of_a_greeting() {
     for seed in 1..20 {
-        let server = Scripted::start(move |talk, _| {
+        let server = ScriptedServer::start(move |talk, _| {
             talk.send_garbage(seed, 5000)?;
             talk.hang()
         });
         assert_eq!(refused(&server).kind(), Kind::Io);
         // After a correct greeting.
-        let server = Scripted::start(move |talk, _| {
+        let server = ScriptedServer::start(move |talk, _| {
             talk.greet(3)?;
             talk.send_garbage(seed, 5000)?;
             talk.hang()
@@ -121,13 +126,18 @@ fn garbage_instead_of_a_greeting() {
 
 #[test]
 fn old_servers_are_used_as_they_are() {
-    let styles = [Style::Oldstyle, Style::Newstyle, Style::FixedWithoutGo, Style::Fixed];
+    let styles = [
+        HandshakeStyle::Oldstyle,
+        HandshakeStyle::Newstyle,
+        HandshakeStyle::FixedWithoutGo,
+        HandshakeStyle::Fixed,
+    ];
     for style in styles {
         for replies in FORMS {
-            if style == Style::FixedWithoutGo && replies == Replies::Extended {
+            if style == HandshakeStyle::FixedWithoutGo && replies == ReplyForm::Extended {
                 continue; // Such a server does not exist: there is no way on from there.
             }
-            let server = Scripted::offer(offer().style(style).replies(replies));
+            let server = ScriptedServer::offer(offer().style(style).replies(replies));
             with(&server, options(), use_it).unwrap().unwrap();
             server.finish().unwrap();
         }
@@ -138,7 +148,7 @@ fn old_servers_are_used_as_they_are() {
 #[test]
 fn a_server_that_knows_no_option_but_the_export_name() {
     for no_zeroes in [true, false] {
-        let server = Scripted::start(move |talk, _| {
+        let server = ScriptedServer::start(move |talk, _| {
             talk.greet(if no_zeroes { 3 } else { 1 })?;
             loop {
                 let (code, _) = talk.receive_option()?;
@@ -160,9 +170,9 @@ fn a_server_that_knows_no_option_but_the_export_name() {
 }
 
 /// Answers reads correctly, with simple replies.
-fn answer_reads(talk: &mut Conversation) -> Said {
+fn answer_reads(talk: &mut Conversation) -> ScriptResult {
     while let Some((request, _)) = talk.receive_request()? {
-        if request.command == Command::Disconnect {
+        if request.command == CommandCode::Disconnect {
             return Ok(());
         }
         let answer = talk.simple(request.cookie, 0);
@@ -190,10 +200,10 @@ fn odd_block_sizes_are_bent_into_shape_or_ignored() {
     ];
     for ((minimum, preferred, maximum), expected) in cases {
         let fault = HandshakeFault::BlockSizes(minimum, preferred, maximum);
-        let server = Scripted::offer(offer().handshake(fault));
+        let server = ScriptedServer::offer(offer().handshake(fault));
         let path = server.path().to_path_buf();
         let found = on_worker(move || async move {
-            let address = blockhaul_client::Address::Unix(path);
+            let address = blockhaul_client::ServerAddress::Unix(path);
             let connected = blockhaul_client::connect("test", &address, "", &options()).await?;
             let facts = connected.device.facts();
             Ok::<_, Error>((facts.block.minimum, facts.block.preferred, facts.block.maximum))
@@ -205,7 +215,7 @@ fn odd_block_sizes_are_bent_into_shape_or_ignored() {
 #[test]
 fn the_largest_size_and_none_are_taken() {
     for size in [0, 1, 511, i64::MAX as u64] {
-        let server = Scripted::offer(offer().handshake(HandshakeFault::Size(size)));
+        let server = ScriptedServer::offer(offer().handshake(HandshakeFault::Size(size)));
         let found = with(&server, options(), |device| async move { device.facts().size });
         assert_eq!(found.unwrap(), size);
     }
@@ -216,14 +226,14 @@ fn the_largest_size_and_none_are_taken() {
 fn a_slow_handshake_works_and_unknown_information_is_ignored() {
     let slow = HandshakeFault::Slow(Duration::from_millis(30));
     for fault in [slow, HandshakeFault::UnknownInfo] {
-        let server = Scripted::offer(offer().handshake(fault));
+        let server = ScriptedServer::offer(offer().handshake(fault));
         with(&server, options(), use_it).unwrap().unwrap();
     }
 }
 
 #[test]
 fn nobody_listens() {
-    let scratch = blockhaul_testkit::tools::Scratch::new().unwrap();
+    let scratch = blockhaul_testkit::tools::ScratchDir::new().unwrap();
     let nowhere = scratch.socket("nowhere");
     let uri = format!("nbd+unix:///?socket={}", nowhere.display());
     let error =
@@ -240,7 +250,7 @@ fn nobody_listens() {
 /// The server of `[ CMD ]` lives as long as a device that it serves, whichever code opened it.
 #[test]
 fn a_started_server_lives_as_long_as_its_devices() {
-    let Some(nbdkit) = blockhaul_testkit::tools::Peer::require("nbdkit") else { return };
+    let Some(nbdkit) = blockhaul_testkit::tools::PeerProgram::require("nbdkit") else { return };
     let program = nbdkit.program().to_path_buf();
     on_worker(move || async move {
         let registry = blockhaul_catalog::Registry {
@@ -250,7 +260,7 @@ fn a_started_server_lives_as_long_as_its_devices() {
             ..blockhaul_catalog::Registry::default()
         };
         let words = [program.as_os_str(), "pattern".as_ref(), "1M".as_ref()].map(Into::into);
-        let spec = blockhaul_catalog::Spec::Command(words.to_vec());
+        let spec = blockhaul_catalog::DeviceSpec::Command(words.to_vec());
         let stack =
             registry.open(&spec, Vec::new(), blockhaul_catalog::Intent::READ).await.unwrap();
         let device = stack.device().clone();

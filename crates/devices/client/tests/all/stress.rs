@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blockhaul_block::{DeviceExt, Request};
-use blockhaul_io::{Data, Remote, Runtime};
+use blockhaul_io::{Data, Runtime, WorkerHandle};
 use blockhaul_server::{Limits, Offers};
-use blockhaul_testkit::conform::{self, Content, Options, Subject};
+use blockhaul_testkit::conform::{self, ConformOptions, InitialContent, Subject};
 use blockhaul_testkit::fault::FaultDevice;
-use blockhaul_testkit::model::{Completion, Model, ModelDevice, Trim};
+use blockhaul_testkit::model::{CompletionOrder, Model, ModelDevice, TrimEffect};
 use blockhaul_testkit::rng::{self, Rng};
 
 const OFFERS: [Offers; 3] = [
@@ -21,15 +21,15 @@ const OFFERS: [Offers; 3] = [
 #[test]
 fn random_requests_match_the_model() {
     for (index, offers) in OFFERS.into_iter().enumerate() {
-        let options = Options {
+        let options = ConformOptions {
             rounds: 15,
             steps: 200,
             only: vec!["random_requests_match_the_model", "workers_write_disjoint_ranges"],
-            ..Options::default().content(Content::Zeroes)
+            ..ConformOptions::default().content(InitialContent::Zeroes)
         };
         conform::check(&format!("{offers:?}"), options, move || async move {
-            let model = Model::new(700_001).with_trim(Trim::Garbage).with_holes();
-            let model = ModelDevice::new(model, Completion::Shuffled(index as u64));
+            let model = Model::new(700_001).with_trim(TrimEffect::Garbage).with_holes();
+            let model = ModelDevice::new(model, CompletionOrder::Shuffled(index as u64));
             let device = FaultDevice::over(model, index as u64);
             device.reorder(20);
             device.delay_up_to(Duration::from_micros(300));
@@ -41,7 +41,7 @@ fn random_requests_match_the_model() {
                 ..Limits::default()
             };
             let serving = crate::common::serve(device, offers, limits, 2 << 20);
-            let stack = serving.open(blockhaul_client::Options::default()).await?;
+            let stack = serving.open(blockhaul_client::ConnectOptions::default()).await?;
             Ok(Subject::from(stack).keep(serving))
         });
     }
@@ -54,17 +54,18 @@ fn many_connections_keep_to_their_parts() {
     const LANES: u64 = 6;
     let seed = rng::seed();
     eprintln!("BLOCKHAUL_SEED={seed:#x}");
-    for engine in [blockhaul_io::Engine::Auto, blockhaul_io::Engine::Threads] {
-        let runtime = Runtime::start(&blockhaul_io::Config { workers: 3, engine }).unwrap();
-        let model = ModelDevice::new(Model::new(PART * LANES), Completion::Shuffled(seed));
+    for engine in [blockhaul_io::IoEngine::Auto, blockhaul_io::IoEngine::Threads] {
+        let runtime = Runtime::start(&blockhaul_io::RuntimeConfig { workers: 3, engine }).unwrap();
+        let model = ModelDevice::new(Model::new(PART * LANES), CompletionOrder::Shuffled(seed));
         let device = model.clone();
         let mirrors = runtime.block_on(move || async move {
             // Less memory than all lanes need at a time.
             let serving = crate::common::serve(device, OFFERS[0], Limits::default(), 1 << 20);
-            let stack = Arc::new(serving.open(blockhaul_client::Options::default()).await.unwrap());
+            let stack =
+                Arc::new(serving.open(blockhaul_client::ConnectOptions::default()).await.unwrap());
             let lanes = (0..LANES).map(|lane| {
                 let stack = stack.clone();
-                Remote::to(lane as usize).spawn(move || async move {
+                WorkerHandle::to(lane as usize).spawn(move || async move {
                     let device = stack.another().await.unwrap();
                     let mut rng = Rng::new(seed ^ lane);
                     let mut mirror = vec![0; PART as usize];

@@ -8,13 +8,13 @@ use std::time::Duration;
 
 use crate::common::{SIZE, content, on_worker, open, options, use_it};
 use blockhaul_block::Kind;
-use blockhaul_io::{Config as IoConfig, Listener, Pool, Runtime};
-use blockhaul_server::{Config, Limits, Offers, Server, Tls};
-use blockhaul_testkit::model::{Completion, Model, ModelDevice};
-use blockhaul_testkit::peer::{Conversation, Scripted};
-use blockhaul_testkit::tools::Scratch;
-use blockhaul_tls::{Acceptor, Credentials};
-use blockhaul_wire::{Command, Headers, magic, request};
+use blockhaul_io::{Listener, Pool, Runtime, RuntimeConfig as IoConfig};
+use blockhaul_server::{Limits, Offers, Server, ServerConfig, TlsPolicy};
+use blockhaul_testkit::model::{CompletionOrder, Model, ModelDevice};
+use blockhaul_testkit::peer::{Conversation, ScriptedServer};
+use blockhaul_testkit::tools::ScratchDir;
+use blockhaul_tls::{TlsAcceptor, TlsCredentials};
+use blockhaul_wire::{CommandCode, RequestForm, magic, request};
 use openssl::ssl::{ErrorCode, Ssl, SslContext, SslMethod, SslStream, SslVerifyMode};
 
 /// A key that both sides have.
@@ -22,7 +22,7 @@ const KEY: &str = "000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1
 
 struct Secured {
     server: Arc<Server>,
-    scratch: Scratch,
+    scratch: ScratchDir,
     keys: PathBuf,
     /// The server ends with it.
     _runtime: Runtime,
@@ -30,18 +30,18 @@ struct Secured {
 
 /// A server that requires TLS with pre-shared keys.
 fn secured() -> Secured {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let keys = scratch.path().join("keys.psk");
     std::fs::write(&keys, format!("alice:{KEY}\n")).unwrap();
-    let acceptor = Acceptor::new(&Credentials::Keys(keys.clone()), false).unwrap();
+    let acceptor = TlsAcceptor::new(&TlsCredentials::Keys(keys.clone()), false).unwrap();
     let model = Model::new(SIZE).with_content(content(0, SIZE));
-    let device = blockhaul_block::fence(ModelDevice::new(model, Completion::Deferred));
-    let server = Server::new(Config {
-        exports: blockhaul_catalog::Shared::new("", "", device),
+    let device = blockhaul_block::fence(ModelDevice::new(model, CompletionOrder::Deferred));
+    let server = Server::new(ServerConfig {
+        exports: blockhaul_catalog::SharedDevice::new("", "", device),
         limits: Limits::default(),
         offers: Offers::ALL,
         pool: Pool::new(64 << 20),
-        tls: Tls::Require(Arc::new(acceptor)),
+        tls: TlsPolicy::Require(Arc::new(acceptor)),
     });
     let runtime = Runtime::start(&IoConfig { workers: 1, ..IoConfig::default() }).unwrap();
     let there = server.clone();
@@ -101,10 +101,12 @@ fn a_disconnect_ends_tls_properly() {
     let secured = secured();
     let mut client = foreign(&secured);
     let mut requests = Vec::new();
-    for (command, offset, length) in [(Command::Read, 512, 4096), (Command::Disconnect, 0, 0)] {
+    for (command, offset, length) in
+        [(CommandCode::Read, 512, 4096), (CommandCode::Disconnect, 0, 0)]
+    {
         let flags = blockhaul_wire::CommandFlags::NONE;
-        let header = request::Header { flags, command, cookie: 7, offset, length };
-        header.emit(Headers::Compact, &mut requests).unwrap();
+        let header = request::RequestHeader { flags, command, cookie: 7, offset, length };
+        header.emit(RequestForm::Compact, &mut requests).unwrap();
     }
     client.write_all(&requests).unwrap();
     // The request before the disconnect is answered.
@@ -130,7 +132,7 @@ fn a_failed_tls_handshake_ends_the_session() {
     client.expect_close().unwrap();
 
     // A client ends the session, too.
-    let server = Scripted::start(|talk, _| {
+    let server = ScriptedServer::start(|talk, _| {
         talk.greet(3)?;
         let (code, _) = talk.receive_option()?;
         if code != magic::OPT_STARTTLS {
@@ -155,7 +157,7 @@ fn the_mode_of_a_connection_stays() {
     let secured = secured();
     let mut before = Conversation::connect(&secured.scratch.socket("server")).unwrap();
     before.hello(3).unwrap();
-    secured.server.set_tls(Tls::Off);
+    secured.server.set_tls(TlsPolicy::Off);
     // The first connection still requires TLS, and accepts it.
     let replies = before.option(magic::OPT_LIST, &[]).unwrap();
     assert_eq!(replies[0].kind, magic::REP_ERR_TLS_REQD);

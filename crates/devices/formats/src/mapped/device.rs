@@ -2,40 +2,43 @@
 
 use std::sync::Arc;
 
-use super::image::Image;
-use super::parts::Parts;
+use super::image::MappedImage;
+use super::parts::MappedParts;
 use super::{extents, read};
 use crate::assembly::{RunReader as _, packed_pool, piece_pool};
 use blockhaul_block::{
-    Access, BASE_ALLOCATION, BlockSizes, Can, Device, Error, Facts, FileRange, Kind, Op, Pending,
-    Request,
+    BASE_ALLOCATION, BlockSizes, Can, Device, Error, Facts, FileRange, Kind, LeaseAccess, Op,
+    PendingRequest, Request,
 };
 
 /// An open image.
-pub(super) struct Handle {
+pub(super) struct MappedDevice {
     facts: Arc<Facts>,
-    parts: Arc<Parts>,
+    parts: Arc<MappedParts>,
 }
 
-impl Handle {
+impl MappedDevice {
     /// A handle over its own handles to the devices. All of them are fenced and have all
     /// emulations.
     pub(super) fn new(
         name: &str,
-        image: Arc<Image>,
+        image: Arc<MappedImage>,
         files: Vec<Arc<dyn Device>>,
         backing: Option<Arc<dyn Device>>,
-    ) -> Handle {
+    ) -> MappedDevice {
         let facts = Arc::new(facts(name, &image, &files, backing.as_ref()));
         let pieces = piece_pool();
         let packed = packed_pool(read::longest_packed(image.unit));
-        Handle { facts, parts: Arc::new(Parts { image, files, backing, pieces, packed }) }
+        MappedDevice {
+            facts,
+            parts: Arc::new(MappedParts { image, files, backing, pieces, packed }),
+        }
     }
 }
 
 fn facts(
     name: &str,
-    image: &Image,
+    image: &MappedImage,
     files: &[Arc<dyn Device>],
     backing: Option<&Arc<dyn Device>>,
 ) -> Facts {
@@ -66,26 +69,28 @@ fn facts(
     facts
 }
 
-impl Device for Handle {
+impl Device for MappedDevice {
     fn facts(&self) -> Arc<Facts> {
         self.facts.clone()
     }
 
-    fn submit(&self, request: Request) -> Pending {
+    fn submit(&self, request: Request) -> PendingRequest {
         let Request { op, at, len, flags } = request;
         match op {
             Op::Read(room) => read::submit(&self.parts, at, room),
             Op::Extents(contexts) => {
                 let parts = self.parts.clone();
                 let range = (at, at.saturating_add(len));
-                Pending::start(async move { extents::list(&parts, range, contexts, flags).await })
+                PendingRequest::start(
+                    async move { extents::list(&parts, range, contexts, flags).await },
+                )
             }
             _ => Error::new(Kind::ReadOnly, "images of this format are read-only").into(),
         }
     }
 
-    fn file_at(&self, at: u64, len: u64, access: Access) -> Option<FileRange> {
-        if access != Access::Read {
+    fn file_at(&self, at: u64, len: u64, access: LeaseAccess) -> Option<FileRange> {
+        if access != LeaseAccess::Read {
             return None;
         }
         let parts = &self.parts;

@@ -2,23 +2,23 @@
 
 use std::sync::Arc;
 
-use blockhaul_block::{Contexts, Device, Extents, Flags, HOLE, Outcome, Result, ZERO};
+use blockhaul_block::{ContextSet, Device, Extents, HOLE, Outcome, RequestFlags, Result, ZERO};
 
-use super::map::{Place, Run};
-use super::parts::Parts;
+use super::map::{DiskPlace, Run};
+use super::parts::MappedParts;
 use crate::extents::{PlaceBelow, StateReader, add_below, base_of, lists};
 
 /// One list for each context.
 pub(super) async fn list(
-    parts: &Parts,
+    parts: &MappedParts,
     range: (u64, u64),
-    contexts: Contexts,
-    flags: Flags,
+    contexts: ContextSet,
+    flags: RequestFlags,
 ) -> Outcome {
     lists(contexts, flags, async |_, most| parts.states((), range, most).await).await
 }
 
-impl StateReader for Parts {
+impl StateReader for MappedParts {
     /// Holes and zeroes.
     type List = ();
 
@@ -28,19 +28,19 @@ impl StateReader for Parts {
 
     async fn add(&self, (): (), run: Run, most: usize, all: &mut Extents) -> Result<()> {
         let state = match (run.place, &self.backing) {
-            (Place::Data { file, at }, _) if self.image.map.is_flat(file) => {
+            (DiskPlace::Data { file, at }, _) if self.image.map.is_flat(file) => {
                 let device = self.files.get(file).ok_or_else(blockhaul_block::Error::misfit)?;
                 let size = self.image.lens.get(file).copied().unwrap_or(0);
                 return add_below(place(device, at, size, ZERO), run.len, most, all, |state| state)
                     .await;
             }
-            (Place::Below, Some(backing)) => {
+            (DiskPlace::Below, Some(backing)) => {
                 let place = place(backing, run.at, backing.facts().size, HOLE | ZERO);
                 return add_below(place, run.len, most, all, |state| state).await;
             }
-            (Place::Data { .. } | Place::Packed { .. }, _) => 0,
-            (Place::Zero { stored: true }, _) => ZERO,
-            (Place::Zero { stored: false } | Place::Below, _) => HOLE | ZERO,
+            (DiskPlace::Data { .. } | DiskPlace::Packed { .. }, _) => 0,
+            (DiskPlace::Zero { stored: true }, _) => ZERO,
+            (DiskPlace::Zero { stored: false } | DiskPlace::Below, _) => HOLE | ZERO,
         };
         all.push(run.len, state);
         Ok(())

@@ -2,11 +2,11 @@
 
 use blockhaul_block::Result;
 
-use super::pages::Look;
+use super::pages::TableLookup;
 
 /// Where a part of the disk is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum DiskPlace {
     /// Plain bytes of a file of the image, at this offset.
     Data { file: usize, at: u64 },
     /// A compressed block of the disk, at this offset of a file; it has at most `most` bytes there,
@@ -19,17 +19,17 @@ pub(crate) enum Place {
 }
 
 /// A run of bytes of the disk in one place.
-pub(crate) type Run = crate::assembly::Run<Place>;
+pub(crate) type Run = crate::assembly::DiskRun<DiskPlace>;
 
 /// Where the bytes of a disk are.
-pub(crate) trait Map: Send + Sync {
+pub(crate) trait BlockMap: Send + Sync {
     /// The place of the byte at `at`, which is within the disk, and the number of bytes from there
     /// on that follow it in the same place, at least 1. `None` if a page of a table must be read
     /// first, which `look` has noted.
     ///
     /// # Errors
     /// If an entry of a table is impossible.
-    fn find(&self, at: u64, look: &mut Look<'_>) -> Result<Option<(u64, Place)>>;
+    fn find(&self, at: u64, look: &mut TableLookup<'_>) -> Result<Option<(u64, DiskPlace)>>;
 
     /// Whether plain bytes of a file may be holes of that file, so that its extents are asked for.
     fn is_flat(&self, _file: usize) -> bool {
@@ -38,7 +38,7 @@ pub(crate) trait Map: Send + Sync {
 }
 
 /// How compressed blocks are found and unpacked.
-pub(crate) trait Unpack: Send + Sync {
+pub(crate) trait BlockUnpacker: Send + Sync {
     /// Length in bytes of the header before the compressed bytes.
     fn header(&self) -> usize;
 

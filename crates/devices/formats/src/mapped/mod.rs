@@ -1,4 +1,4 @@
-//! Images that are only read: a format maps offsets of the disk to places in files ([`Map`]), and
+//! Images that are only read: a format maps offsets of the disk to places in files ([`BlockMap`]), and
 //! this module answers requests for all such formats.
 //!
 //! `map` is what a format says, and `image` an open image. `pages` keeps tables in bounded memory,
@@ -19,10 +19,10 @@ mod walk;
 use blockhaul_catalog::{Param, ParamKind};
 
 pub(crate) use errors::{check_within, checked_size, damaged, other_file, unsupported, usage};
-pub(crate) use image::Found;
-pub(crate) use map::{Map, Place, Unpack};
-pub(crate) use open::{Files, Opener, open};
-pub(crate) use pages::Look;
+pub(crate) use image::MappedFormat;
+pub(crate) use map::{BlockMap, BlockUnpacker, DiskPlace};
+pub(crate) use open::{ImageFileOpener, ImageFiles, open};
+pub(crate) use pages::TableLookup;
 
 /// The option `backing` of formats with parents, and the policy for names.
 pub(crate) const NAMES: Param = Param {

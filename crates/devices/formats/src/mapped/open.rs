@@ -3,27 +3,29 @@
 use std::sync::Arc;
 
 use blockhaul_block::{Device, Error, Kind, Result, fence};
-use blockhaul_catalog::{Another, Intent, OpenContext, Opened, Opening, Target};
+use blockhaul_catalog::{
+    BackendTarget, HandleOpener, Intent, OpenContext, OpenFuture, OpenedDevice,
+};
 
-use super::device::Handle;
+use super::device::MappedDevice;
 use super::errors::{unsupported, usage};
-use super::image::{Found, Image};
-use crate::named::{Namer, Storage, context_for_names, folder_of};
+use super::image::{MappedFormat, MappedImage};
+use crate::named::{ChainFile, NamingImage, context_for_names, folder_of};
 use crate::storage::len_of;
 
 /// Memory for tables if no option says otherwise, in bytes.
 const MEMORY: u64 = 32 << 20;
 
 /// The files of an image, and what is under it.
-pub(crate) struct Files {
-    pub(crate) files: Vec<Storage>,
-    pub(crate) backing: Option<Storage>,
+pub(crate) struct ImageFiles {
+    pub(crate) files: Vec<ChainFile>,
+    pub(crate) backing: Option<ChainFile>,
 }
 
 /// Opens files of an image.
-pub(crate) struct Opener<'a> {
+pub(crate) struct ImageFileOpener<'a> {
     pub(crate) format: &'static str,
-    target: &'a Target,
+    target: &'a BackendTarget,
     /// For names in the image.
     names: OpenContext,
     /// The description of the device that holds the image.
@@ -31,16 +33,16 @@ pub(crate) struct Opener<'a> {
     intent: Intent,
 }
 
-impl Opener<'_> {
+impl ImageFileOpener<'_> {
     /// The device that the user named as the one under the image.
-    pub(crate) async fn own_backing(&self) -> Result<Option<Storage>> {
+    pub(crate) async fn own_backing(&self) -> Result<Option<ChainFile>> {
         let Some(description) = self.target.args.text("backing") else { return Ok(None) };
         self.own(description).await.map(Some)
     }
 
     /// Opens a device that the user named.
-    pub(crate) async fn own(&self, description: &str) -> Result<Storage> {
-        Ok(Storage::new(self.target.context.open(description, self.intent).await?))
+    pub(crate) async fn own(&self, description: &str) -> Result<ChainFile> {
+        Ok(ChainFile::new(self.target.context.open(description, self.intent).await?))
     }
 
     /// Opens a file that the image `file` names, as `scheme:` or, without one, as raw bytes. Only
@@ -51,28 +53,28 @@ impl Opener<'_> {
         named: &str,
         scheme: Option<&str>,
         option: &str,
-    ) -> Result<Storage> {
+    ) -> Result<ChainFile> {
         let folder = folder_of(self.description);
-        let from = Namer { format: self.format, file, folder: folder.as_deref() };
+        let from = NamingImage { format: self.format, file, folder: folder.as_deref() };
         let path = from.path(named, option)?;
         let description = match scheme {
             Some(scheme) => format!("{scheme}:{}", path.replace('%', "%25").replace('?', "%3f")),
             None => path,
         };
         let opened = from.open(&self.names, named, &description, option, self.intent).await?;
-        Ok(Storage::new(opened))
+        Ok(ChainFile::new(opened))
     }
 }
 
 /// Opens an image: `read` finds out what the files say, and adds further ones.
 pub(crate) async fn open<'a, F, R>(
     format: &'static str,
-    target: &'a Target,
+    target: &'a BackendTarget,
     read: F,
-) -> Result<Opened>
+) -> Result<OpenedDevice>
 where
-    F: FnOnce(Opener<'a>, Storage) -> R,
-    R: Future<Output = Result<(Found, Files)>>,
+    F: FnOnce(ImageFileOpener<'a>, ChainFile) -> R,
+    R: Future<Output = Result<(MappedFormat, ImageFiles)>>,
 {
     let description = target.text()?;
     if description.is_empty() {
@@ -84,49 +86,49 @@ where
         return Err(unsupported(format, "images of this format are read-only", way));
     }
     let intent = Intent { direct: target.intent.direct, ..Intent::READ_IMAGE };
-    let storage = Storage::new(target.context.open(description, intent).await?);
+    let storage = ChainFile::new(target.context.open(description, intent).await?);
     let name = storage.device.facts().name.clone();
     let names = context_for_names(target);
-    let opener = Opener { format, target, names, description, intent };
+    let opener = ImageFileOpener { format, target, names, description, intent };
     let (found, files) = read(opener, storage).await.map_err(|error| error.on(&name))?;
     if found.size > i64::MAX.unsigned_abs() || !found.unit.is_power_of_two() {
         return Err(Error::new(Kind::Io, format!("{format}: a disk of {} bytes", found.size)));
     }
     let lens = files.files.iter().map(|storage| len_of(&storage.device.facts())).collect();
     let memory = target.args.size("cache").unwrap_or(MEMORY);
-    let image = Arc::new(Image::new(format, found, lens, memory));
-    let open = Arc::new(Open { name, image, files });
-    let has_more = open.files.all().any(Storage::has_more);
+    let image = Arc::new(MappedImage::new(format, found, lens, memory));
+    let open = Arc::new(OpenImage { name, image, files });
+    let has_more = open.files.all().any(ChainFile::has_more);
     let device = open.handle();
-    let more = has_more.then(|| Arc::new(More(open)) as Arc<dyn Another>);
-    Ok(Opened { device, more })
+    let more = has_more.then(|| Arc::new(MappedHandles(open)) as Arc<dyn HandleOpener>);
+    Ok(OpenedDevice { device, more })
 }
 
-impl Files {
+impl ImageFiles {
     /// Of one file.
-    pub(crate) fn one(file: Storage, backing: Option<Storage>) -> Files {
-        Files { files: vec![file], backing }
+    pub(crate) fn one(file: ChainFile, backing: Option<ChainFile>) -> ImageFiles {
+        ImageFiles { files: vec![file], backing }
     }
 
-    fn all(&self) -> impl Iterator<Item = &Storage> {
+    fn all(&self) -> impl Iterator<Item = &ChainFile> {
         self.files.iter().chain(&self.backing)
     }
 }
 
 /// An open image with the first handles of its files.
-struct Open {
+struct OpenImage {
     name: Arc<str>,
-    image: Arc<Image>,
-    files: Files,
+    image: Arc<MappedImage>,
+    files: ImageFiles,
 }
 
-impl Open {
+impl OpenImage {
     fn over(
         &self,
         files: Vec<Arc<dyn Device>>,
         backing: Option<Arc<dyn Device>>,
     ) -> Arc<dyn Device> {
-        fence(Arc::new(Handle::new(&self.name, self.image.clone(), files, backing)))
+        fence(Arc::new(MappedDevice::new(&self.name, self.image.clone(), files, backing)))
     }
 
     fn handle(&self) -> Arc<dyn Device> {
@@ -147,10 +149,10 @@ impl Open {
     }
 }
 
-struct More(Arc<Open>);
+struct MappedHandles(Arc<OpenImage>);
 
-impl Another for More {
-    fn another(&self) -> Opening<Arc<dyn Device>> {
+impl HandleOpener for MappedHandles {
+    fn another(&self) -> OpenFuture<Arc<dyn Device>> {
         let open = self.0.clone();
         Box::pin(async move { open.another().await })
     }

@@ -19,29 +19,29 @@ type Page = Arc<[u8]>;
 pub(super) type Key = (usize, u64);
 
 /// The pages that were used lately.
-pub(super) struct Pages {
+pub(super) struct TablePages {
     format: &'static str,
     /// Length in bytes of each file.
     lens: Vec<u64>,
     /// Maximum number of pages in a generation.
     most: usize,
-    generations: Mutex<Generations>,
+    generations: Mutex<PageGenerations>,
     /// One task reads a page at a time; others wait for it.
     loading: Arc<RangeLocks>,
 }
 
 /// When the young generation is full, it becomes the old one, whose pages are dropped.
 #[derive(Default)]
-struct Generations {
+struct PageGenerations {
     young: HashMap<Key, Page>,
     old: HashMap<Key, Page>,
 }
 
-impl Pages {
+impl TablePages {
     /// A cache of at most `memory` bytes; at least four pages.
-    pub(super) fn new(format: &'static str, lens: Vec<u64>, memory: u64) -> Pages {
+    pub(super) fn new(format: &'static str, lens: Vec<u64>, memory: u64) -> TablePages {
         let most = usize::try_from(memory / PAGE / 2).unwrap_or(usize::MAX).max(2);
-        Pages { format, lens, most, generations: Mutex::default(), loading: Arc::default() }
+        TablePages { format, lens, most, generations: Mutex::default(), loading: Arc::default() }
     }
 
     fn find(&self, key: Key) -> Option<Page> {
@@ -54,7 +54,7 @@ impl Pages {
         Some(page)
     }
 
-    fn keep(&self, all: &mut Generations, key: Key, page: Page) {
+    fn keep(&self, all: &mut PageGenerations, key: Key, page: Page) {
         if all.young.len() >= self.most {
             all.old = std::mem::take(&mut all.young);
         }
@@ -81,16 +81,16 @@ impl Pages {
 }
 
 /// A look at tables that are in memory, which notes the page that is missing.
-pub(crate) struct Look<'a> {
-    pages: &'a Pages,
+pub(crate) struct TableLookup<'a> {
+    pages: &'a TablePages,
     /// The pages used last: tables of two levels take turns.
     last: [Option<(Key, Page)>; 2],
     pub(super) missing: Option<Key>,
 }
 
-impl<'a> Look<'a> {
-    pub(super) fn new(pages: &'a Pages) -> Look<'a> {
-        Look { pages, last: [None, None], missing: None }
+impl<'a> TableLookup<'a> {
+    pub(super) fn new(pages: &'a TablePages) -> TableLookup<'a> {
+        TableLookup { pages, last: [None, None], missing: None }
     }
 
     /// Adds a page that was read, as the cache may have dropped it already.
@@ -154,7 +154,7 @@ mod tests {
 
     #[test]
     fn used_pages_stay_and_memory_is_bounded() {
-        let pages = Pages::new("test", vec![u64::MAX], 8 * PAGE);
+        let pages = TablePages::new("test", vec![u64::MAX], 8 * PAGE);
         for number in 0..100_u64 {
             let page: Page = Arc::from([0]);
             pages.keep(&mut pages.generations.lock().unwrap(), (0, number * PAGE), page);

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use blockhaul_block::Device;
 use blockhaul_io::Pool;
 
-use super::image::Image;
+use super::image::MappedImage;
 
 /// What requests work with.
-pub(super) struct Parts {
-    pub(super) image: Arc<Image>,
+pub(super) struct MappedParts {
+    pub(super) image: Arc<MappedImage>,
     pub(super) files: Vec<Arc<dyn Device>>,
     pub(super) backing: Option<Arc<dyn Device>>,
     /// Memory for pieces of requests that are in several places.

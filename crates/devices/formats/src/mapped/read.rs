@@ -3,12 +3,12 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use blockhaul_block::{Device, Error, Kind, Outcome, Pending, Result};
+use blockhaul_block::{Device, Error, Kind, Outcome, PendingRequest, Result};
 use blockhaul_io::{Buf, Data, Pool, Reservation};
 
 use super::errors::damaged;
-use super::map::{Place, Run, Unpack};
-use super::parts::Parts;
+use super::map::{BlockUnpacker, DiskPlace, Run};
+use super::parts::MappedParts;
 use crate::assembly::{PackedBlock, PlainBytes, RunReader};
 use crate::block_cache::BlockCache;
 use crate::bytes::index;
@@ -24,7 +24,7 @@ pub(super) fn longest_packed(unit: u64) -> u64 {
 }
 
 /// Starts a read of a range within the disk.
-pub(super) fn submit(parts: &Arc<Parts>, at: u64, room: Reservation) -> Pending {
+pub(super) fn submit(parts: &Arc<MappedParts>, at: u64, room: Reservation) -> PendingRequest {
     let Some(end) = at.checked_add(room.len() as u64) else {
         return Error::new(Kind::Invalid, "beyond the end").into();
     };
@@ -40,10 +40,10 @@ pub(super) fn submit(parts: &Arc<Parts>, at: u64, room: Reservation) -> Pending 
         None => room,
     };
     let parts = parts.clone();
-    Pending::start(async move { parts.read(at, end, room).await })
+    PendingRequest::start(async move { parts.read(at, end, room).await })
 }
 
-impl Parts {
+impl MappedParts {
     async fn read(&self, at: u64, end: u64, room: Reservation) -> Outcome {
         let mut steps = u64::MAX;
         let runs = self.image.runs(&self.files, (at, end), usize::MAX, &mut steps).await?;
@@ -53,7 +53,7 @@ impl Parts {
     /// Unpacks whole blocks into their places in a buffer that begins with byte `at` of the disk.
     async fn unpack_group(&self, runs: &[Run], at: u64, buf: Buf) -> Result<Buf> {
         let places = runs.iter().filter_map(|run| match run.place {
-            Place::Packed { file, at, most } => Some((run, file, at, u64::from(most))),
+            DiskPlace::Packed { file, at, most } => Some((run, file, at, u64::from(most))),
             _ => None,
         });
         let Some((_, file, _, _)) = places.clone().next() else { return Err(Error::misfit()) };
@@ -62,7 +62,7 @@ impl Parts {
         let ends = places.clone().map(|(_, _, at, most)| at.saturating_add(most));
         let end = ends.max().unwrap_or(start).min(len);
         let jobs: Vec<_> = places
-            .map(|(run, _, host, most)| Job {
+            .map(|(run, _, host, most)| UnpackJob {
                 at: run.at,
                 out: index(run.at - at)..index(run.end() - at),
                 packed: index(host - start)..index(host.saturating_add(most).min(end) - start),
@@ -88,7 +88,7 @@ impl Parts {
         &self,
         device: &Arc<dyn Device>,
         file_len: u64,
-        (job, needed): (Job, usize),
+        (job, needed): (UnpackJob, usize),
         buf: Buf,
     ) -> Result<Buf> {
         let format = self.image.format;
@@ -98,22 +98,22 @@ impl Parts {
         }
         let bytes = storage::packed(device, &self.packed, job.host, needed).await?;
         let unpack = self.image.unpack.clone().ok_or_else(Error::misfit)?;
-        let job = Job { packed: 0..bytes.len(), ..job };
+        let job = UnpackJob { packed: 0..bytes.len(), ..job };
         let work = move || carry_out(format, &*unpack, &bytes, vec![job], buf, index(needed));
         let (buf, long) = blockhaul_io::offload(work).await.map_err(|lost| self.lost(lost))??;
         if long.is_empty() { Ok(buf) } else { Err(Error::misfit()) }
     }
 
-    fn lost(&self, lost: blockhaul_io::Lost) -> Error {
+    fn lost(&self, lost: blockhaul_io::LostCompletion) -> Error {
         Error::new(Kind::Io, format!("{}: cannot unpack", self.image.format)).because(lost)
     }
 }
 
-impl RunReader for Parts {
-    type Place = Place;
+impl RunReader for MappedParts {
+    type Place = DiskPlace;
 
-    fn packed(place: Place) -> Option<PackedBlock> {
-        let Place::Packed { file, at, most } = place else { return None };
+    fn packed(place: DiskPlace) -> Option<PackedBlock> {
+        let DiskPlace::Packed { file, at, most } = place else { return None };
         Some(PackedBlock { file, at, len: most.into() })
     }
 
@@ -137,10 +137,10 @@ impl RunReader for Parts {
 
     fn plain(&self, run: Run) -> Option<PlainBytes<'_>> {
         let (device, at, end) = match (run.place, &self.backing) {
-            (Place::Data { file, at }, _) => {
+            (DiskPlace::Data { file, at }, _) => {
                 (self.files.get(file)?, at, *self.image.lens.get(file)?)
             }
-            (Place::Below, Some(backing)) => (backing, run.at, backing.facts().size),
+            (DiskPlace::Below, Some(backing)) => (backing, run.at, backing.facts().size),
             _ => return None,
         };
         PlainBytes::within(device, (at, end), run.len)
@@ -156,7 +156,7 @@ impl RunReader for Parts {
 }
 
 /// A block to unpack.
-struct Job {
+struct UnpackJob {
     /// Its offset on the disk.
     at: u64,
     /// Its place in the buffer.
@@ -168,17 +168,17 @@ struct Job {
 }
 
 /// Blocks that need more compressed bytes than were read, and how many.
-type Long = Vec<(Job, usize)>;
+type LongBlocks = Vec<(UnpackJob, usize)>;
 
 /// Unpacks blocks, on any thread. A block has at most `longest` compressed bytes.
 fn carry_out(
     format: &str,
-    unpack: &dyn Unpack,
+    unpack: &dyn BlockUnpacker,
     bytes: &Data,
-    jobs: Vec<Job>,
+    jobs: Vec<UnpackJob>,
     mut buf: Buf,
     longest: usize,
-) -> Result<(Buf, Long)> {
+) -> Result<(Buf, LongBlocks)> {
     let mut long = Vec::new();
     for job in jobs {
         let bad = |why: String| bad_block(format, job.at, &why);

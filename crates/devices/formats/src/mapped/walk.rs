@@ -5,16 +5,16 @@ use std::sync::Arc;
 use blockhaul_block::{Device, Error, Result};
 
 use super::errors::damaged;
-use super::image::Image;
-use super::map::{Place, Run};
-use super::pages::Look;
+use super::image::MappedImage;
+use super::map::{DiskPlace, Run};
+use super::pages::TableLookup;
 
-impl Image {
+impl MappedImage {
     /// The runs of a range that is within the disk, at least one of them; ends early when there are
     /// more than `most`. `None` if a table must be read first.
     pub(super) fn runs_now(&self, at: u64, end: u64, most: usize) -> Option<Result<Vec<Run>>> {
-        let mut walk = Walk { next: at, end, most, steps: u64::MAX, runs: Vec::new() };
-        let mut look = Look::new(&self.pages);
+        let mut walk = RunWalk { next: at, end, most, steps: u64::MAX, runs: Vec::new() };
+        let mut look = TableLookup::new(&self.pages);
         match self.walk(&mut walk, &mut look) {
             Err(error) => Some(Err(error)),
             Ok(()) if look.missing.is_some() => None,
@@ -31,8 +31,8 @@ impl Image {
         most: usize,
         steps: &mut u64,
     ) -> Result<Vec<Run>> {
-        let mut walk = Walk { next: at, end, most, steps: *steps, runs: Vec::new() };
-        let mut look = Look::new(&self.pages);
+        let mut walk = RunWalk { next: at, end, most, steps: *steps, runs: Vec::new() };
+        let mut look = TableLookup::new(&self.pages);
         loop {
             self.walk(&mut walk, &mut look)?;
             let Some(key) = look.missing else { break };
@@ -44,7 +44,7 @@ impl Image {
     }
 
     /// Goes on until the walk has ended, or a page is missing.
-    fn walk(&self, walk: &mut Walk, look: &mut Look<'_>) -> Result<()> {
+    fn walk(&self, walk: &mut RunWalk, look: &mut TableLookup<'_>) -> Result<()> {
         while walk.next < walk.end && walk.runs.len() <= walk.most && walk.steps > 0 {
             let Some((len, place)) = self.map.find(walk.next, look)? else { return Ok(()) };
             if len == 0 {
@@ -61,7 +61,7 @@ impl Image {
 
     /// Refuses data that begins beyond the end of its file.
     fn check(&self, run: &Run) -> Result<()> {
-        let (Place::Data { file, at } | Place::Packed { file, at, .. }) = run.place else {
+        let (DiskPlace::Data { file, at } | DiskPlace::Packed { file, at, .. }) = run.place else {
             return Ok(());
         };
         let len = self.lens.get(file).copied().ok_or_else(Error::misfit)?;
@@ -77,7 +77,7 @@ impl Image {
 }
 
 /// A search for runs.
-struct Walk {
+struct RunWalk {
     next: u64,
     end: u64,
     /// Number of runs that is enough; the last one may still grow.
@@ -91,10 +91,10 @@ struct Walk {
 fn push(runs: &mut Vec<Run>, run: Run) {
     if let Some(last) = runs.last_mut() {
         let follows = match (last.place, run.place) {
-            (Place::Data { file, at }, Place::Data { file: other, at: next }) => {
+            (DiskPlace::Data { file, at }, DiskPlace::Data { file: other, at: next }) => {
                 file == other && at.checked_add(last.len) == Some(next)
             }
-            (Place::Packed { .. }, _) => false,
+            (DiskPlace::Packed { .. }, _) => false,
             (one, other) => one == other,
         };
         if follows {

@@ -8,16 +8,16 @@ use std::sync::Arc;
 use blockhaul_block::{Device, Error, Result};
 use blockhaul_catalog::OpenContext;
 
-use super::chain::{Base, CHANGE, open_base};
+use super::chain::{CHANGE, ChainBase, open_base};
 use super::error::{unsupported, usage};
 use super::header::{COMPATIBLE_AT, Header, compatible, incompatible, upgraded};
-use super::image::Head;
+use super::image::FileHeader;
 use super::snapshot_change::add_sizes;
 use crate::storage::{self, len_of};
 
 /// What is to be changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Amend {
+pub struct AmendOptions {
     /// Make it version 3 of the format, if it is version 2.
     pub upgrade: bool,
     /// Whether other programs may write refcounts late. Needs version 3.
@@ -30,8 +30,8 @@ pub struct Amend {
 /// [`Kind::Usage`](blockhaul_block::Kind::Usage) if version 2 cannot say it,
 /// [`Kind::Unsupported`](blockhaul_block::Kind::Unsupported) if the image must be repaired first, or if its
 /// header has no room, and those of the device.
-pub async fn amend(context: &OpenContext, description: &str, change: Amend) -> Result<()> {
-    let Base { file, head, .. } = open_base(context, description, CHANGE, |_| false).await?;
+pub async fn amend(context: &OpenContext, description: &str, change: AmendOptions) -> Result<()> {
+    let ChainBase { file, head, .. } = open_base(context, description, CHANGE, |_| false).await?;
     let file = file.device;
     let shown = file.facts().name.clone();
     let named = |error: Error| error.on(&shown);
@@ -51,7 +51,7 @@ pub async fn amend(context: &OpenContext, description: &str, change: Amend) -> R
     Ok(())
 }
 
-fn refuse(header: &Header, change: Amend) -> Result<()> {
+fn refuse(header: &Header, change: AmendOptions) -> Result<()> {
     if header.has(incompatible::DIRTY | incompatible::CORRUPT) {
         let way = "repair it first with \"blockhaul check --repair=all\"";
         return Err(unsupported("the image is marked as dirty or corrupt", way));
@@ -64,7 +64,7 @@ fn refuse(header: &Header, change: Amend) -> Result<()> {
 }
 
 /// Makes an image of version 2 one of version 3.
-async fn upgrade(file: &Arc<dyn Device>, head: Head) -> Result<Head> {
+async fn upgrade(file: &Arc<dyn Device>, head: FileHeader) -> Result<FileHeader> {
     // Refused before the snapshots are changed, which stay where the header has them.
     let first = first_cluster(file, &head.header).await?;
     upgraded(&first)?;
@@ -75,7 +75,7 @@ async fn upgrade(file: &Arc<dyn Device>, head: Head) -> Result<Head> {
         put(file, *place, name).await?;
     }
     put(file, 0, &new.sector).await?;
-    Head::read(file).await
+    FileHeader::read(file).await
 }
 
 async fn first_cluster(file: &Arc<dyn Device>, header: &Header) -> Result<Vec<u8>> {

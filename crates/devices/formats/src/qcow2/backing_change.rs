@@ -7,18 +7,18 @@
 use std::sync::Arc;
 
 use blockhaul_block::{
-    Compression, Contexts, Device, DeviceExt as _, Error, Kind, Result, ZERO, fence,
+    Compression, ContextSet, Device, DeviceExt as _, Error, Kind, Result, ZERO, fence,
 };
 use blockhaul_catalog::{Intent, OpenContext};
 use blockhaul_io::{Buf, Data, is_zero};
 
-use super::chain::{Base, CHANGE, backing_device, open_base};
-use super::device::Handle;
+use super::chain::{CHANGE, ChainBase, backing_device, open_base};
+use super::device::Qcow2Device;
 use super::edit::Edit;
 use super::error::{unsupported, usage};
 use super::header::{self, Header, incompatible};
-use super::image::{Head, Image, Options};
-use super::parts::{ALLOCATION_DEPTH, Backing};
+use super::image::{FileHeader, ImageMetadata, ImageOptions};
+use super::parts::{ALLOCATION_DEPTH, BackingImage};
 use crate::bytes::index;
 use crate::extents::base_of;
 use crate::storage::{self, len_of};
@@ -39,7 +39,7 @@ pub struct BackingName {
 
 /// How [`rebase`] treats what the old backing file shows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Rebase {
+pub enum RebaseMode {
     /// What differs is written to the image: the disk stays as it is.
     Safe,
     /// The same, with whole clusters compressed.
@@ -51,18 +51,18 @@ pub enum Rebase {
 /// What happens to an image with internal snapshots. They show the backing file where they have
 /// nothing themselves, so that they have other contents when it changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Snapshots {
+pub enum SnapshotPolicy {
     /// The image is refused.
     Refuse,
     /// Their contents change.
     Change,
 }
 
-impl Snapshots {
+impl SnapshotPolicy {
     /// The number of snapshots whose contents may change.
     fn of(self, header: &Header) -> Result<u32> {
         let count = header.snapshots.count;
-        if count > 0 && self == Snapshots::Refuse {
+        if count > 0 && self == SnapshotPolicy::Refuse {
             let what =
                 format!("the image has internal snapshots ({count}), whose contents would change");
             let way = "delete them first with \"qemu-img snapshot -d\", or accept that with --change-snapshots";
@@ -86,17 +86,18 @@ pub struct BackingChange {
 ///
 /// # Errors
 /// [`Kind::Usage`] for a name that does not fit, [`Kind::Unsupported`] if the image cannot be
-/// written, has snapshots that must not change or, without [`Rebase::Unsafe`], an external data file,
+/// written, has snapshots that must not change or, without [`RebaseMode::Unsafe`], an external data file,
 /// and those of the devices.
 pub async fn rebase(
     context: &OpenContext,
     description: &str,
     new: Option<&BackingName>,
-    how: Rebase,
-    snapshots: Snapshots,
+    how: RebaseMode,
+    snapshots: SnapshotPolicy,
 ) -> Result<BackingChange> {
-    let is_safe = how != Rebase::Unsafe;
-    let Base { file, head, below } = open_base(context, description, CHANGE, |_| is_safe).await?;
+    let is_safe = how != RebaseMode::Unsafe;
+    let ChainBase { file, head, below } =
+        open_base(context, description, CHANGE, |_| is_safe).await?;
     let file = file.device;
     let shown = file.facts().name.clone();
     let named = |error: Error| error.on(&shown);
@@ -122,7 +123,7 @@ pub async fn rebase(
         {
             return Err(named(usage("the image cannot be its own backing file")));
         }
-        let packs = how == Rebase::Compressed;
+        let packs = how == RebaseMode::Compressed;
         let handle = open_handle(&file, &head, below, packs).await.map_err(named)?;
         let written = keep_disk(&handle, over.as_ref()).await?;
         handle.flush().await?;
@@ -146,7 +147,7 @@ pub async fn rebase(
 /// The header with the new names.
 async fn first_cluster(
     file: &Arc<dyn Device>,
-    head: &Head,
+    head: &FileHeader,
     new: Option<&BackingName>,
 ) -> Result<Vec<u8>> {
     let len = head.header.cluster().min(len_of(&file.facts()));
@@ -167,29 +168,29 @@ fn refuse_data_file(header: &Header) -> Result<()> {
 /// The disk in an image, for reading and writing; compressed if `packs`.
 async fn open_handle(
     file: &Arc<dyn Device>,
-    head: &Head,
-    below: Option<Backing>,
+    head: &FileHeader,
+    below: Option<BackingImage>,
     packs: bool,
 ) -> Result<Arc<dyn Device>> {
-    let options = Options {
+    let options = ImageOptions {
         snapshot: None,
         data_len: None,
         memory: MEMORY,
         write: true,
         keeps_bitmaps: false,
     };
-    let mut image = Image::open(file, head, options).await?;
+    let mut image = ImageMetadata::open(file, head, options).await?;
     image.is_rebased = true;
     if packs {
         image.pack()?;
     }
-    Ok(fence(Arc::new(Handle::new(Arc::new(image), file.clone(), None, below))))
+    Ok(fence(Arc::new(Qcow2Device::new(Arc::new(image), file.clone(), None, below))))
 }
 
 /// The states of a device at `at`, of at most `len` bytes: one run.
 async fn state(
     device: &Arc<dyn Device>,
-    contexts: Contexts,
+    contexts: ContextSet,
     at: u64,
     len: u64,
 ) -> Result<(u64, u64)> {
@@ -303,9 +304,9 @@ pub async fn commit(
     description: &str,
     base: Option<&BackingName>,
     keep: bool,
-    snapshots: Snapshots,
+    snapshots: SnapshotPolicy,
 ) -> Result<BackingChange> {
-    let Base { file, head, .. } = open_base(context, description, CHANGE, |_| false).await?;
+    let ChainBase { file, head, .. } = open_base(context, description, CHANGE, |_| false).await?;
     let file = file.device;
     let shown = file.facts().name.clone();
     let named = |error: Error| error.on(&shown);
@@ -332,7 +333,7 @@ pub async fn commit(
     base.flush().await?;
     drop(handle);
     if !keep && written > 0 {
-        let head = Head::read(&file).await.map_err(named)?;
+        let head = FileHeader::read(&file).await.map_err(named)?;
         let edit = Edit::open(&file, &head, None).await.map_err(named)?;
         edit.run(async |parts, _| parts.cut(0).await).await.map_err(named)?;
     }

@@ -55,7 +55,7 @@ pub(super) mod flag {
 
 /// A bitmap that can be used.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Bitmap {
+pub(super) struct PersistentBitmap {
     pub(super) name: String,
     granularity_bits: u32,
     cluster_bits: u32,
@@ -69,7 +69,7 @@ pub(super) async fn list(
     file_len: u64,
     header: &Header,
     most: usize,
-) -> Vec<Bitmap> {
+) -> Vec<PersistentBitmap> {
     let Some(directory) = header.bitmaps else { return Vec::new() };
     let found = match entries(file, file_len, header, directory).await {
         Ok(found) => found,
@@ -123,7 +123,7 @@ pub(super) async fn tables(
 ) -> Result<Vec<(String, u64, u64)>> {
     let Some(directory) = header.bitmaps else { return Ok(Vec::new()) };
     let found = entries(file, file_len, header, directory).await?;
-    let place = |entry: Entry| (entry.name, entry.table, u64::from(entry.table_entries));
+    let place = |entry: BitmapEntry| (entry.name, entry.table, u64::from(entry.table_entries));
     Ok(found.into_iter().map(place).collect())
 }
 
@@ -148,7 +148,7 @@ pub(super) async fn describe(
 }
 
 /// An entry of the directory.
-pub(super) struct Entry {
+pub(super) struct BitmapEntry {
     pub(super) name: String,
     pub(super) table: u64,
     pub(super) table_entries: u32,
@@ -169,7 +169,7 @@ pub(super) async fn entries(
     file_len: u64,
     header: &Header,
     directory: BitmapDirectory,
-) -> Result<Vec<Entry>> {
+) -> Result<Vec<BitmapEntry>> {
     let BitmapDirectory { count, offset, len } = directory;
     let is_inside = offset.checked_add(len).is_some_and(|end| end <= file_len);
     if count > COUNT_MAX || len > DIRECTORY_MAX || !is_inside {
@@ -184,7 +184,7 @@ pub(super) async fn entries(
     let mut rest = &bytes[..];
     let mut all = Vec::new();
     for number in 0..count {
-        let parsed = Entry::parse(rest);
+        let parsed = BitmapEntry::parse(rest);
         let (entry, used) =
             parsed.ok_or_else(|| damaged(format!("the entry of bitmap {number}")))?;
         all.push(entry);
@@ -193,15 +193,15 @@ pub(super) async fn entries(
     Ok(all)
 }
 
-impl Entry {
+impl BitmapEntry {
     /// An entry and its length; `None` if it exceeds the directory.
-    pub(super) fn parse(bytes: &[u8]) -> Option<(Entry, usize)> {
+    pub(super) fn parse(bytes: &[u8]) -> Option<(BitmapEntry, usize)> {
         let name_len = index(be16(bytes, 18)?.into());
         let extra = index(be32(bytes, 20)?.into());
         let start = FIXED.checked_add(extra)?;
         let end = start.checked_add(name_len)?;
         let used = end.checked_next_multiple_of(8)?;
-        let entry = Entry {
+        let entry = BitmapEntry {
             name: text(bytes.get(start..end)?),
             table: be64(bytes, 0)?,
             table_entries: be32(bytes, 8)?,
@@ -228,7 +228,7 @@ impl Entry {
         let len = u64::from(self.table_entries) * 8;
         let is_inside = self.table.checked_add(len).is_some_and(|end| end <= file_len);
         if !is_inside || !self.table.is_multiple_of(cluster) || len > TABLE_MAX {
-            let Entry { table, table_entries, .. } = self;
+            let BitmapEntry { table, table_entries, .. } = self;
             return Err(damaged(format!("a table of {table_entries} entries at offset {table}")));
         }
         let bytes = read(file, self.table, len).await?;
@@ -251,7 +251,7 @@ impl Entry {
         file: &Arc<dyn Device>,
         file_len: u64,
         header: &Header,
-    ) -> Result<Bitmap> {
+    ) -> Result<PersistentBitmap> {
         let granularity_bits = u32::from(self.granularity_bits);
         if !(1..=NAME_MAX).contains(&self.name.len()) {
             return Err(damaged(format!("a name of {} bytes", self.name.len())));
@@ -283,7 +283,7 @@ impl Entry {
         for &entry in &table {
             check(entry, header.cluster(), file_len)?;
         }
-        Ok(Bitmap {
+        Ok(PersistentBitmap {
             name: self.name.clone(),
             granularity_bits,
             cluster_bits: header.cluster_bits,
@@ -301,7 +301,7 @@ fn check(entry: u64, cluster: u64, file_len: u64) -> Result<()> {
     if fine { Ok(()) } else { Err(damaged(format!("entry {entry:#x} of its table"))) }
 }
 
-impl Bitmap {
+impl PersistentBitmap {
     /// The states of a range of the disk, at least one byte; ends early when there are `most` runs.
     pub(super) async fn extents(
         &self,

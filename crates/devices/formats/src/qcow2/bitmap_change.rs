@@ -10,13 +10,13 @@ use std::sync::Arc;
 use blockhaul_block::{Device, Error, Result};
 use blockhaul_catalog::{Intent, OpenContext};
 
-use super::bitmap::{self, Bitmap, Entry, flag};
-use super::chain::{Base, CHANGE, open_base};
+use super::bitmap::{self, BitmapEntry, PersistentBitmap, flag};
+use super::chain::{CHANGE, ChainBase, open_base};
 use super::edit::Edit;
 use super::error::{unsupported, usage};
 use super::header::{self, Area, BitmapDirectory, Header, autoclear};
-use super::image::Head;
-use super::parts::Parts;
+use super::image::FileHeader;
+use super::parts::ImageParts;
 use super::words::bytes_of;
 use crate::bytes::index;
 use crate::storage::{len_of, read};
@@ -71,7 +71,7 @@ pub async fn change_bitmap(
     name: &str,
     change: BitmapChange,
 ) -> Result<()> {
-    let Base { file, head, .. } = open_base(context, description, CHANGE, |_| false).await?;
+    let ChainBase { file, head, .. } = open_base(context, description, CHANGE, |_| false).await?;
     let file = file.device;
     let shown = file.facts().name.clone();
     let named = |error: Error| error.on(&shown);
@@ -90,16 +90,16 @@ pub async fn change_bitmap(
         _ => Ok(Sources::default()),
     }?;
     let edit = Edit::open(&file, &head, None).await.map_err(named)?;
-    let change = async |parts: &Parts, header: &Header| {
-        let bitmaps = Bitmaps { parts, header, file: &file };
+    let change = async |parts: &ImageParts, header: &Header| {
+        let bitmaps = BitmapEditor { parts, header, file: &file };
         bitmaps.change(found, name, &change, &sources).await
     };
     edit.run(change).await.map_err(named)
 }
 
 /// The bitmaps of an image before a change.
-struct Found {
-    entries: Vec<Entry>,
+struct BitmapList {
+    entries: Vec<BitmapEntry>,
     /// Number of the bitmap that is changed; that of a new one is the number of entries.
     number: usize,
 }
@@ -107,11 +107,11 @@ struct Found {
 /// Reads the directory, and refuses a change that is not possible.
 async fn find(
     file: &Arc<dyn Device>,
-    head: &Head,
+    head: &FileHeader,
     name: &str,
     change: &BitmapChange,
-) -> Result<Found> {
-    let Head { header, file_len } = head;
+) -> Result<BitmapList> {
+    let FileHeader { header, file_len } = head;
     if header.version < 3 {
         let way = "convert it to version 3 with \"qemu-img amend -o compat=1.1\"";
         return Err(unsupported("an image of version 2 cannot have bitmaps", way));
@@ -130,7 +130,7 @@ async fn find(
         }
         check_name(name)?;
         table_entries(header, bits_of(header, *granularity)?)?;
-        return Ok(Found { number: entries.len(), entries });
+        return Ok(BitmapList { number: entries.len(), entries });
     }
     let Some(number) = place else { return Err(absent(&entries, name)) };
     if entries[number].flags & flag::IN_USE != 0 && *change != BitmapChange::Remove {
@@ -139,10 +139,10 @@ async fn find(
             "remove it, make a new one, and make a full backup",
         ));
     }
-    Ok(Found { entries, number })
+    Ok(BitmapList { entries, number })
 }
 
-fn absent(entries: &[Entry], name: &str) -> Error {
+fn absent(entries: &[BitmapEntry], name: &str) -> Error {
     let all: Vec<_> = entries.iter().map(|entry| format!("{:?}", entry.name)).collect();
     let there = if all.is_empty() { "it has none".into() } else { all.join(", ") };
     usage(format!("the image has no bitmap {name:?} ({there})"))
@@ -187,18 +187,18 @@ pub(super) fn table_entries(header: &Header, granularity_bits: u8) -> Result<u32
 struct Sources {
     /// The file that has them.
     file: Option<Arc<dyn Device>>,
-    all: Vec<Bitmap>,
+    all: Vec<PersistentBitmap>,
 }
 
 /// Opens the bitmaps of `names` in an image, for one with the header of `target`.
 async fn sources_of(
     file: &Arc<dyn Device>,
-    head: &Head,
-    target: &Head,
+    head: &FileHeader,
+    target: &FileHeader,
     names: &[String],
 ) -> Result<Sources> {
     let found = async {
-        let Head { header, file_len } = head;
+        let FileHeader { header, file_len } = head;
         if header.size != target.header.size {
             let (own, other) = (header.size, target.header.size);
             return Err(usage(format!("the disk has {own} bytes, and the other one {other}")));
@@ -228,21 +228,21 @@ pub(super) struct Replaced {
 }
 
 /// The bitmaps of an image that is changed.
-pub(super) struct Bitmaps<'a> {
-    pub(super) parts: &'a Parts,
+pub(super) struct BitmapEditor<'a> {
+    pub(super) parts: &'a ImageParts,
     pub(super) header: &'a Header,
     pub(super) file: &'a Arc<dyn Device>,
 }
 
-impl Bitmaps<'_> {
+impl BitmapEditor<'_> {
     async fn change(
         &self,
-        found: Found,
+        found: BitmapList,
         name: &str,
         change: &BitmapChange,
         sources: &Sources,
     ) -> Result<()> {
-        let Found { mut entries, number } = found;
+        let BitmapList { mut entries, number } = found;
         let mut old = Replaced::default();
         match change {
             BitmapChange::Add { granularity, enabled } => {
@@ -274,7 +274,7 @@ impl Bitmaps<'_> {
     }
 
     /// Replaces the directory, and frees what the new one names no longer.
-    pub(super) async fn put(&self, entries: &[Entry], mut old: Replaced) -> Result<()> {
+    pub(super) async fn put(&self, entries: &[BitmapEntry], mut old: Replaced) -> Result<()> {
         self.put_directory(entries, &mut old).await?;
         for (offset, len) in old.tables {
             self.parts.drop_table_at(offset, len);
@@ -286,7 +286,12 @@ impl Bitmaps<'_> {
     }
 
     /// An entry for a new bitmap, and its table.
-    async fn new_entry(&self, name: &str, granularity_bits: u8, enabled: bool) -> Result<Entry> {
+    async fn new_entry(
+        &self,
+        name: &str,
+        granularity_bits: u8,
+        enabled: bool,
+    ) -> Result<BitmapEntry> {
         let count = table_entries(self.header, granularity_bits)?;
         let table = self.parts.new_table(&vec![0; index(u64::from(count) * 8)]).await?;
         let flags = if enabled { flag::AUTO } else { 0 };
@@ -303,7 +308,7 @@ impl Bitmaps<'_> {
     ///
     /// # Errors
     /// If its table cannot be right.
-    pub(super) async fn retire(&self, entry: &Entry, old: &mut Replaced) -> Result<()> {
+    pub(super) async fn retire(&self, entry: &BitmapEntry, old: &mut Replaced) -> Result<()> {
         let file_len = self.parts.image.layout_now().file_len();
         old.clusters.extend(entry.clusters(self.file, file_len, self.header.cluster()).await?);
         old.tables.push((entry.table, u64::from(entry.table_entries) * 8));
@@ -311,7 +316,7 @@ impl Bitmaps<'_> {
     }
 
     /// Writes the directory, and the header that names it.
-    async fn put_directory(&self, entries: &[Entry], old: &mut Replaced) -> Result<()> {
+    async fn put_directory(&self, entries: &[BitmapEntry], old: &mut Replaced) -> Result<()> {
         let mut bytes = Vec::new();
         for entry in entries {
             bytes.extend(&entry.raw);
@@ -404,7 +409,7 @@ impl Bitmaps<'_> {
     }
 
     /// The table of a bitmap with the bits of others, whose clusters are written.
-    async fn merged(&self, entry: &Entry, sources: &Sources) -> Result<Vec<u64>> {
+    async fn merged(&self, entry: &BitmapEntry, sources: &Sources) -> Result<Vec<u64>> {
         let file_len = self.parts.image.layout_now().file_len();
         let own = entry.open(self.file, file_len, self.header).await?;
         let bits = entry.granularity_bits;
@@ -441,7 +446,7 @@ impl Bitmaps<'_> {
     }
 
     /// The part of the disk whose bits one entry of a table has, without dirty bits, and its end.
-    fn piece(&self, number: u32, bits: u8) -> (Piece, u64) {
+    fn piece(&self, number: u32, bits: u8) -> (BitmapPiece, u64) {
         let cluster = self.header.cluster();
         let covers = (u128::from(cluster) * 8) << bits;
         let place = |number: u64| {
@@ -449,11 +454,11 @@ impl Bitmaps<'_> {
             u64::try_from(byte).unwrap_or(u64::MAX).min(self.header.size)
         };
         let start = place(number.into());
-        (Piece { start, bits, bytes: vec![0; index(cluster)] }, place(u64::from(number) + 1))
+        (BitmapPiece { start, bits, bytes: vec![0; index(cluster)] }, place(u64::from(number) + 1))
     }
 
     /// The entry of a table for these bits, which are written if they are not all the same.
-    async fn word(&self, piece: &Piece) -> Result<u64> {
+    async fn word(&self, piece: &BitmapPiece) -> Result<u64> {
         let all = piece.bytes.iter().fold((0, 0xff), |(any, all), &byte| (any | byte, all & byte));
         match all {
             (0, _) => Ok(0),
@@ -469,7 +474,7 @@ pub(super) fn entry_of(
     granularity_bits: u8,
     flags: u32,
     (table, count): (u64, u32),
-) -> Result<Entry> {
+) -> Result<BitmapEntry> {
     let name_len = u16::try_from(name.len()).map_err(|_| Error::misfit())?;
     let mut raw = table.to_be_bytes().to_vec();
     raw.extend(count.to_be_bytes());
@@ -480,11 +485,11 @@ pub(super) fn entry_of(
     raw.extend([0; 4]);
     raw.extend(name.as_bytes());
     raw.resize(raw.len().next_multiple_of(8), 0);
-    Entry::parse(&raw).map(|(entry, _)| entry).ok_or_else(Error::misfit)
+    BitmapEntry::parse(&raw).map(|(entry, _)| entry).ok_or_else(Error::misfit)
 }
 
 /// The bits of a part of the disk.
-struct Piece {
+struct BitmapPiece {
     /// Where it begins on the disk, in bytes.
     start: u64,
     /// log2 of the granularity.
@@ -492,9 +497,14 @@ struct Piece {
     bytes: Vec<u8>,
 }
 
-impl Piece {
+impl BitmapPiece {
     /// Sets the bits of what `bitmap` marks up to `end`.
-    async fn add(&mut self, bitmap: &Bitmap, file: &Arc<dyn Device>, end: u64) -> Result<()> {
+    async fn add(
+        &mut self,
+        bitmap: &PersistentBitmap,
+        file: &Arc<dyn Device>,
+        end: u64,
+    ) -> Result<()> {
         let mut at = self.start;
         while at < end {
             let extents = bitmap.extents(file, at, end, EXTENTS).await?;
@@ -526,7 +536,7 @@ impl Piece {
     }
 }
 
-impl Entry {
+impl BitmapEntry {
     fn set_table(&mut self, table: u64, entries: u32) {
         (self.table, self.table_entries) = (table, entries);
         self.raw[..8].copy_from_slice(&table.to_be_bytes());

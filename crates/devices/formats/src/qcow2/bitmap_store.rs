@@ -8,15 +8,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use blockhaul_block::Result;
-use blockhaul_catalog::{BitmapStore, ImageBitmap, ImageBitmaps, Opened, Opening, Target};
+use blockhaul_catalog::{
+    BackendTarget, BitmapStore, ImageBitmap, ImageBitmaps, OpenFuture, OpenedDevice,
+};
 
-use super::bitmap::{self, Bitmap, Entry, flag};
-use super::bitmap_change::{Bitmaps, Replaced, bits_of, check_name, entry_of, table_entries};
-use super::chain::{self, Chain};
+use super::bitmap::{self, BitmapEntry, PersistentBitmap, flag};
+use super::bitmap_change::{BitmapEditor, Replaced, bits_of, check_name, entry_of, table_entries};
+use super::chain::{self, Qcow2Chain};
 use super::error::{unsupported, usage};
 use super::header::Header;
-use super::image::Head;
-use super::parts::Parts;
+use super::image::FileHeader;
+use super::parts::ImageParts;
 use crate::bytes::index;
 
 /// Extents that are read at a time.
@@ -24,7 +26,7 @@ const EXTENTS: usize = 4096;
 
 /// Opens the image that the user described. The bitmaps of one that is written are for who opens it, if
 /// that is prepared.
-pub(super) async fn open(target: &Target) -> Result<Opened> {
+pub(super) async fn open(target: &BackendTarget) -> Result<OpenedDevice> {
     let chain = chain::open(target).await?;
     let slot = target.context.registry().bitmaps.upgrade();
     if let Some(slot) = slot.filter(|_| target.intent.write) {
@@ -36,13 +38,13 @@ pub(super) async fn open(target: &Target) -> Result<Opened> {
 
 /// The bitmaps of the top image of a chain.
 struct ChainBitmaps {
-    chain: Arc<Chain>,
+    chain: Arc<Qcow2Chain>,
     /// Whether the image had bitmaps when they were taken or stored.
     has_any: Arc<AtomicBool>,
 }
 
 impl BitmapStore for ChainBitmaps {
-    fn check(&self, name: &str, granularity: u64) -> Opening<()> {
+    fn check(&self, name: &str, granularity: u64) -> OpenFuture<()> {
         let chain = self.chain.clone();
         let name = name.to_string();
         Box::pin(async move {
@@ -57,7 +59,7 @@ impl BitmapStore for ChainBitmaps {
         })
     }
 
-    fn take(&self) -> Opening<ImageBitmaps> {
+    fn take(&self) -> OpenFuture<ImageBitmaps> {
         let chain = self.chain.clone();
         let has_any = self.has_any.clone();
         Box::pin(async move {
@@ -69,7 +71,7 @@ impl BitmapStore for ChainBitmaps {
         })
     }
 
-    fn store(&self, bitmaps: ImageBitmaps) -> Opening<()> {
+    fn store(&self, bitmaps: ImageBitmaps) -> OpenFuture<()> {
         let chain = self.chain.clone();
         let has_any = self.has_any.clone();
         Box::pin(async move {
@@ -97,12 +99,12 @@ fn check_version(header: &Header) -> Result<()> {
 /// The header of an image as it is now, and its bitmaps.
 struct Directory {
     header: Header,
-    entries: Vec<Entry>,
+    entries: Vec<BitmapEntry>,
 }
 
 impl Directory {
-    async fn read(parts: &Parts) -> Result<Directory> {
-        let header = Head::read(&parts.file).await?.header;
+    async fn read(parts: &ImageParts) -> Result<Directory> {
+        let header = FileHeader::read(&parts.file).await?.header;
         let file_len = parts.image.layout_now().file_len();
         let entries = match header.bitmaps {
             Some(directory) => bitmap::entries(&parts.file, file_len, &header, directory).await?,
@@ -113,7 +115,7 @@ impl Directory {
 }
 
 /// Reads the bitmaps, and marks those that are consistent as in use.
-async fn take(parts: &Parts) -> Result<ImageBitmaps> {
+async fn take(parts: &ImageParts) -> Result<ImageBitmaps> {
     let Directory { header, mut entries } = Directory::read(parts).await?;
     let file_len = parts.image.layout_now().file_len();
     let mut found = ImageBitmaps::default();
@@ -135,13 +137,18 @@ async fn take(parts: &Parts) -> Result<ImageBitmaps> {
         }
     }
     if !found.consistent.is_empty() {
-        replace(parts, &header, async |_: &Bitmaps<'_>| Ok((entries, Replaced::default()))).await?;
+        replace(parts, &header, async |_: &BitmapEditor<'_>| Ok((entries, Replaced::default())))
+            .await?;
     }
     Ok(found)
 }
 
 /// The dirty ranges of a bitmap of a disk of `size` bytes, as offset and length in bytes.
-async fn ranges(bitmap: &Bitmap, parts: &Parts, size: u64) -> Result<Vec<(u64, u64)>> {
+async fn ranges(
+    bitmap: &PersistentBitmap,
+    parts: &ImageParts,
+    size: u64,
+) -> Result<Vec<(u64, u64)>> {
     let mut all: Vec<(u64, u64)> = Vec::new();
     let mut at = 0;
     while at < size {
@@ -160,14 +167,14 @@ async fn ranges(bitmap: &Bitmap, parts: &Parts, size: u64) -> Result<Vec<(u64, u
 }
 
 /// Stores these bitmaps in place of those of the image.
-async fn store(parts: &Parts, bitmaps: &ImageBitmaps) -> Result<()> {
+async fn store(parts: &ImageParts, bitmaps: &ImageBitmaps) -> Result<()> {
     let Directory { header, entries } = Directory::read(parts).await?;
     check_version(&header)?;
-    let stays = |entry: &Entry| {
+    let stays = |entry: &BitmapEntry| {
         let is_new = bitmaps.consistent.iter().any(|one| one.name == entry.name);
         !is_new && bitmaps.inconsistent.iter().any(|(name, _)| *name == entry.name)
     };
-    replace(parts, &header, async |now: &Bitmaps<'_>| {
+    replace(parts, &header, async |now: &BitmapEditor<'_>| {
         let mut replaced = Replaced::default();
         let mut all = Vec::new();
         for entry in entries {
@@ -187,7 +194,7 @@ async fn store(parts: &Parts, bitmaps: &ImageBitmaps) -> Result<()> {
 }
 
 /// An entry for a bitmap, whose bits are written.
-async fn stored(now: &Bitmaps<'_>, bitmap: &ImageBitmap) -> Result<Entry> {
+async fn stored(now: &BitmapEditor<'_>, bitmap: &ImageBitmap) -> Result<BitmapEntry> {
     check_name(&bitmap.name)?;
     let bits = bits_of(now.header, Some(bitmap.granularity))?;
     let words = now.table_of(bits, &bitmap.dirty).await?;
@@ -198,11 +205,11 @@ async fn stored(now: &Bitmaps<'_>, bitmap: &ImageBitmap) -> Result<Entry> {
 
 /// Replaces the directory by the entries that `change` returns, and frees what it has replaced.
 async fn replace(
-    parts: &Parts,
+    parts: &ImageParts,
     header: &Header,
-    change: impl AsyncFnOnce(&Bitmaps<'_>) -> Result<(Vec<Entry>, Replaced)>,
+    change: impl AsyncFnOnce(&BitmapEditor<'_>) -> Result<(Vec<BitmapEntry>, Replaced)>,
 ) -> Result<()> {
-    let now = Bitmaps { parts, header, file: &parts.file };
+    let now = BitmapEditor { parts, header, file: &parts.file };
     parts
         .carry_out(async || {
             let (entries, replaced) = change(&now).await?;

@@ -11,7 +11,7 @@ pub(super) type Slice = Arc<[u64]>;
 
 /// When a changed slice must be written ([`super::write`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Stage {
+pub(super) enum WriteStage {
     /// Refcounts: before entries that refer to their clusters.
     Early,
     /// Entries of L1 and L2 tables.
@@ -20,7 +20,7 @@ pub(super) enum Stage {
 
 /// Clusters of the image file that one reference less leads to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Freed {
+pub(super) struct FreedClusters {
     /// Number of the first cluster.
     pub(super) first: u64,
     pub(super) count: u64,
@@ -28,20 +28,20 @@ pub(super) struct Freed {
 
 /// Slices that are to be written, and what is free once they are.
 #[derive(Default)]
-pub(super) struct Batch {
+pub(super) struct SliceBatch {
     pub(super) early: Vec<(u64, Slice)>,
     pub(super) late: Vec<(u64, Slice)>,
-    pub(super) freed: Vec<Freed>,
+    pub(super) freed: Vec<FreedClusters>,
 }
 
-impl Batch {
+impl SliceBatch {
     pub(super) fn is_empty(&self) -> bool {
         self.early.is_empty() && self.late.is_empty() && self.freed.is_empty()
     }
 
-    fn slices(self) -> impl Iterator<Item = (Stage, u64, Slice)> {
-        let early = self.early.into_iter().map(|(at, slice)| (Stage::Early, at, slice));
-        early.chain(self.late.into_iter().map(|(at, slice)| (Stage::Late, at, slice)))
+    fn slices(self) -> impl Iterator<Item = (WriteStage, u64, Slice)> {
+        let early = self.early.into_iter().map(|(at, slice)| (WriteStage::Early, at, slice));
+        early.chain(self.late.into_iter().map(|(at, slice)| (WriteStage::Late, at, slice)))
     }
 }
 
@@ -49,7 +49,7 @@ impl Batch {
 pub(super) struct SliceCache {
     /// Maximum number of slices in a generation.
     most: usize,
-    generations: Mutex<Generations>,
+    generations: Mutex<SliceGenerations>,
     /// One task reads a slice at a time; others wait for it.
     pub(super) loading: Arc<RangeLocks>,
 }
@@ -57,18 +57,18 @@ pub(super) struct SliceCache {
 /// When the young generation is full, it becomes the old one, whose slices are dropped: a cheap
 /// approximation of "least recently used".
 #[derive(Default)]
-struct Generations {
+struct SliceGenerations {
     young: HashMap<u64, Slice>,
     old: HashMap<u64, Slice>,
     /// What differs from the file, newer than all others.
-    changed: HashMap<u64, (Stage, Slice)>,
+    changed: HashMap<u64, (WriteStage, Slice)>,
     /// What is being written.
     writing: HashMap<u64, Slice>,
     /// What the changes have freed.
-    freed: Vec<Freed>,
+    freed: Vec<FreedClusters>,
 }
 
-impl Generations {
+impl SliceGenerations {
     /// A slice that is not in the old generation.
     fn recent(&self, offset: u64) -> Option<&Slice> {
         let changed = self.changed.get(&offset).map(|(_, slice)| slice);
@@ -98,7 +98,7 @@ impl SliceCache {
         self.keep_in(&mut self.lock(), offset, slice);
     }
 
-    fn keep_in(&self, all: &mut Generations, offset: u64, slice: Slice) {
+    fn keep_in(&self, all: &mut SliceGenerations, offset: u64, slice: Slice) {
         if all.young.len() >= self.most {
             all.old = std::mem::take(&mut all.young);
         }
@@ -109,8 +109,8 @@ impl SliceCache {
     pub(super) fn change<T>(
         &self,
         offset: u64,
-        stage: Stage,
-        change: impl FnOnce(&mut [u64], &mut Vec<Freed>) -> T,
+        stage: WriteStage,
+        change: impl FnOnce(&mut [u64], &mut Vec<FreedClusters>) -> T,
     ) -> Option<T> {
         self.find(offset)?;
         let all = &mut *self.lock();
@@ -126,7 +126,7 @@ impl SliceCache {
     }
 
     /// Notes what is free once the changes so far are in the file.
-    pub(super) fn free(&self, freed: Freed) {
+    pub(super) fn free(&self, freed: FreedClusters) {
         self.lock().freed.push(freed);
     }
 
@@ -137,16 +137,16 @@ impl SliceCache {
         (some, all.changed.len() >= self.most.max(8))
     }
 
-    /// Takes all changes, to be written; those of [`Stage::Early`] alone if `early`.
-    pub(super) fn take(&self, early: bool) -> Batch {
+    /// Takes all changes, to be written; those of [`WriteStage::Early`] alone if `early`.
+    pub(super) fn take(&self, early: bool) -> SliceBatch {
         let all = &mut *self.lock();
-        let mut batch = Batch::default();
-        let wanted = all.changed.extract_if(|_, (stage, _)| !early || *stage == Stage::Early);
+        let mut batch = SliceBatch::default();
+        let wanted = all.changed.extract_if(|_, (stage, _)| !early || *stage == WriteStage::Early);
         for (offset, (stage, slice)) in wanted {
             all.writing.insert(offset, slice.clone());
             match stage {
-                Stage::Early => batch.early.push((offset, slice)),
-                Stage::Late => batch.late.push((offset, slice)),
+                WriteStage::Early => batch.early.push((offset, slice)),
+                WriteStage::Late => batch.late.push((offset, slice)),
             }
         }
         if !early {
@@ -158,7 +158,7 @@ impl SliceCache {
     }
 
     /// What was taken is in the file.
-    pub(super) fn written(&self, batch: Batch) {
+    pub(super) fn written(&self, batch: SliceBatch) {
         let all = &mut *self.lock();
         for (_, offset, slice) in batch.slices() {
             all.writing.remove(&offset);
@@ -169,7 +169,7 @@ impl SliceCache {
     }
 
     /// What was taken may not be in the file: it is to be written again.
-    pub(super) fn put_back(&self, batch: Batch) {
+    pub(super) fn put_back(&self, batch: SliceBatch) {
         let all = &mut *self.lock();
         all.freed.extend_from_slice(&batch.freed);
         for (stage, offset, slice) in batch.slices() {
@@ -178,7 +178,7 @@ impl SliceCache {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Generations> {
+    fn lock(&self) -> MutexGuard<'_, SliceGenerations> {
         self.generations.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -204,7 +204,7 @@ mod tests {
     fn changes_stay_until_they_are_written() {
         let cache = SliceCache::new(2 * 512, 512);
         let change = |offset, value| {
-            cache.change(offset, Stage::Late, |words, _| words[0] = value).is_some()
+            cache.change(offset, WriteStage::Late, |words, _| words[0] = value).is_some()
         };
         assert!(!change(0, 1), "not read yet");
         cache.keep(0, Arc::from([0]));

@@ -9,10 +9,10 @@ use std::sync::Arc;
 
 use blockhaul_block::{Device, Error, Kind, Result};
 
-use super::entry::{COPIED, Layout};
+use super::entry::{COPIED, EntryLayout};
 use super::error::damaged;
 use super::header::{AUTOCLEAR_AT, Header, L1Place, autoclear, incompatible};
-use super::image::Head;
+use super::image::FileHeader;
 use super::refcount::Width;
 use super::words::{bytes_of, words};
 use super::{bitmap, snapshot};
@@ -40,7 +40,7 @@ pub enum Repair {
 
 /// What a check has found.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Report {
+pub struct ImageCheckReport {
     /// Clusters of the disk.
     pub clusters: u64,
     /// Clusters of the disk with data of their own, compressed ones included.
@@ -62,13 +62,13 @@ pub struct Report {
     /// The image is marked as dirty: refcounts are expected to be wrong.
     pub is_dirty: bool,
     /// The first faults: of entries and refcounts, and then of flags.
-    pub faults: Vec<Fault>,
+    pub faults: Vec<CheckFault>,
 }
 
 /// What is wrong. Its text is one line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Fault {
+pub enum CheckFault {
     /// A refcount is not the number of references.
     Refcount {
         /// Number of the cluster in the file.
@@ -104,7 +104,7 @@ pub enum Fault {
     Other(String),
 }
 
-/// The entry of a [`Fault::Flag`].
+/// The entry of a [`CheckFault::Flag`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FlagOf {
     /// An entry of the L1 table, by its number.
@@ -113,38 +113,38 @@ pub enum FlagOf {
     L2(u64),
 }
 
-impl std::fmt::Display for Fault {
+impl std::fmt::Display for CheckFault {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Fault::Refcount { cluster, stored, references, .. } => {
+            CheckFault::Refcount { cluster, stored, references, .. } => {
                 write!(
                     f,
                     "cluster {cluster} has {references} references, and a refcount of {stored}"
                 )
             }
-            Fault::Flag { entry: FlagOf::L1(number), value, .. } => {
+            CheckFault::Flag { entry: FlagOf::L1(number), value, .. } => {
                 write!(f, "L1 entry {number} ({value:#x}) has a flag that contradicts its refcount")
             }
-            Fault::Flag { entry: FlagOf::L2(at), value, .. } => write!(
+            CheckFault::Flag { entry: FlagOf::L2(at), value, .. } => write!(
                 f,
                 "the L2 entry of the cluster at offset {at} of the disk ({value:#x}) has a flag that contradicts \
                  its refcount"
             ),
-            Fault::Beyond { offset, len, what } => {
+            CheckFault::Beyond { offset, len, what } => {
                 write!(f, "{what}: {len} bytes at offset {offset} exceed the file")
             }
-            Fault::Other(text) => f.write_str(text),
+            CheckFault::Other(text) => f.write_str(text),
         }
     }
 }
 
-impl Report {
+impl ImageCheckReport {
     fn corrupt(&mut self, text: impl FnOnce() -> String) {
         self.corruptions += 1;
-        self.note(|| Fault::Other(text()));
+        self.note(|| CheckFault::Other(text()));
     }
 
-    fn note(&mut self, fault: impl FnOnce() -> Fault) {
+    fn note(&mut self, fault: impl FnOnce() -> CheckFault) {
         if self.faults.len() < FAULTS_MAX {
             self.faults.push(fault());
         }
@@ -157,9 +157,9 @@ impl Report {
 /// # Errors
 /// If the header or the place of a table cannot be used, the image is too large, or the device
 /// fails: the check is then incomplete.
-pub async fn check(file: &Arc<dyn Device>, repair: Repair) -> Result<Report> {
-    let head = Head::read(file).await?;
-    let mut check = Check::new(file, head)?;
+pub async fn check(file: &Arc<dyn Device>, repair: Repair) -> Result<ImageCheckReport> {
+    let head = FileHeader::read(file).await?;
+    let mut check = TableCheck::new(file, head)?;
     if repair != Repair::Nothing {
         check.clear_unknown().await?;
     }
@@ -169,7 +169,7 @@ pub async fn check(file: &Arc<dyn Device>, repair: Repair) -> Result<Report> {
         Repair::Nothing => {}
         Repair::Leaks if check.report.corruptions > 0 => {
             let text = "leaks are not repaired while there are corruptions";
-            check.report.note(|| Fault::Other(text.into()));
+            check.report.note(|| CheckFault::Other(text.into()));
         }
         Repair::Leaks | Repair::All => check.repair(wrong, repair).await?,
     }
@@ -188,7 +188,7 @@ pub async fn check(file: &Arc<dyn Device>, repair: Repair) -> Result<Report> {
 }
 
 /// A refcount that is not the number of references.
-struct Wrong {
+struct RefcountMismatch {
     cluster: u64,
     stored: u64,
     /// The number of references.
@@ -197,10 +197,10 @@ struct Wrong {
     has_block: bool,
 }
 
-struct Check<'a> {
+struct TableCheck<'a> {
     file: &'a Arc<dyn Device>,
     header: Header,
-    layout: Layout,
+    layout: EntryLayout,
     width: Width,
     /// References to each cluster of the file, and its refcount once both are compared; the largest number
     /// stands for more.
@@ -208,12 +208,12 @@ struct Check<'a> {
     blocks: Vec<u64>,
     /// The cluster of the file behind the last one of the disk that is not compressed.
     next: Option<u64>,
-    report: Report,
+    report: ImageCheckReport,
 }
 
-impl Check<'_> {
-    fn new(file: &Arc<dyn Device>, head: Head) -> Result<Check<'_>> {
-        let Head { header, file_len } = head;
+impl TableCheck<'_> {
+    fn new(file: &Arc<dyn Device>, head: FileHeader) -> Result<TableCheck<'_>> {
+        let FileHeader { header, file_len } = head;
         let clusters = file_len.div_ceil(header.cluster());
         if clusters > CLUSTERS_MAX {
             let text = format!("qcow2: {clusters} clusters are too many to be checked");
@@ -221,19 +221,19 @@ impl Check<'_> {
         }
         // The last cluster of the file may be short.
         let whole = clusters << header.cluster_bits;
-        let layout = Layout::new(
+        let layout = EntryLayout::new(
             &header,
             whole,
             if header.has(incompatible::DATA_FILE) { 1 << 62 } else { whole },
         );
-        let report = Report {
+        let report = ImageCheckReport {
             clusters: header.size.div_ceil(header.cluster()),
             is_dirty: header.has(incompatible::DIRTY),
-            ..Report::default()
+            ..ImageCheckReport::default()
         };
         let width = Width::of_order(header.refcounts.order);
         let references = vec![0; index(clusters)];
-        Ok(Check {
+        Ok(TableCheck {
             file,
             header,
             layout,
@@ -256,7 +256,7 @@ impl Check<'_> {
         match end.filter(|&end| end <= self.references.len() as u64) {
             None => {
                 self.report.corruptions += 1;
-                self.report.note(|| Fault::Beyond { offset, len, what: what() });
+                self.report.note(|| CheckFault::Beyond { offset, len, what: what() });
             }
             Some(end) => self.references[index(first)..index(end)]
                 .iter_mut()
@@ -374,7 +374,7 @@ impl Check<'_> {
             let Some(&entry) = words.first() else { continue };
             if is_active && (found.units != 0 || found.elsewhere) {
                 self.report.allocated += 1;
-                if Layout::is_compressed(entry) {
+                if EntryLayout::is_compressed(entry) {
                     self.report.compressed += 1;
                     self.report.fragmented += 1;
                 } else if let Some((cluster, _)) = self.layout.refers_to(entry) {
@@ -477,7 +477,7 @@ impl Check<'_> {
     /// The entry with the other flag, if the flag contradicts the refcount.
     fn right_flag(&self, entry: u64) -> Option<u64> {
         // Compressed clusters never have it.
-        if Layout::is_compressed(entry) {
+        if EntryLayout::is_compressed(entry) {
             return (entry & COPIED != 0).then_some(entry ^ COPIED);
         }
         let (first, _) = self.layout.refers_to(entry)?;
@@ -494,11 +494,11 @@ impl Check<'_> {
         } else {
             self.report.corruptions += 1;
         }
-        self.report.note(|| Fault::Flag { entry, value, refcount, fixed });
+        self.report.note(|| CheckFault::Flag { entry, value, refcount, fixed });
     }
 
     /// Compares refcounts with the references.
-    async fn compare(&mut self) -> Result<Vec<Wrong>> {
+    async fn compare(&mut self) -> Result<Vec<RefcountMismatch>> {
         let per_block = self.cluster() / 8 * self.width.per_word();
         let mut wrong = Vec::new();
         for number in 0..self.blocks.len() {
@@ -526,7 +526,13 @@ impl Check<'_> {
         Ok(wrong)
     }
 
-    fn compare_one(&mut self, cluster: u64, stored: u64, has_block: bool, wrong: &mut Vec<Wrong>) {
+    fn compare_one(
+        &mut self,
+        cluster: u64,
+        stored: u64,
+        has_block: bool,
+        wrong: &mut Vec<RefcountMismatch>,
+    ) {
         let found = self.references.get(index(cluster)).copied().unwrap_or(0);
         if found > 0 || stored > 0 {
             self.report.image_end = (cluster + 1) << self.layout.cluster_bits;
@@ -544,15 +550,15 @@ impl Check<'_> {
         } else {
             self.report.corruptions += 1;
         }
-        let fault = || Fault::Refcount { cluster, stored, references: found, fixed: false };
+        let fault = || CheckFault::Refcount { cluster, stored, references: found, fixed: false };
         self.report.note(fault);
-        wrong.push(Wrong { cluster, stored, found, has_block });
+        wrong.push(RefcountMismatch { cluster, stored, found, has_block });
     }
 
     /// Sets refcounts right: first those that are too low, so that the image gets no worse if this
     /// is interrupted.
-    async fn repair(&mut self, wrong: Vec<Wrong>, repair: Repair) -> Result<()> {
-        let is_low = |one: &Wrong| one.found > one.stored;
+    async fn repair(&mut self, wrong: Vec<RefcountMismatch>, repair: Repair) -> Result<()> {
+        let is_low = |one: &RefcountMismatch| one.found > one.stored;
         let (low, high): (Vec<_>, Vec<_>) = wrong.into_iter().partition(is_low);
         if repair == Repair::All {
             let fixed = self.set_all(&low).await?;
@@ -591,12 +597,12 @@ impl Check<'_> {
     }
 
     /// Notes that a refcount is right now.
-    fn fixed(&mut self, one: &Wrong) {
+    fn fixed(&mut self, one: &RefcountMismatch) {
         if let Some(count) = self.references.get_mut(index(one.cluster)) {
             *count = u16::try_from(one.found).unwrap_or(u16::MAX);
         }
         for fault in &mut self.report.faults {
-            if let Fault::Refcount { cluster, fixed, .. } = fault
+            if let CheckFault::Refcount { cluster, fixed, .. } = fault
                 && *cluster == one.cluster
             {
                 *fixed = true;
@@ -605,11 +611,12 @@ impl Check<'_> {
     }
 
     /// Sets these refcounts to the number of references; returns how many.
-    async fn set_all(&mut self, wrong: &[Wrong]) -> Result<u64> {
+    async fn set_all(&mut self, wrong: &[RefcountMismatch]) -> Result<u64> {
         let per_block = self.cluster() / 8 * self.width.per_word();
         let mut fixed = 0;
-        let same =
-            |one: &Wrong, other: &Wrong| one.cluster / per_block == other.cluster / per_block;
+        let same = |one: &RefcountMismatch, other: &RefcountMismatch| {
+            one.cluster / per_block == other.cluster / per_block
+        };
         for group in wrong.chunk_by(same) {
             let Some(first) = group.first().filter(|one| one.has_block) else { continue };
             let Some(&block) = self.blocks.get(index(first.cluster / per_block)) else { continue };

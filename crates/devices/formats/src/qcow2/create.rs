@@ -9,20 +9,20 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use blockhaul_block::{Device, Error, Kind, Result};
-use blockhaul_catalog::{Direct, Intent, Opened, Preparation, Spec, Target};
+use blockhaul_catalog::{BackendTarget, DeviceSpec, DirectMode, Intent, OpenedDevice, Preparation};
 
-use super::chain::{Chain, Level};
-use super::entry::Layout;
+use super::chain::{ChainLevel, Qcow2Chain};
+use super::entry::EntryLayout;
 use super::error::usage;
 use super::header::{
     Header, MAGIC, autoclear, compatible, extension, feature_table, incompatible, push_extension,
 };
-use super::image::{Image, Options};
+use super::image::{ImageMetadata, ImageOptions};
 use super::refcount::Width;
 use super::words::bytes_of;
-use super::write::Writer;
+use super::write::ImageWriter;
 use crate::bytes::index;
-use crate::named::{Storage, folder_of};
+use crate::named::{ChainFile, folder_of};
 use crate::storage;
 
 /// Length in bytes of the header with the compression type, padded, and of that of version 2.
@@ -39,7 +39,7 @@ const L1_MAX: u64 = 32 << 20;
 const SUBCLUSTERS_MIN: u64 = 16 << 10;
 
 /// What a new image is to be.
-struct Wanted {
+struct NewImageOptions {
     /// Size of the disk in bytes, a multiple of 512.
     size: u64,
     cluster_bits: u32,
@@ -59,7 +59,7 @@ struct Wanted {
 }
 
 /// The clusters of the tables of a new image, after its header.
-struct Tables {
+struct NewImageTables {
     l1_entries: u64,
     table: u64,
     table_len: u64,
@@ -71,9 +71,9 @@ struct Tables {
 }
 
 /// Creates the image that the user described, for a copy of `size` bytes.
-pub(super) async fn open(target: &Target, size: u64) -> Result<(Opened, Preparation)> {
+pub(super) async fn open(target: &BackendTarget, size: u64) -> Result<(OpenedDevice, Preparation)> {
     let description = target.text()?;
-    let wanted = Wanted::new(target, description, size)?;
+    let wanted = NewImageOptions::new(target, description, size)?;
     let tables = wanted.tables()?;
     let first = wanted.first_cluster(&tables)?;
     let header = Header::parse(&first)?;
@@ -81,21 +81,21 @@ pub(super) async fn open(target: &Target, size: u64) -> Result<(Opened, Preparat
         None => None,
         Some(backing) => {
             let intent = Intent { direct: target.intent.direct, ..Intent::READ_IMAGE };
-            Some(Storage::new(target.context.open(backing, intent).await?))
+            Some(ChainFile::new(target.context.open(backing, intent).await?))
         }
     };
     let (external, data_ready) = data_file(target, &wanted).await?;
     let (opened, file_ready) =
         target.context.open_target(description, intent(target, &wanted)?).await?;
-    let file = Storage::new(opened);
+    let file = ChainFile::new(opened);
     for other in below.iter().chain(&external) {
         check_apart(&file, other)?;
     }
     let image = Arc::new(wanted.image(target, &header, &tables, &file, external.as_ref())?);
     let device = file.device.clone();
-    let mut levels = vec![Level { image: Some(image), file, external }];
-    levels.extend(below.map(|file| Level { image: None, file, external: None }));
-    let opened = Arc::new(Chain { levels }).opened()?;
+    let mut levels = vec![ChainLevel { image: Some(image), file, external }];
+    levels.extend(below.map(|file| ChainLevel { image: None, file, external: None }));
+    let opened = Arc::new(Qcow2Chain { levels }).opened()?;
     let preparation = Preparation::new(move || {
         Box::pin(async move {
             file_ready.run().await?;
@@ -107,7 +107,7 @@ pub(super) async fn open(target: &Target, size: u64) -> Result<(Opened, Preparat
 }
 
 /// Refuses an image that would replace a file that it needs.
-fn check_apart(file: &Storage, other: &Storage) -> Result<()> {
+fn check_apart(file: &ChainFile, other: &ChainFile) -> Result<()> {
     let facts = file.device.facts();
     let others = other.device.facts();
     if facts.files.iter().any(|id| others.files.contains(id)) {
@@ -118,8 +118,8 @@ fn check_apart(file: &Storage, other: &Storage) -> Result<()> {
 }
 
 /// What the file of a new image is opened for.
-fn intent(target: &Target, wanted: &Wanted) -> Result<Intent> {
-    if target.intent.direct == Direct::On {
+fn intent(target: &BackendTarget, wanted: &NewImageOptions) -> Result<Intent> {
+    if target.intent.direct == DirectMode::On {
         let text = "qcow2: a new image cannot be written with direct I/O: leave out --direct";
         return Err(Error::new(Kind::Unsupported, text));
     }
@@ -129,13 +129,16 @@ fn intent(target: &Target, wanted: &Wanted) -> Result<Intent> {
     Ok(intent.direct(target.intent.direct))
 }
 
-async fn data_file(target: &Target, wanted: &Wanted) -> Result<(Option<Storage>, Preparation)> {
+async fn data_file(
+    target: &BackendTarget,
+    wanted: &NewImageOptions,
+) -> Result<(Option<ChainFile>, Preparation)> {
     let Some(description) = target.args.text("data-file") else {
         return Ok((None, Preparation::default()));
     };
     let intent = Intent { direct: target.intent.direct, ..Intent::target(wanted.size) };
     let (opened, ready) = target.context.open_target(description, intent).await?;
-    let storage = Storage::new(opened);
+    let storage = ChainFile::new(opened);
     let size = storage.device.facts().size;
     if size < wanted.size {
         let text = format!("the data file has {size} bytes, and the disk {}", wanted.size);
@@ -144,8 +147,8 @@ async fn data_file(target: &Target, wanted: &Wanted) -> Result<(Option<Storage>,
     Ok((Some(storage), ready))
 }
 
-impl Wanted {
-    fn new(target: &Target, description: &str, size: u64) -> Result<Wanted> {
+impl NewImageOptions {
+    fn new(target: &BackendTarget, description: &str, size: u64) -> Result<NewImageOptions> {
         let args = &target.args;
         if description.is_empty() {
             return Err(usage("requires a device: qcow2:PATH"));
@@ -180,7 +183,7 @@ impl Wanted {
         }
         let size = size.checked_next_multiple_of(512).filter(|&size| i64::try_from(size).is_ok());
         let size = size.ok_or_else(|| usage("the disk is too large"))?;
-        let wanted = Wanted {
+        let wanted = NewImageOptions {
             size,
             cluster_bits: cluster.trailing_zeros(),
             subclusters,
@@ -217,7 +220,7 @@ impl Wanted {
         1 << self.cluster_bits
     }
 
-    fn tables(&self) -> Result<Tables> {
+    fn tables(&self) -> Result<NewImageTables> {
         let cluster = self.cluster();
         let l2_entries = cluster / if self.subclusters { 16 } else { 8 };
         let l1_entries = self.size.div_ceil(l2_entries << self.cluster_bits);
@@ -241,7 +244,15 @@ impl Wanted {
             } else {
                 let blocks = 1 + table_len;
                 let l1 = blocks + blocks_len;
-                return Ok(Tables { l1_entries, table: 1, table_len, blocks, blocks_len, l1, end });
+                return Ok(NewImageTables {
+                    l1_entries,
+                    table: 1,
+                    table_len,
+                    blocks,
+                    blocks_len,
+                    l1,
+                    end,
+                });
             }
         }
     }
@@ -254,7 +265,7 @@ impl Wanted {
     }
 
     /// The first cluster ("Header", "Header extensions").
-    fn first_cluster(&self, tables: &Tables) -> Result<Vec<u8>> {
+    fn first_cluster(&self, tables: &NewImageTables) -> Result<Vec<u8>> {
         let is_new = self.version >= 3;
         let len = if is_new { HEADER_LEN } else { HEADER_LEN_V2 };
         let mut bytes = vec![0; index(len.into())];
@@ -307,12 +318,12 @@ impl Wanted {
     /// The image as it is before its first write.
     fn image(
         &self,
-        target: &Target,
+        target: &BackendTarget,
         header: &Header,
-        tables: &Tables,
-        file: &Storage,
-        external: Option<&Storage>,
-    ) -> Result<Image> {
+        tables: &NewImageTables,
+        file: &ChainFile,
+        external: Option<&ChainFile>,
+    ) -> Result<ImageMetadata> {
         let facts = file.device.facts();
         let file_len = tables.end << self.cluster_bits;
         if facts.size < file_len {
@@ -321,17 +332,17 @@ impl Wanted {
             return Err(Error::new(Kind::NoSpace, text).on(&facts.name));
         }
         let data_len = external.map(|storage| storage.device.facts().size);
-        let layout = Layout::new(header, file_len, data_len.unwrap_or(file_len));
+        let layout = EntryLayout::new(header, file_len, data_len.unwrap_or(file_len));
         let blocks = tables.blocks..tables.blocks + tables.blocks_len;
         let mut entries: Vec<u64> = blocks.map(|block| block << self.cluster_bits).collect();
         entries.resize(index(tables.table_len * self.cluster() / 8), 0);
         let used: HashSet<u64> = (0..tables.end).collect();
-        let writer = Writer::new(&file.device, header, layout, entries, used);
+        let writer = ImageWriter::new(&file.device, header, layout, entries, used);
         let memory = target.args.size("cache").unwrap_or(0);
         let options =
-            Options { snapshot: None, data_len, memory, write: true, keeps_bitmaps: false };
+            ImageOptions { snapshot: None, data_len, memory, write: true, keeps_bitmaps: false };
         let l1 = vec![0; index(tables.l1_entries)];
-        let mut image = Image::new(header, self.size, layout, l1, Some(writer), options);
+        let mut image = ImageMetadata::new(header, self.size, layout, l1, Some(writer), options);
         let is_zero = external.is_none_or(|storage| storage.device.facts().zeroed);
         image.is_new = is_zero;
         if target.args.switch("compress") {
@@ -341,7 +352,12 @@ impl Wanted {
     }
 
     /// Writes the tables, and then the header that names them.
-    async fn write(&self, file: &Arc<dyn Device>, tables: &Tables, first: &[u8]) -> Result<()> {
+    async fn write(
+        &self,
+        file: &Arc<dyn Device>,
+        tables: &NewImageTables,
+        first: &[u8],
+    ) -> Result<()> {
         let words = index(self.cluster() / 8);
         let at = |cluster: u64| cluster << self.cluster_bits;
         let width = Width::of_order(self.refcount_order);
@@ -388,14 +404,14 @@ fn name_of(description: &str, folder: Option<&Path>) -> Result<(String, &'static
         );
         usage(text)
     };
-    let (path, format) = match Spec::parse(OsStr::new(description))? {
-        Spec::Path(path) => (path, "raw"),
-        Spec::Scheme { scheme, rest } if scheme == "file" || scheme == "qcow2" => {
+    let (path, format) = match DeviceSpec::parse(OsStr::new(description))? {
+        DeviceSpec::Path(path) => (path, "raw"),
+        DeviceSpec::Scheme { scheme, rest } if scheme == "file" || scheme == "qcow2" => {
             let (path, _) = rest.split_once('?').unwrap_or((&rest, ""));
             let path = PathBuf::from(blockhaul_catalog::percent_decode(path)?);
             (path, if scheme == "file" { "raw" } else { "qcow2" })
         }
-        Spec::Scheme { scheme, .. } if scheme.starts_with("nbd") => {
+        DeviceSpec::Scheme { scheme, .. } if scheme.starts_with("nbd") => {
             return Ok((description.to_string(), "raw"));
         }
         _ => return Err(unknown()),

@@ -6,12 +6,12 @@ use blockhaul_block::{Device, Error, FileId, Kind, Result};
 use blockhaul_catalog::{Intent, OpenContext};
 
 pub use super::bitmap::BitmapDescription;
-pub use super::header::Obstacle;
-use super::header::{Compression, Header, autoclear, compatible, incompatible};
-use super::image::Head;
+pub use super::header::OpenObstacle;
+use super::header::{CompressionType, Header, autoclear, compatible, incompatible};
+use super::image::FileHeader;
 pub use super::snapshot::SnapshotFacts;
 use super::{bitmap, header, snapshot};
-use crate::named::{Namer, Storage, folder_of};
+use crate::named::{ChainFile, NamingImage, folder_of};
 
 /// Most images of a chain.
 const CHAIN_MAX: usize = 200;
@@ -19,7 +19,7 @@ const CHAIN_MAX: usize = 200;
 /// An image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Description {
+pub struct Qcow2Description {
     /// 2 or 3.
     pub version: u32,
     /// Size of the disk in bytes.
@@ -70,7 +70,7 @@ pub struct SnapshotDescription {
 
 /// Finds out whether an image can be opened from its first bytes: a cluster, or all of a shorter file.
 /// None also if they are damaged.
-pub fn obstacle(first: &[u8]) -> Option<Obstacle> {
+pub fn obstacle(first: &[u8]) -> Option<OpenObstacle> {
     header::obstacle(first)
 }
 
@@ -78,13 +78,13 @@ pub fn obstacle(first: &[u8]) -> Option<Obstacle> {
 ///
 /// # Errors
 /// If the device holds no image, or a damaged one.
-pub async fn describe(device: &Arc<dyn Device>) -> Result<Description> {
-    let head = Head::read(device).await?;
+pub async fn describe(device: &Arc<dyn Device>) -> Result<Qcow2Description> {
+    let head = FileHeader::read(device).await?;
     describe_head(device, &head).await
 }
 
-async fn describe_head(device: &Arc<dyn Device>, head: &Head) -> Result<Description> {
-    let Head { header, file_len } = head;
+async fn describe_head(device: &Arc<dyn Device>, head: &FileHeader) -> Result<Qcow2Description> {
+    let FileHeader { header, file_len } = head;
     let snapshots = snapshot::list(device, *file_len, header).await?;
     let size_of = |size: Option<u64>| size.unwrap_or(header.size);
     let snapshots = snapshots.into_iter().map(|one| SnapshotDescription {
@@ -93,14 +93,14 @@ async fn describe_head(device: &Arc<dyn Device>, head: &Head) -> Result<Descript
         name: one.name,
         facts: one.facts,
     });
-    Ok(Description {
+    Ok(Qcow2Description {
         version: header.version,
         size: header.size,
         cluster: header.cluster(),
         refcount_bits: 1 << header.refcounts.order,
         compression: match header.compression {
-            Compression::Deflate => "zlib",
-            Compression::Zstd => "zstd",
+            CompressionType::Deflate => "zlib",
+            CompressionType::Zstd => "zstd",
         },
         subclusters: header.is_extended(),
         lazy_refcounts: header.compatible & compatible::LAZY_REFCOUNTS != 0,
@@ -125,7 +125,7 @@ pub struct ChainLink {
     /// Length of that device in bytes.
     pub len: u64,
     /// None: a raw disk, or an image of another format.
-    pub image: Option<Description>,
+    pub image: Option<Qcow2Description>,
     /// The format, as the image above tells it; of the first one `qcow2`.
     pub format: Option<String>,
 }
@@ -145,10 +145,10 @@ pub async fn describe_chain(context: &OpenContext, description: &str) -> Result<
 pub(super) async fn walk_chain(
     context: &OpenContext,
     description: &str,
-) -> Result<Vec<(ChainLink, Storage)>> {
-    let mut links: Vec<(ChainLink, Storage)> = Vec::new();
+) -> Result<Vec<(ChainLink, ChainFile)>> {
+    let mut links: Vec<(ChainLink, ChainFile)> = Vec::new();
     let mut seen: Vec<Vec<FileId>> = Vec::new();
-    let mut storage = Storage::new(context.open(description, Intent::READ).await?);
+    let mut storage = ChainFile::new(context.open(description, Intent::READ).await?);
     let mut folder = folder_of(description);
     let mut format = Some("qcow2".to_string());
     loop {
@@ -167,7 +167,8 @@ pub(super) async fn walk_chain(
             links.push((ChainLink { name, len, image: None, format }, storage));
             return Ok(links);
         }
-        let head = Head::read(&storage.device).await.map_err(|error| error.on(&facts.name))?;
+        let head =
+            FileHeader::read(&storage.device).await.map_err(|error| error.on(&facts.name))?;
         let image =
             describe_head(&storage.device, &head).await.map_err(|error| error.on(&facts.name))?;
         let link = ChainLink { name, len, image: Some(image), format };
@@ -175,11 +176,11 @@ pub(super) async fn walk_chain(
             links.push((link, storage));
             return Ok(links);
         };
-        let from = Namer { format: "qcow2", file: &facts.name, folder: folder.as_deref() };
+        let from = NamingImage { format: "qcow2", file: &facts.name, folder: folder.as_deref() };
         let below = from.device(&named, "backing")?;
         let opened =
             from.open(context, &named, &below.description, "backing", Intent::READ).await?;
-        links.push((link, std::mem::replace(&mut storage, Storage::new(opened))));
+        links.push((link, std::mem::replace(&mut storage, ChainFile::new(opened))));
         (folder, format) = (folder_of(&below.description), backing_format.or(below.format));
     }
 }

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use blockhaul_block::{
-    Access, BASE_ALLOCATION, Can, Compression, Contexts, Device, Error, Facts, FileRange, Kind, Op,
-    Pending, Reply, Request,
+    BASE_ALLOCATION, Can, Compression, ContextSet, Device, Error, Facts, FileRange, Kind,
+    LeaseAccess, Op, PendingRequest, Reply, Request,
 };
-use blockhaul_io::Remote;
+use blockhaul_io::WorkerHandle;
 
-use super::image::Image;
-use super::parts::{ALLOCATION_DEPTH, Backing, Parts};
+use super::image::ImageMetadata;
+use super::parts::{ALLOCATION_DEPTH, BackingImage, ImageParts};
 use super::{extents, read, write};
 use crate::assembly::{RunReader as _, packed_pool, piece_pool};
 
@@ -17,20 +17,20 @@ use crate::assembly::{RunReader as _, packed_pool, piece_pool};
 const DIRTY_BITMAP: &str = "qemu:dirty-bitmap:";
 
 /// An open image.
-pub(super) struct Handle {
+pub(super) struct Qcow2Device {
     facts: Arc<Facts>,
-    parts: Arc<Parts>,
+    parts: Arc<ImageParts>,
 }
 
-impl Handle {
+impl Qcow2Device {
     /// A handle over its own handles to the devices. All of them are fenced and have all
     /// emulations.
     pub(super) fn new(
-        image: Arc<Image>,
+        image: Arc<ImageMetadata>,
         file: Arc<dyn Device>,
         external: Option<Arc<dyn Device>>,
-        mut backing: Option<Backing>,
-    ) -> Handle {
+        mut backing: Option<BackingImage>,
+    ) -> Qcow2Device {
         let is_external = external.is_some();
         let data = external.unwrap_or_else(|| file.clone());
         let mut facts = facts(&image, &file, &data, backing.as_ref());
@@ -40,8 +40,8 @@ impl Handle {
         if let Some(writer) = &image.writer {
             writer.enter();
         }
-        let parts = Parts {
-            worker: Remote::to(blockhaul_io::worker()),
+        let parts = ImageParts {
+            worker: WorkerHandle::to(blockhaul_io::worker()),
             pieces: piece_pool(),
             packed: packed_pool(read::longest_packed(image.layout.cluster())),
             image,
@@ -62,17 +62,17 @@ impl Handle {
             facts.flush_failures_stay = true;
             facts.zeroed = parts.image.is_new && parts.backing.is_none();
         }
-        Handle { facts: Arc::new(facts), parts: Arc::new(parts) }
+        Qcow2Device { facts: Arc::new(facts), parts: Arc::new(parts) }
     }
 
     /// The parts that its requests work with.
-    pub(super) fn parts(&self) -> &Parts {
+    pub(super) fn parts(&self) -> &ImageParts {
         &self.parts
     }
 }
 
 /// Which writes are compressed.
-fn compression(parts: &Parts) -> Compression {
+fn compression(parts: &ImageParts) -> Compression {
     let cluster = u32::try_from(parts.image.layout.cluster()).unwrap_or(0);
     match (parts.is_external, parts.image.packs) {
         (true, _) => Compression::None,
@@ -82,10 +82,10 @@ fn compression(parts: &Parts) -> Compression {
 }
 
 fn facts(
-    image: &Image,
+    image: &ImageMetadata,
     file: &Arc<dyn Device>,
     data: &Arc<dyn Device>,
-    backing: Option<&Backing>,
+    backing: Option<&BackingImage>,
 ) -> Facts {
     let below = file.facts();
     let mut facts = Facts::new(format!("qcow2:{}", below.name), image.size);
@@ -111,13 +111,13 @@ fn facts(
 }
 
 /// Shows the bitmaps of the image below, as far as their names are new.
-fn add_bitmaps(backing: &mut Backing, names: &mut Vec<String>) {
+fn add_bitmaps(backing: &mut BackingImage, names: &mut Vec<String>) {
     if backing.depth.is_none() {
         return;
     }
     let facts = backing.device.facts();
     for name in facts.contexts.iter().filter(|name| name.starts_with(DIRTY_BITMAP)) {
-        let is_new = names.len() < Contexts::MAX && !names.contains(name);
+        let is_new = names.len() < ContextSet::MAX && !names.contains(name);
         if let Some(context) = facts.context(name).filter(|_| is_new) {
             names.push(name.clone());
             backing.bitmaps.push(context);
@@ -125,19 +125,21 @@ fn add_bitmaps(backing: &mut Backing, names: &mut Vec<String>) {
     }
 }
 
-impl Device for Handle {
+impl Device for Qcow2Device {
     fn facts(&self) -> Arc<Facts> {
         self.facts.clone()
     }
 
-    fn submit(&self, request: Request) -> Pending {
+    fn submit(&self, request: Request) -> PendingRequest {
         let Request { op, at, len, flags } = request;
         match op {
             Op::Read(room) => read::submit(&self.parts, at, room),
             Op::Extents(contexts) => {
                 let parts = self.parts.clone();
                 let range = (at, at.saturating_add(len));
-                Pending::start(async move { extents::list(&parts, range, contexts, flags).await })
+                PendingRequest::start(
+                    async move { extents::list(&parts, range, contexts, flags).await },
+                )
             }
             _ if self.parts.image.writer.is_none() => {
                 Error::new(Kind::ReadOnly, "the image is open for reading only").into()
@@ -149,15 +151,15 @@ impl Device for Handle {
             }
             Op::Flush => {
                 let parts = self.parts.clone();
-                Pending::start(async move { parts.flush().await.map(|()| Reply::Done) })
+                PendingRequest::start(async move { parts.flush().await.map(|()| Reply::Done) })
             }
             Op::Cache => Error::new(Kind::Unsupported, "the image has no cache").into(),
         }
     }
 
-    fn file_at(&self, at: u64, len: u64, access: Access) -> Option<FileRange> {
+    fn file_at(&self, at: u64, len: u64, access: LeaseAccess) -> Option<FileRange> {
         // While an image is written, its clusters may be freed.
-        if access != Access::Read || self.parts.image.writer.is_some() {
+        if access != LeaseAccess::Read || self.parts.image.writer.is_some() {
             return None;
         }
         let parts = &self.parts;

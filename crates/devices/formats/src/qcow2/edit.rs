@@ -6,16 +6,16 @@
 use std::sync::Arc;
 
 use blockhaul_block::{Device, Result};
-use blockhaul_io::Remote;
+use blockhaul_io::WorkerHandle;
 
-use super::entry::Layout;
+use super::entry::EntryLayout;
 use super::error::damaged;
 use super::header::{Header, L1Place, incompatible};
-use super::image::{Head, Image, Options, l1_table};
-use super::parts::{Backing, Parts};
+use super::image::{FileHeader, ImageMetadata, ImageOptions, l1_table};
+use super::parts::{BackingImage, ImageParts};
 use super::read;
 use super::words::bytes_of;
-use super::write::Writer;
+use super::write::ImageWriter;
 use crate::assembly::{packed_pool, piece_pool};
 use crate::bytes::index;
 use crate::storage;
@@ -30,7 +30,7 @@ const DATA_LEN: u64 = 1 << 62;
 /// An image that is changed.
 pub(super) struct Edit {
     pub(super) header: Header,
-    parts: Parts,
+    parts: ImageParts,
 }
 
 impl Edit {
@@ -40,26 +40,31 @@ impl Edit {
     /// If the image is marked as dirty or corrupt, or its tables are damaged.
     pub(super) async fn open(
         file: &Arc<dyn Device>,
-        head: &Head,
-        backing: Option<Backing>,
+        head: &FileHeader,
+        backing: Option<BackingImage>,
     ) -> Result<Edit> {
-        let Head { header, file_len } = head;
+        let FileHeader { header, file_len } = head;
         let file_len = file_len.next_multiple_of(header.cluster()).min(file.facts().size);
         let data_len = header.has(incompatible::DATA_FILE).then_some(DATA_LEN);
-        let layout = Layout::new(header, file_len, data_len.unwrap_or(file_len));
+        let layout = EntryLayout::new(header, file_len, data_len.unwrap_or(file_len));
         let size = u64::from(header.l1.entries).saturating_mul(layout.l2_covers());
         let size = size.min(i64::MAX.unsigned_abs());
         if header.size > size {
             return Err(damaged(format!("an L1 table for {size} bytes of {}", header.size)));
         }
         let l1 = l1_table(file, layout, header.l1, size).await?;
-        let writer = Writer::open(file, header, layout, &l1).await?;
+        let writer = ImageWriter::open(file, header, layout, &l1).await?;
         writer.enter();
-        let options =
-            Options { snapshot: None, data_len, memory: MEMORY, write: true, keeps_bitmaps: false };
-        let image = Image::new(header, size, layout, l1, Some(writer), options);
-        let parts = Parts {
-            worker: Remote::to(blockhaul_io::worker()),
+        let options = ImageOptions {
+            snapshot: None,
+            data_len,
+            memory: MEMORY,
+            write: true,
+            keeps_bitmaps: false,
+        };
+        let image = ImageMetadata::new(header, size, layout, l1, Some(writer), options);
+        let parts = ImageParts {
+            worker: WorkerHandle::to(blockhaul_io::worker()),
             pieces: piece_pool(),
             packed: packed_pool(read::longest_packed(layout.cluster())),
             image: Arc::new(image),
@@ -74,13 +79,13 @@ impl Edit {
     /// Runs a change, and makes it durable. After a failure nothing more is written.
     pub(super) async fn run<T>(
         self,
-        change: impl AsyncFnOnce(&Parts, &Header) -> Result<T>,
+        change: impl AsyncFnOnce(&ImageParts, &Header) -> Result<T>,
     ) -> Result<T> {
         self.parts.carry_out(async || change(&self.parts, &self.header).await).await
     }
 }
 
-impl Parts {
+impl ImageParts {
     /// Runs a change of tables, and makes it durable. After a failure nothing more is written.
     pub(super) async fn carry_out<T>(&self, change: impl AsyncFnOnce() -> Result<T>) -> Result<T> {
         let done = async {

@@ -25,7 +25,7 @@ const SUBCLUSTERS: u32 = 32;
 
 /// Where a run of bytes of the disk is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum ClusterPlace {
     /// Not in this image: in the backing file, or nowhere.
     Unallocated,
     /// Nowhere: it reads as zeroes. `stored`: space is reserved for it.
@@ -38,7 +38,7 @@ pub(super) enum Place {
 }
 
 /// A run of bytes of the disk in one place.
-pub(super) type Run = crate::assembly::Run<Place>;
+pub(super) type Run = crate::assembly::DiskRun<ClusterPlace>;
 
 /// Appends a run, joining it to the last one if it continues that.
 pub(super) fn push(runs: &mut Vec<Run>, run: Run) {
@@ -47,8 +47,10 @@ pub(super) fn push(runs: &mut Vec<Run>, run: Run) {
     }
     if let Some(last) = runs.last_mut() {
         let continues = match (last.place, run.place) {
-            (Place::Data(one), Place::Data(other)) => one.checked_add(last.len) == Some(other),
-            (Place::Packed { .. }, _) | (_, Place::Packed { .. }) => false,
+            (ClusterPlace::Data(one), ClusterPlace::Data(other)) => {
+                one.checked_add(last.len) == Some(other)
+            }
+            (ClusterPlace::Packed { .. }, _) | (_, ClusterPlace::Packed { .. }) => false,
             (one, other) => one == other,
         };
         if continues && last.end() == run.at {
@@ -61,7 +63,7 @@ pub(super) fn push(runs: &mut Vec<Run>, run: Run) {
 
 /// What is behind an L2 entry, for a write. Without subclusters, a cluster counts as all of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Found {
+pub(super) struct EntryContent {
     /// The offset of the cluster that may be written in place, if there is one.
     pub(super) own: Option<u64>,
     /// The subclusters with data, a bit for each.
@@ -74,7 +76,7 @@ pub(super) struct Found {
 
 /// How an image divides offsets, and what its entries may contain.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Layout {
+pub(super) struct EntryLayout {
     /// log2 of the cluster size in bytes.
     pub(super) cluster_bits: u32,
     pub(super) extended: bool,
@@ -86,9 +88,9 @@ pub(super) struct Layout {
     data_len: u64,
 }
 
-impl Layout {
-    pub(super) fn new(header: &Header, file_len: u64, data_len: u64) -> Layout {
-        Layout {
+impl EntryLayout {
+    pub(super) fn new(header: &Header, file_len: u64, data_len: u64) -> EntryLayout {
+        EntryLayout {
             cluster_bits: header.cluster_bits,
             extended: header.is_extended(),
             version: header.version,
@@ -99,8 +101,8 @@ impl Layout {
     }
 
     /// The same for files that have become longer.
-    pub(super) fn with_lengths(self, file_len: u64, data_len: u64) -> Layout {
-        Layout { file_len, data_len, ..self }
+    pub(super) fn with_lengths(self, file_len: u64, data_len: u64) -> EntryLayout {
+        EntryLayout { file_len, data_len, ..self }
     }
 
     /// Length in bytes of the file with the guest's data.
@@ -171,11 +173,11 @@ impl Layout {
     ///
     /// # Errors
     /// If the entry cannot be true.
-    pub(super) fn found(&self, words: &[u64], at: u64) -> Result<Found> {
+    pub(super) fn found(&self, words: &[u64], at: u64) -> Result<EntryContent> {
         let &[entry, ref rest @ ..] = words else { return Err(blockhaul_block::Error::misfit()) };
         if entry & COMPRESSED != 0 {
             self.packed(entry, at)?;
-            return Ok(Found { own: None, units: 0, zeroes: 0, elsewhere: true });
+            return Ok(EntryContent { own: None, units: 0, zeroes: 0, elsewhere: true });
         }
         let host = self.host(entry, at)?;
         let is_own = entry & COPIED != 0 || self.data_file;
@@ -185,13 +187,13 @@ impl Layout {
                 (bits & ALL_UNITS, bits >> SUBCLUSTERS)
             }
             None => match self.standard(entry, at)? {
-                Place::Data(_) => (ALL_UNITS, 0),
-                Place::Zero { .. } => (0, ALL_UNITS),
+                ClusterPlace::Data(_) => (ALL_UNITS, 0),
+                ClusterPlace::Zero { .. } => (0, ALL_UNITS),
                 _ => (0, 0),
             },
         };
         let own = host.filter(|_| is_own);
-        Ok(Found { own, units, zeroes, elsewhere: units != 0 && own.is_none() })
+        Ok(EntryContent { own, units, zeroes, elsewhere: units != 0 && own.is_none() })
     }
 
     /// The subclusters that a range within a cluster touches; all, if clusters have none.
@@ -270,7 +272,7 @@ impl Layout {
     }
 
     /// The place of a byte in a cluster with a standard descriptor.
-    fn standard(&self, entry: u64, at: u64) -> Result<Place> {
+    fn standard(&self, entry: u64, at: u64) -> Result<ClusterPlace> {
         let host = self.host(entry, at)?;
         if entry & ZERO != 0 {
             // "With version 2 ... this is always 0."
@@ -281,11 +283,11 @@ impl Layout {
                     "has a zero flag, which version 2 does not have",
                 ));
             }
-            return Ok(Place::Zero { stored: host.is_some() });
+            return Ok(ClusterPlace::Zero { stored: host.is_some() });
         }
         match host {
-            None => Ok(Place::Unallocated),
-            Some(host) => Ok(Place::Data(self.inside(entry, host, at)?)),
+            None => Ok(ClusterPlace::Unallocated),
+            Some(host) => Ok(ClusterPlace::Data(self.inside(entry, host, at)?)),
         }
     }
 
@@ -294,7 +296,7 @@ impl Layout {
     /// # Errors
     /// If the entry cannot be true.
     pub(super) fn space(&self, entry: u64, at: u64) -> Result<Option<u64>> {
-        if Layout::is_compressed(entry) { Ok(None) } else { self.host(entry, at) }
+        if EntryLayout::is_compressed(entry) { Ok(None) } else { self.host(entry, at) }
     }
 
     /// The host cluster of an entry, if it has one.
@@ -325,7 +327,7 @@ impl Layout {
     }
 
     /// The place of a compressed cluster.
-    fn packed(&self, entry: u64, at: u64) -> Result<Place> {
+    fn packed(&self, entry: u64, at: u64) -> Result<ClusterPlace> {
         if self.data_file {
             return Err(self.wrong(
                 entry,
@@ -343,7 +345,7 @@ impl Layout {
         // At most 2^13 further sectors; the file may end within the last one.
         let len = ((more + 1) * SECTOR - host % SECTOR).min(self.file_len - host);
         let len = u32::try_from(len).map_err(|_| self.wrong(entry, at, "is too long"))?;
-        Ok(Place::Packed { host, len })
+        Ok(ClusterPlace::Packed { host, len })
     }
 
     fn check_units(&self, entry: u64, bits: u64, host: Option<u64>, at: u64) -> Result<()> {
@@ -385,9 +387,11 @@ impl Layout {
             let number = (next - start) / unit;
             let until = (start + (number + 1) * unit).min(end);
             let place = match data {
-                Some(host) if allocated >> number & 1 != 0 => Place::Data(host + (next - start)),
-                _ if zero >> number & 1 != 0 => Place::Zero { stored: host.is_some() },
-                _ => Place::Unallocated,
+                Some(host) if allocated >> number & 1 != 0 => {
+                    ClusterPlace::Data(host + (next - start))
+                }
+                _ if zero >> number & 1 != 0 => ClusterPlace::Zero { stored: host.is_some() },
+                _ => ClusterPlace::Unallocated,
             };
             push(runs, Run { at: next, len: until - next, place });
             next = until;
@@ -400,13 +404,20 @@ impl Layout {
 mod tests {
     use super::*;
 
-    fn layout(cluster_bits: u32, extended: bool) -> Layout {
+    fn layout(cluster_bits: u32, extended: bool) -> EntryLayout {
         let file_len = 1 << 40;
         let version = 3;
-        Layout { cluster_bits, extended, version, data_file: false, file_len, data_len: file_len }
+        EntryLayout {
+            cluster_bits,
+            extended,
+            version,
+            data_file: false,
+            file_len,
+            data_len: file_len,
+        }
     }
 
-    fn one(layout: Layout, words: &[u64], at: u64, end: u64) -> Result<Vec<Run>> {
+    fn one(layout: EntryLayout, words: &[u64], at: u64, end: u64) -> Result<Vec<Run>> {
         let mut runs = Vec::new();
         layout.runs(words, at, end, &mut runs).map(|()| runs)
     }
@@ -415,14 +426,14 @@ mod tests {
     fn a_standard_entry_is_data_zero_or_nothing() {
         let at = (5 << 16) + 10;
         let place = |entry| one(layout(16, false), &[entry], at, at + 20).map(|runs| runs[0].place);
-        assert_eq!(place(0).unwrap(), Place::Unallocated);
-        assert_eq!(place(1).unwrap(), Place::Zero { stored: false });
-        assert_eq!(place(0x10001).unwrap(), Place::Zero { stored: true });
-        assert_eq!(place(COPIED | 0x30000).unwrap(), Place::Data(0x3000a));
+        assert_eq!(place(0).unwrap(), ClusterPlace::Unallocated);
+        assert_eq!(place(1).unwrap(), ClusterPlace::Zero { stored: false });
+        assert_eq!(place(0x10001).unwrap(), ClusterPlace::Zero { stored: true });
+        assert_eq!(place(COPIED | 0x30000).unwrap(), ClusterPlace::Data(0x3000a));
         for bad in [2, 0x200, 1 << 56, 1 << 40, COPIED | 1 << 55] {
             assert!(place(bad).is_err(), "{bad:#x}");
         }
-        let old = Layout { version: 2, ..layout(16, false) };
+        let old = EntryLayout { version: 2, ..layout(16, false) };
         assert!(one(old, &[1], 0, 1).is_err());
     }
 
@@ -434,25 +445,25 @@ mod tests {
         let len = 4 * 512 - 0x145;
         assert_eq!(
             runs,
-            [Run { at: 0, len: 1 << 16, place: Place::Packed { host: 0x1_2345, len } }]
+            [Run { at: 0, len: 1 << 16, place: ClusterPlace::Packed { host: 0x1_2345, len } }]
         );
-        let short = Layout { file_len: 0x1_2400, ..layout(16, false) };
+        let short = EntryLayout { file_len: 0x1_2400, ..layout(16, false) };
         let runs = one(short, &[entry], 0, 1).unwrap();
-        assert_eq!(runs[0].place, Place::Packed { host: 0x1_2345, len: 0xbb });
-        let shorter = Layout { file_len: 0x1_2345, ..short };
+        assert_eq!(runs[0].place, ClusterPlace::Packed { host: 0x1_2345, len: 0xbb });
+        let shorter = EntryLayout { file_len: 0x1_2345, ..short };
         assert!(one(shorter, &[entry], 0, 1).is_err());
     }
 
     #[test]
     fn entries_of_compressed_clusters_cover_all_sectors_of_their_data() {
         for bits in [9, 12, 16, 21] {
-            let layout = Layout { file_len: 1 << 50, ..layout(bits, false) };
+            let layout = EntryLayout { file_len: 1 << 50, ..layout(bits, false) };
             let cluster = 1_u64 << bits;
             let limit = 1 << (62 - (bits - 8));
             for host in [cluster, cluster + 1, cluster * 3 - 1, cluster * 2 + 511, cluster + 512] {
                 for len in [1, 100, 510, cluster - 1] {
                     let entry = layout.packed_entry(host, len).unwrap();
-                    let Place::Packed { host: found, len: most } =
+                    let ClusterPlace::Packed { host: found, len: most } =
                         layout.packed(entry[0], 0).unwrap()
                     else {
                         panic!("{entry:x?}");
@@ -480,10 +491,10 @@ mod tests {
         assert_eq!(
             runs,
             [
-                Run { at: 1024, len: 1024, place: Place::Unallocated },
-                Run { at: unit, len: 3 * unit, place: Place::Data(0x20000 + unit) },
-                Run { at: 4 * unit, len: unit, place: Place::Zero { stored: true } },
-                Run { at: 5 * unit, len: 27 * unit, place: Place::Unallocated },
+                Run { at: 1024, len: 1024, place: ClusterPlace::Unallocated },
+                Run { at: unit, len: 3 * unit, place: ClusterPlace::Data(0x20000 + unit) },
+                Run { at: 4 * unit, len: unit, place: ClusterPlace::Zero { stored: true } },
+                Run { at: 5 * unit, len: 27 * unit, place: ClusterPlace::Unallocated },
             ]
         );
         for (entry, bits) in [(0x20000, 1 << 32 | 1), (0, 1), (1, 0), (0x20001, 1)] {

@@ -1,9 +1,11 @@
 //! Extents, from tables alone: no data is read.
 
-use blockhaul_block::{Can, Contexts, Error, Extents, Flags, HOLE, Kind, Outcome, Result, ZERO};
+use blockhaul_block::{
+    Can, ContextSet, Error, Extents, HOLE, Kind, Outcome, RequestFlags, Result, ZERO,
+};
 
-use super::entry::{Place, Run};
-use super::parts::{FIRST_BITMAP, Parts};
+use super::entry::{ClusterPlace, Run};
+use super::parts::{FIRST_BITMAP, ImageParts};
 use crate::extents::{PlaceBelow, StateReader, add_below, base_of, below, lists};
 
 /// A file is sparse if more than this part of it are holes: there are some in others, too, where
@@ -12,40 +14,40 @@ const SPARSE: u64 = 8;
 
 /// What a list says about a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum What {
+pub(super) enum ExtentContext {
     /// Holes and zeroes.
     Allocation,
     /// Which image of the chain has the bytes: 1 for this one, 0 for none.
     Depth,
 }
 
-impl What {
+impl ExtentContext {
     /// The state of what no image has.
     fn nothing(self) -> u64 {
         match self {
-            What::Allocation => HOLE | ZERO,
-            What::Depth => 0,
+            ExtentContext::Allocation => HOLE | ZERO,
+            ExtentContext::Depth => 0,
         }
     }
 }
 
 /// One list for each context.
 pub(super) async fn list(
-    parts: &Parts,
+    parts: &ImageParts,
     range: (u64, u64),
-    contexts: Contexts,
-    flags: Flags,
+    contexts: ContextSet,
+    flags: RequestFlags,
 ) -> Outcome {
     let list = async |number, most| match number {
-        0 => parts.states(What::Allocation, range, most).await,
-        1 => parts.states(What::Depth, range, most).await,
+        0 => parts.states(ExtentContext::Allocation, range, most).await,
+        1 => parts.states(ExtentContext::Depth, range, most).await,
         number => of_bitmap(parts, number, range, most).await,
     };
     lists(contexts, flags, list).await
 }
 
 async fn of_bitmap(
-    parts: &Parts,
+    parts: &ImageParts,
     number: usize,
     (at, end): (u64, u64),
     most: usize,
@@ -66,8 +68,8 @@ async fn of_bitmap(
     Ok(all)
 }
 
-impl StateReader for Parts {
-    type List = What;
+impl StateReader for ImageParts {
+    type List = ExtentContext;
 
     async fn next_runs(
         &self,
@@ -78,19 +80,25 @@ impl StateReader for Parts {
         self.image.some_runs(&self.file, at, end, most, steps).await
     }
 
-    async fn add(&self, list: What, run: Run, most: usize, all: &mut Extents) -> Result<()> {
+    async fn add(
+        &self,
+        list: ExtentContext,
+        run: Run,
+        most: usize,
+        all: &mut Extents,
+    ) -> Result<()> {
         let state = match (list, run.place) {
-            (_, Place::Unallocated) => return add_backing(self, list, run, most, all).await,
-            (What::Allocation, Place::Data(at)) if may_have_holes(self).await => {
+            (_, ClusterPlace::Unallocated) => return add_backing(self, list, run, most, all).await,
+            (ExtentContext::Allocation, ClusterPlace::Data(at)) if may_have_holes(self).await => {
                 let contexts = base_of(&self.data.facts());
                 let size = self.data_len();
                 let place = PlaceBelow { device: &self.data, contexts, at, size, beyond: ZERO };
                 return add_below(place, run.len, most, all, |state| state).await;
             }
-            (What::Depth, _) => 1,
-            (What::Allocation, Place::Data(_) | Place::Packed { .. }) => 0,
-            (What::Allocation, Place::Zero { stored: true }) => ZERO,
-            (What::Allocation, Place::Zero { stored: false }) => HOLE | ZERO,
+            (ExtentContext::Depth, _) => 1,
+            (ExtentContext::Allocation, ClusterPlace::Data(_) | ClusterPlace::Packed { .. }) => 0,
+            (ExtentContext::Allocation, ClusterPlace::Zero { stored: true }) => ZERO,
+            (ExtentContext::Allocation, ClusterPlace::Zero { stored: false }) => HOLE | ZERO,
         };
         all.push(run.len, state);
         Ok(())
@@ -99,8 +107,8 @@ impl StateReader for Parts {
 
 /// Appends the states of what this image does not have.
 async fn add_backing(
-    parts: &Parts,
-    what: What,
+    parts: &ImageParts,
+    what: ExtentContext,
     run: Run,
     most: usize,
     all: &mut Extents,
@@ -112,11 +120,11 @@ async fn add_backing(
         return Ok(());
     };
     let (contexts, state): (_, fn(u64) -> u64) = match (what, backing.depth) {
-        (What::Allocation, _) => (backing.base, |state| state),
-        (What::Depth, Some(depth)) => {
+        (ExtentContext::Allocation, _) => (backing.base, |state| state),
+        (ExtentContext::Depth, Some(depth)) => {
             (depth, |level| if level > 0 { level.saturating_add(1) } else { 0 })
         }
-        (What::Depth, None) => {
+        (ExtentContext::Depth, None) => {
             // A raw file has all of its bytes.
             let inside = run.len.min(backing.size - run.at);
             all.push(inside, 2);
@@ -132,7 +140,7 @@ async fn add_backing(
 /// Whether clusters with data may be holes of their file: in external data files, and in images
 /// whose clusters were all allocated when they were created, but never written
 /// (`preallocation=metadata`). Other files are not asked for each run.
-async fn may_have_holes(parts: &Parts) -> bool {
+async fn may_have_holes(parts: &ImageParts) -> bool {
     if parts.is_external {
         return true;
     }

@@ -105,7 +105,7 @@ pub(super) mod extension {
 
 /// How clusters are compressed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Compression {
+pub(super) enum CompressionType {
     /// A deflate stream without zlib's header.
     Deflate,
     /// A zstd frame.
@@ -162,7 +162,7 @@ pub(super) struct Header {
     pub(super) compatible: u64,
     /// Bits of [`autoclear`], and unknown ones.
     pub(super) autoclear: u64,
-    pub(super) compression: Compression,
+    pub(super) compression: CompressionType,
     /// The name of the backing file, as it is in the image.
     pub(super) backing: Option<String>,
     /// The format of the backing file.
@@ -222,7 +222,7 @@ impl Header {
     /// If a field is out of range, or the image has features that this program does not know.
     pub(super) fn parse(first: &[u8]) -> Result<Header> {
         let cluster_bits = Header::cluster_bits(first)?;
-        let fixed = Fixed::parse(first, cluster_bits)?;
+        let fixed = FixedFields::parse(first, cluster_bits)?;
         let found = Extensions::parse(first, fixed.len)?;
         fixed.check_incompatible(&found.feature_names)?;
         let compression = fixed.compression()?;
@@ -272,7 +272,7 @@ impl Area {
     /// # Errors
     /// If the header is damaged.
     pub(super) fn find(first: &[u8]) -> Result<Area> {
-        let fixed = Fixed::parse(first, Header::cluster_bits(first)?)?;
+        let fixed = FixedFields::parse(first, Header::cluster_bits(first)?)?;
         let mut bitmaps = None;
         let end = walk_extensions(first, fixed.len, |at, kind, _| {
             if kind == extension::BITMAPS {
@@ -293,7 +293,7 @@ impl Area {
 /// [`Kind::Usage`](blockhaul_block::Kind::Usage) if the name is too long for the first cluster, and
 /// if the header is damaged.
 pub(super) fn with_backing(first: &[u8], names: Option<(&str, &str)>) -> Result<Vec<u8>> {
-    let fixed = Fixed::parse(first, Header::cluster_bits(first)?)?;
+    let fixed = FixedFields::parse(first, Header::cluster_bits(first)?)?;
     let old_name_end = fixed.backing_offset.saturating_add(fixed.backing_len.into());
     let mut new = first.get(..fixed.len).ok_or_else(cut_short)?.to_vec();
     if let Some((_, format)) = names {
@@ -326,7 +326,7 @@ pub(super) fn with_backing(first: &[u8], names: Option<(&str, &str)>) -> Result<
 
 /// The header of an image of version 2 as one of version 3.
 #[derive(Debug)]
-pub(super) struct Upgraded {
+pub(super) struct HeaderUpgrade {
     /// The first 512 bytes of the file.
     pub(super) sector: Vec<u8>,
     /// A place behind them for the name of the backing file, and the name, if it has no room in them.
@@ -338,8 +338,8 @@ pub(super) struct Upgraded {
 /// # Errors
 /// [`Kind::Unsupported`](blockhaul_block::Kind::Unsupported) if its extensions and names have no room, and
 /// if the header is damaged.
-pub(super) fn upgraded(first: &[u8]) -> Result<Upgraded> {
-    let fixed = Fixed::parse(first, Header::cluster_bits(first)?)?;
+pub(super) fn upgraded(first: &[u8]) -> Result<HeaderUpgrade> {
+    let fixed = FixedFields::parse(first, Header::cluster_bits(first)?)?;
     let mut new = first.get(..LEN_V2).ok_or_else(cut_short)?.to_vec();
     new[4..8].copy_from_slice(&3_u32.to_be_bytes());
     // No features.
@@ -381,7 +381,7 @@ pub(super) fn upgraded(first: &[u8]) -> Result<Upgraded> {
         new[index(BACKING_AT)..index(BACKING_AT) + 8].copy_from_slice(&place.to_be_bytes());
     }
     new.resize(SECTOR, 0);
-    Ok(Upgraded { sector: new, name: behind })
+    Ok(HeaderUpgrade { sector: new, name: behind })
 }
 
 pub(super) fn push_extension(header: &mut Vec<u8>, kind: u32, data: &[u8]) {
@@ -436,7 +436,7 @@ fn cut_short() -> blockhaul_block::Error {
 }
 
 /// The fields at fixed offsets.
-struct Fixed {
+struct FixedFields {
     version: u32,
     cluster_bits: u32,
     backing_offset: u64,
@@ -454,15 +454,15 @@ struct Fixed {
     len: usize,
 }
 
-impl Fixed {
-    fn parse(head: &[u8], cluster_bits: u32) -> Result<Fixed> {
+impl FixedFields {
+    fn parse(head: &[u8], cluster_bits: u32) -> Result<FixedFields> {
         let word = |at| be32(head, at).ok_or_else(cut_short);
         let long = |at: u64| be64(head, index(at)).ok_or_else(cut_short);
         let version = word(4)?;
         // Version 2 ends here, and has the defaults of the rest.
         let is_new = version >= 3;
         let len = if is_new { index(word(100)?.into()) } else { LEN_V2 };
-        let fixed = Fixed {
+        let fixed = FixedFields {
             version,
             cluster_bits,
             backing_offset: long(8)?,
@@ -561,11 +561,11 @@ impl Fixed {
         Ok(())
     }
 
-    fn compression(&self) -> Result<Compression> {
+    fn compression(&self) -> Result<CompressionType> {
         let flagged = self.incompatible & incompatible::COMPRESSION != 0;
         match (self.compression_type, flagged) {
-            (0, false) => Ok(Compression::Deflate),
-            (1, true) => Ok(Compression::Zstd),
+            (0, false) => Ok(CompressionType::Deflate),
+            (1, true) => Ok(CompressionType::Zstd),
             (0 | 1, _) => Err(damaged("the compression type contradicts its feature bit")),
             (other, _) => Err(unsupported(
                 format!("compression type {other} is not known"),
@@ -616,7 +616,7 @@ pub(super) fn check_l1_len(l1: L1Place) -> Result<()> {
 
 /// Why an image cannot be opened by a program that knows what this one does.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Obstacle {
+pub enum OpenObstacle {
     /// Incompatible features that are not known: the names that the image gives them, and the bits of
     /// those that it does not name.
     Features(Vec<String>, u64),
@@ -626,9 +626,9 @@ pub enum Obstacle {
 
 /// Finds out whether an image can be opened from its first bytes, a cluster or all of a shorter file;
 /// none also if they are damaged.
-pub(super) fn obstacle(first: &[u8]) -> Option<Obstacle> {
+pub(super) fn obstacle(first: &[u8]) -> Option<OpenObstacle> {
     let cluster_bits = Header::cluster_bits(first).ok()?;
-    let fixed = Fixed::parse(first, cluster_bits).ok()?;
+    let fixed = FixedFields::parse(first, cluster_bits).ok()?;
     let first = first.get(..index(fixed.cluster())).unwrap_or(first);
     let unknown = fixed.incompatible & !incompatible::KNOWN;
     if unknown != 0 {
@@ -641,11 +641,11 @@ pub(super) fn obstacle(first: &[u8]) -> Option<Obstacle> {
                 names.push(one.name);
             }
         }
-        return Some(Obstacle::Features(names, unnamed));
+        return Some(OpenObstacle::Features(names, unnamed));
     }
     // An L2 table has at least 32 entries.
     let entries = fixed.size >> (2 * cluster_bits - 3);
-    (entries > i32::MAX.unsigned_abs().into()).then_some(Obstacle::TooLarge)
+    (entries > i32::MAX.unsigned_abs().into()).then_some(OpenObstacle::TooLarge)
 }
 
 struct FeatureName {

@@ -6,17 +6,17 @@ use std::sync::{Arc, OnceLock};
 use blockhaul_block::{Device, Error, Result};
 use blockhaul_io::Buf;
 
-use super::bitmap::{self, Bitmap};
+use super::bitmap::{self, PersistentBitmap};
 use super::cache::{Slice, SliceCache};
-use super::entry::{Layout, Place, Run, push};
+use super::entry::{ClusterPlace, EntryLayout, Run, push};
 use super::error::{damaged, unsupported};
-use super::header::{Compression, Header, L1Place, incompatible};
-use super::snapshot::{self, Snapshot};
+use super::header::{CompressionType, Header, L1Place, incompatible};
+use super::snapshot::{self, InternalSnapshot};
 use super::words::words;
-use super::write::{Writer, refuse_bitmaps};
+use super::write::{ImageWriter, refuse_bitmaps};
 use crate::block_cache::BlockCache;
 use crate::bytes::index;
-use crate::pack::Packing;
+use crate::pack::ClusterEncoding;
 use crate::storage::{len_of, read, read_into};
 
 /// Longest part of an L2 table that is read at once, in bytes.
@@ -29,18 +29,18 @@ const HEAD: u64 = 4096;
 pub(super) const BITMAPS_MAX: usize = 60;
 
 /// The metadata of an image, or of one of its snapshots.
-pub(super) struct Image {
+pub(super) struct ImageMetadata {
     /// Size of the disk in bytes.
     pub(super) size: u64,
-    pub(super) layout: Layout,
-    pub(super) compression: Compression,
-    pub(super) bitmaps: Vec<Bitmap>,
+    pub(super) layout: EntryLayout,
+    pub(super) compression: CompressionType,
+    pub(super) bitmaps: Vec<PersistentBitmap>,
     /// Unpacked clusters.
     pub(super) unpacked: BlockCache,
     /// Whether the file has holes where clusters are, once that was looked for.
     pub(super) is_sparse: OnceLock<bool>,
     /// Present if the image is open for writing.
-    pub(super) writer: Option<Writer>,
+    pub(super) writer: Option<ImageWriter>,
     /// It was made for this program, and nothing was written to it before.
     pub(super) is_new: bool,
     /// It gets another backing file: zeroes are written also where it shows zeroes of none.
@@ -63,14 +63,14 @@ pub(super) struct Image {
 }
 
 /// A header, and the length of the file that it was read from.
-pub(super) struct Head {
+pub(super) struct FileHeader {
     pub(super) header: Header,
     pub(super) file_len: u64,
 }
 
-impl Head {
+impl FileHeader {
     /// Reads the header of the image in a device.
-    pub(super) async fn read(file: &Arc<dyn Device>) -> Result<Head> {
+    pub(super) async fn read(file: &Arc<dyn Device>) -> Result<FileHeader> {
         let file_len = len_of(&file.facts());
         let head = read(file, 0, HEAD.min(file_len)).await?;
         let cluster = 1 << Header::cluster_bits(&head)?;
@@ -86,18 +86,18 @@ impl Head {
                  \"qemu-img check -r all\""
             );
         }
-        Ok(Head { header, file_len })
+        Ok(FileHeader { header, file_len })
     }
 }
 
-impl Image {
+impl ImageMetadata {
     /// Reads the metadata of the image, or of one of its snapshots.
     pub(super) async fn open(
         file: &Arc<dyn Device>,
-        head: &Head,
-        options: Options<'_>,
-    ) -> Result<Image> {
-        let Head { header, file_len } = head;
+        head: &FileHeader,
+        options: ImageOptions<'_>,
+    ) -> Result<ImageMetadata> {
+        let FileHeader { header, file_len } = head;
         let data_len = options.data_len;
         // The last cluster of a file that grows may get the rest of it at any time.
         let file_len = &if options.write {
@@ -105,12 +105,12 @@ impl Image {
         } else {
             *file_len
         };
-        let layout = Layout::new(header, *file_len, data_len.unwrap_or(*file_len));
+        let layout = EntryLayout::new(header, *file_len, data_len.unwrap_or(*file_len));
         let (l1, size) = match options.snapshot {
             None => (header.l1, header.size),
             Some(name) => {
                 let all = snapshot::list(file, *file_len, header).await?;
-                let Snapshot { l1, size, .. } = snapshot::find(all, name)?;
+                let InternalSnapshot { l1, size, .. } = snapshot::find(all, name)?;
                 (l1, size.unwrap_or(header.size))
             }
         };
@@ -125,25 +125,28 @@ impl Image {
             if !options.keeps_bitmaps {
                 refuse_bitmaps(file, header, layout).await?;
             }
-            Some(Writer::open(file, header, layout, &l1).await?)
+            Some(ImageWriter::open(file, header, layout, &l1).await?)
         } else {
             None
         };
-        Ok(Image { bitmaps, ..Image::new(header, size, layout, l1, writer, options) })
+        Ok(ImageMetadata {
+            bitmaps,
+            ..ImageMetadata::new(header, size, layout, l1, writer, options)
+        })
     }
 
     /// An image with these tables.
     pub(super) fn new(
         header: &Header,
         size: u64,
-        layout: Layout,
+        layout: EntryLayout,
         l1: Vec<u64>,
-        writer: Option<Writer>,
-        options: Options<'_>,
-    ) -> Image {
+        writer: Option<ImageWriter>,
+        options: ImageOptions<'_>,
+    ) -> ImageMetadata {
         let most = if writer.is_some() { CHANGED_SLICE } else { SLICE_MAX };
         let slice = most.min(layout.cluster());
-        Image {
+        ImageMetadata {
             size,
             layout,
             compression: header.compression,
@@ -165,10 +168,10 @@ impl Image {
     }
 
     /// How clusters are compressed: at the levels that QEMU uses.
-    pub(super) fn packing(&self) -> Packing {
+    pub(super) fn packing(&self) -> ClusterEncoding {
         match self.compression {
-            Compression::Deflate => Packing::Deflate(6),
-            Compression::Zstd => Packing::Zstd(3),
+            CompressionType::Deflate => ClusterEncoding::Deflate(6),
+            CompressionType::Zstd => ClusterEncoding::Zstd(3),
         }
     }
 
@@ -186,7 +189,7 @@ impl Image {
     }
 
     /// The layout with the current lengths of the files.
-    pub(super) fn layout_now(&self) -> Layout {
+    pub(super) fn layout_now(&self) -> EntryLayout {
         if self.writer.is_none() {
             return self.layout;
         }
@@ -209,7 +212,7 @@ impl Image {
     /// The runs of a range that is within the disk, at least one of them; ends early when there are
     /// `most`. `None` if an L2 table must be read first.
     pub(super) fn runs_now(&self, at: u64, end: u64, most: usize) -> Option<Result<Vec<Run>>> {
-        let mut walk = Walk { next: at, end, most, entries: u64::MAX, runs: Vec::new() };
+        let mut walk = EntryWalk { next: at, end, most, entries: u64::MAX, runs: Vec::new() };
         match self.walk(&mut walk) {
             Ok(None) => Some(Ok(walk.runs)),
             Ok(Some(_)) => None,
@@ -233,7 +236,7 @@ impl Image {
         most: usize,
         entries: &mut u64,
     ) -> Result<Vec<Run>> {
-        let mut walk = Walk { next: at, end, most, entries: *entries, runs: Vec::new() };
+        let mut walk = EntryWalk { next: at, end, most, entries: *entries, runs: Vec::new() };
         while let Some(offset) = self.walk(&mut walk)? {
             let slice = self.load(file, offset).await?;
             // The cache may have dropped it already, if it is small.
@@ -244,14 +247,14 @@ impl Image {
     }
 
     /// Goes on until the walk has ended, or the slice at the returned offset is needed.
-    fn walk(&self, walk: &mut Walk) -> Result<Option<u64>> {
+    fn walk(&self, walk: &mut EntryWalk) -> Result<Option<u64>> {
         while walk.goes_on() {
             let number = walk.next / self.layout.l2_covers();
             let Some(table) = self.layout_now().l2_table(number, self.l1_entry(number))? else {
                 let end = (number + 1).saturating_mul(self.layout.l2_covers()).min(walk.end);
                 let at = walk.next;
                 let len = end - walk.next;
-                push(&mut walk.runs, Run { at, len, place: Place::Unallocated });
+                push(&mut walk.runs, Run { at, len, place: ClusterPlace::Unallocated });
                 walk.goes_to(end);
                 continue;
             };
@@ -275,7 +278,7 @@ impl Image {
     }
 
     /// Appends the runs that a slice describes.
-    fn walk_slice(&self, walk: &mut Walk, slice: &[u64]) -> Result<()> {
+    fn walk_slice(&self, walk: &mut EntryWalk, slice: &[u64]) -> Result<()> {
         let layout = self.layout_now();
         let words = index(layout.entry_words());
         let mut place = index(self.byte_of(walk.next) % self.slice / 8);
@@ -311,7 +314,7 @@ impl Image {
 }
 
 /// A search for runs.
-struct Walk {
+struct EntryWalk {
     next: u64,
     end: u64,
     /// Number of runs that is enough.
@@ -321,7 +324,7 @@ struct Walk {
     runs: Vec<Run>,
 }
 
-impl Walk {
+impl EntryWalk {
     fn goes_on(&self) -> bool {
         // The last run may still grow.
         self.next < self.end && self.runs.len() <= self.most && self.entries > 0
@@ -335,7 +338,7 @@ impl Walk {
 
 /// How an image is opened.
 #[derive(Clone, Copy)]
-pub(super) struct Options<'a> {
+pub(super) struct ImageOptions<'a> {
     /// The snapshot to show.
     pub(super) snapshot: Option<&'a str>,
     /// The length in bytes of the external data file, if there is one.
@@ -350,7 +353,7 @@ pub(super) struct Options<'a> {
 /// Reads the entries of an L1 table that a disk of `size` bytes needs.
 pub(super) async fn l1_table(
     file: &Arc<dyn Device>,
-    layout: Layout,
+    layout: EntryLayout,
     place: L1Place,
     size: u64,
 ) -> Result<Vec<u64>> {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use blockhaul_block::{BASE_ALLOCATION, Contexts, Device, DeviceExt as _, Error, Result, ZERO};
+use blockhaul_block::{BASE_ALLOCATION, ContextSet, Device, DeviceExt as _, Error, Result, ZERO};
 
 use super::error::usage;
 
@@ -12,7 +12,7 @@ const ENTRY: u64 = 8;
 
 /// Lengths of an image in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Measure {
+pub struct ImageLengths {
     /// With the data that the disk has now.
     pub required: u64,
     /// With data in all clusters.
@@ -25,7 +25,7 @@ pub struct Measure {
 /// # Errors
 /// If the cluster size in bytes is not a power of two from 512 to 2 MiB, if the disk is too large,
 /// or if its extents cannot be read.
-pub async fn measure(source: &Arc<dyn Device>, cluster: u64) -> Result<Measure> {
+pub async fn measure(source: &Arc<dyn Device>, cluster: u64) -> Result<ImageLengths> {
     if !cluster.is_power_of_two() || !(512..=2 << 20).contains(&cluster) {
         return Err(usage(format!("clusters of {cluster} bytes: use a power of two, 512 to 2M")));
     }
@@ -34,13 +34,13 @@ pub async fn measure(source: &Arc<dyn Device>, cluster: u64) -> Result<Measure> 
     let size = facts.size.checked_next_multiple_of(cluster).ok_or_else(too_large)?;
     let full = full(size, cluster).ok_or_else(too_large)?;
     let used = used_clusters(source, cluster).await? * cluster;
-    Ok(Measure { required: full - size + used, full })
+    Ok(ImageLengths { required: full - size + used, full })
 }
 
 /// The number of clusters with a byte that is not known to be zero.
 async fn used_clusters(source: &Arc<dyn Device>, cluster: u64) -> Result<u64> {
     let facts = source.facts();
-    let context = facts.context(BASE_ALLOCATION).unwrap_or_else(Contexts::first);
+    let context = facts.context(BASE_ALLOCATION).unwrap_or_else(ContextSet::first);
     // The first cluster that was not counted.
     let mut at = 0;
     let mut used = 0;

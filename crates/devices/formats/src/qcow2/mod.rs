@@ -45,12 +45,14 @@ mod write;
 
 pub use write::data_was_lost;
 
-use blockhaul_catalog::{Backend, Opened, Opening, Param, ParamKind, Preparation, Target};
+use blockhaul_catalog::{
+    Backend, BackendTarget, OpenFuture, OpenedDevice, Param, ParamKind, Preparation,
+};
 
 /// The backend `qcow2:DEVICE`.
-pub struct Qcow2;
+pub struct Qcow2Backend;
 
-impl Backend for Qcow2 {
+impl Backend for Qcow2Backend {
     fn schemes(&self) -> &'static [&'static str] {
         &["qcow2"]
     }
@@ -76,18 +78,18 @@ blockhaul copy disk.raw 'qcow2:new.qcow2?cluster=128k' && qemu-img check new.qco
         PARAMS
     }
 
-    fn open(&self, target: Target) -> Opening<Opened> {
+    fn open(&self, target: BackendTarget) -> OpenFuture<OpenedDevice> {
         Box::pin(async move {
             if target.intent.target_size.is_none() {
                 return bitmap_store::open(&target).await;
             }
-            let (opened, preparation) = Qcow2.open_target(target).await?;
+            let (opened, preparation) = Qcow2Backend.open_target(target).await?;
             preparation.run().await?;
             Ok(opened)
         })
     }
 
-    fn open_target(&self, target: Target) -> Opening<(Opened, Preparation)> {
+    fn open_target(&self, target: BackendTarget) -> OpenFuture<(OpenedDevice, Preparation)> {
         Box::pin(async move {
             match target.intent.target_size {
                 Some(size) => create::open(&target, size).await,

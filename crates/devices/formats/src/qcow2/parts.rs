@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use blockhaul_block::{Contexts, Device, Error, Kind, Result};
-use blockhaul_io::{Pool, Remote};
+use blockhaul_block::{ContextSet, Device, Error, Kind, Result};
+use blockhaul_io::{Pool, WorkerHandle};
 
-use super::image::Image;
-use super::write::Writer;
+use super::image::ImageMetadata;
+use super::write::ImageWriter;
 use crate::extents::base_of;
 
 /// The context of QEMU that counts the images between the top and the one that has the bytes.
@@ -16,23 +16,23 @@ pub(super) const ALLOCATION_DEPTH: &str = "qemu:allocation-depth";
 pub(super) const FIRST_BITMAP: usize = 2;
 
 /// What requests work with.
-pub(super) struct Parts {
-    pub(super) image: Arc<Image>,
+pub(super) struct ImageParts {
+    pub(super) image: Arc<ImageMetadata>,
     /// The device with the image file.
     pub(super) file: Arc<dyn Device>,
     /// The device with the guest's data: the image file, or the external data file.
     pub(super) data: Arc<dyn Device>,
     pub(super) is_external: bool,
-    pub(super) backing: Option<Backing>,
+    pub(super) backing: Option<BackingImage>,
     /// Memory for pieces of requests that are in several places.
     pub(super) pieces: Pool,
     /// Memory for compressed data.
     pub(super) packed: Pool,
     /// The worker on which the handle was made.
-    pub(super) worker: Remote,
+    pub(super) worker: WorkerHandle,
 }
 
-impl Parts {
+impl ImageParts {
     /// Length in bytes of the file with the guest's data.
     pub(super) fn data_len(&self) -> u64 {
         self.image.layout_now().data_len()
@@ -42,29 +42,29 @@ impl Parts {
     ///
     /// # Errors
     /// If the image is open for reading only.
-    pub(super) fn writer(&self) -> Result<&Writer> {
+    pub(super) fn writer(&self) -> Result<&ImageWriter> {
         let none = || Error::new(Kind::ReadOnly, "the image is open for reading only");
         self.image.writer.as_ref().ok_or_else(none)
     }
 }
 
 /// What is under an image.
-pub(super) struct Backing {
+pub(super) struct BackingImage {
     pub(super) device: Arc<dyn Device>,
     /// Its size in bytes.
     pub(super) size: u64,
     /// The context that counts images, if it is one.
-    pub(super) depth: Option<Contexts>,
-    pub(super) base: Contexts,
+    pub(super) depth: Option<ContextSet>,
+    pub(super) base: ContextSet,
     /// Its bitmaps that the image above shows.
-    pub(super) bitmaps: Vec<Contexts>,
+    pub(super) bitmaps: Vec<ContextSet>,
 }
 
-impl Backing {
-    pub(super) fn new(device: Arc<dyn Device>, is_image: bool) -> Backing {
+impl BackingImage {
+    pub(super) fn new(device: Arc<dyn Device>, is_image: bool) -> BackingImage {
         let facts = device.facts();
         let depth = facts.context(ALLOCATION_DEPTH).filter(|_| is_image);
         let base = base_of(&facts);
-        Backing { size: facts.size, depth, base, device, bitmaps: Vec::new() }
+        BackingImage { size: facts.size, depth, base, device, bitmaps: Vec::new() }
     }
 }

@@ -6,15 +6,15 @@ use blockhaul_block::{Device, Error, Result};
 use blockhaul_catalog::OpenContext;
 
 use super::describe::{ChainLink, walk_chain};
-use super::image::{Head, Image, Options};
+use super::image::{FileHeader, ImageMetadata, ImageOptions};
 use crate::bytes::index;
 
 /// Memory in bytes for tables of an image.
 const MEMORY: u64 = 4 << 20;
 
 /// The tables of an image.
-pub struct Places {
-    image: Image,
+pub struct ZeroPlaces {
+    image: ImageMetadata,
     file: Arc<dyn Device>,
 }
 
@@ -26,32 +26,32 @@ pub struct Places {
 pub async fn chain_places(
     context: &OpenContext,
     description: &str,
-) -> Result<Vec<(ChainLink, Option<Places>)>> {
+) -> Result<Vec<(ChainLink, Option<ZeroPlaces>)>> {
     let mut all = Vec::new();
     for (link, storage) in walk_chain(context, description).await? {
         let places = match &link.image {
             None => None,
-            Some(_) => Some(Places::new(storage.device).await?),
+            Some(_) => Some(ZeroPlaces::new(storage.device).await?),
         };
         all.push((link, places));
     }
     Ok(all)
 }
 
-impl Places {
-    async fn new(file: Arc<dyn Device>) -> Result<Places> {
-        let head = Head::read(&file).await?;
+impl ZeroPlaces {
+    async fn new(file: Arc<dyn Device>) -> Result<ZeroPlaces> {
+        let head = FileHeader::read(&file).await?;
         // Data is not read, so that the length of its file does not matter.
         let data_len = head.header.has(super::header::incompatible::DATA_FILE).then_some(1 << 62);
-        let options = Options {
+        let options = ImageOptions {
             snapshot: None,
             data_len,
             memory: MEMORY,
             write: false,
             keeps_bitmaps: false,
         };
-        let image = Image::open(&file, &head, options).await?;
-        Ok(Places { image, file })
+        let image = ImageMetadata::open(&file, &head, options).await?;
+        Ok(ZeroPlaces { image, file })
     }
 
     /// The offset in the file, in bytes, of the space that is allocated for a range of the disk, none if there is

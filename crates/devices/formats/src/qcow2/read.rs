@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use blockhaul_block::{Error, Kind, Outcome, Pending, Result};
+use blockhaul_block::{Error, Kind, Outcome, PendingRequest, Result};
 use blockhaul_io::{Buf, Pool, Reservation};
 
-use super::entry::{Place, Run};
+use super::entry::{ClusterPlace, Run};
 use super::error::damaged;
-use super::parts::Parts;
+use super::parts::ImageParts;
 use super::unpack::unpack;
-use super::write::Writer;
+use super::write::ImageWriter;
 use crate::assembly::{PackedBlock, PlainBytes, RunReader};
 use crate::block_cache::BlockCache;
 use crate::bytes::index;
@@ -22,12 +22,12 @@ pub(super) fn longest_packed(cluster: u64) -> u64 {
 }
 
 /// Starts a read of a range within the disk.
-pub(super) fn submit(parts: &Arc<Parts>, at: u64, room: Reservation) -> Pending {
+pub(super) fn submit(parts: &Arc<ImageParts>, at: u64, room: Reservation) -> PendingRequest {
     let Some(end) = at.checked_add(room.len() as u64) else {
         return Error::new(Kind::Invalid, "beyond the end").into();
     };
     // Before the tables are looked at.
-    let epoch = parts.image.writer.as_ref().map(Writer::epoch);
+    let epoch = parts.image.writer.as_ref().map(ImageWriter::epoch);
     let room = match parts.image.runs_now(at, end, 1) {
         Some(Err(error)) => return error.into(),
         Some(Ok(runs)) => match runs[..] {
@@ -45,24 +45,24 @@ pub(super) fn submit(parts: &Arc<Parts>, at: u64, room: Reservation) -> Pending 
         None => room,
     };
     let parts = parts.clone();
-    Pending::start(async move {
+    PendingRequest::start(async move {
         let _epoch = epoch;
         parts.read(at, end, room).await
     })
 }
 
-impl Parts {
+impl ImageParts {
     async fn read(&self, at: u64, end: u64, room: Reservation) -> Outcome {
         let runs = self.image.runs(&self.file, at, end).await?;
         self.read_runs(at, &runs, room).await
     }
 }
 
-impl RunReader for Parts {
-    type Place = Place;
+impl RunReader for ImageParts {
+    type Place = ClusterPlace;
 
-    fn packed(place: Place) -> Option<PackedBlock> {
-        let Place::Packed { host, len } = place else { return None };
+    fn packed(place: ClusterPlace) -> Option<PackedBlock> {
+        let ClusterPlace::Packed { host, len } = place else { return None };
         Some(PackedBlock { file: 0, at: host, len: len.into() })
     }
 
@@ -85,8 +85,8 @@ impl RunReader for Parts {
 
     fn plain(&self, run: Run) -> Option<PlainBytes<'_>> {
         let (device, at, end) = match (run.place, &self.backing) {
-            (Place::Data(host), _) => (&self.data, host, self.data_len()),
-            (Place::Unallocated, Some(backing)) => (&backing.device, run.at, backing.size),
+            (ClusterPlace::Data(host), _) => (&self.data, host, self.data_len()),
+            (ClusterPlace::Unallocated, Some(backing)) => (&backing.device, run.at, backing.size),
             _ => return None,
         };
         PlainBytes::within(device, (at, end), run.len)
@@ -98,13 +98,13 @@ impl RunReader for Parts {
 
     async fn unpack(&self, runs: &[Run], at: u64, buf: Buf) -> Result<Buf> {
         let places = runs.iter().filter_map(|run| match run.place {
-            Place::Packed { host, len } => Some((run.at, host, u64::from(len))),
+            ClusterPlace::Packed { host, len } => Some((run.at, host, u64::from(len))),
             _ => None,
         });
         let start = places.clone().map(|(_, host, _)| host).min().unwrap_or(0);
         let end = places.clone().map(|(_, host, len)| host + len).max().unwrap_or(start);
         let jobs: Vec<_> = places
-            .map(|(guest, host, len)| Job {
+            .map(|(guest, host, len)| ClusterUnpackJob {
                 at: guest,
                 out: index(guest - at),
                 packed: index(host - start)..index(host + len - start),
@@ -115,7 +115,7 @@ impl RunReader for Parts {
         let cluster = index(self.image.layout.cluster());
         let work = move || {
             let mut buf = buf;
-            for Job { at, out, packed } in jobs {
+            for ClusterUnpackJob { at, out, packed } in jobs {
                 let (Some(packed), Some(out)) =
                     (bytes.bytes().get(packed), buf.get_mut(out..out + cluster))
                 else {
@@ -130,7 +130,7 @@ impl RunReader for Parts {
 }
 
 /// A cluster to unpack.
-struct Job {
+struct ClusterUnpackJob {
     /// Its offset on the disk.
     at: u64,
     /// Its place in the buffer.
@@ -142,6 +142,6 @@ fn cannot_unpack(at: u64, why: &str) -> Error {
     damaged(format!("cannot unpack the compressed cluster at offset {at} of the disk: {why}"))
 }
 
-fn lost(lost: blockhaul_io::Lost) -> Error {
+fn lost(lost: blockhaul_io::LostCompletion) -> Error {
     Error::new(Kind::Io, "qcow2: cannot unpack").because(lost)
 }

@@ -3,7 +3,7 @@
 use blockhaul_block::{Error, Result};
 use blockhaul_catalog::OpenContext;
 
-use super::chain::{Base, CHANGE, open_base};
+use super::chain::{CHANGE, ChainBase, open_base};
 use super::edit::Edit;
 
 /// Allocates clusters for the disk from `from` on, which must read as zeroes, where it has none, in the
@@ -21,7 +21,7 @@ pub async fn reserve(
     from: u64,
     writes: bool,
 ) -> Result<u64> {
-    let Base { file, head, .. } = open_base(context, description, CHANGE, |_| false).await?;
+    let ChainBase { file, head, .. } = open_base(context, description, CHANGE, |_| false).await?;
     let file = file.device;
     let shown = file.facts().name.clone();
     let named = |error: Error| error.on(&shown);

@@ -3,17 +3,17 @@
 //! At any time the image has the old size or the new one. Entries beyond the end of the disk are
 //! cleared before it grows over them, and after it has shrunk.
 
-use blockhaul_block::{Error, Flags, Kind, Result};
+use blockhaul_block::{Error, Kind, RequestFlags, Result};
 use blockhaul_catalog::{OpenContext, parse_size};
 
-use super::chain::{Base, CHANGE, open_base};
+use super::chain::{CHANGE, ChainBase, open_base};
 use super::edit::Edit;
-use super::entry::Layout;
+use super::entry::EntryLayout;
 use super::error::{unsupported, usage};
 use super::header::{Header, incompatible};
-use super::image::Head;
-use super::parts::Parts;
-use super::write::zero::Erase;
+use super::image::FileHeader;
+use super::parts::ImageParts;
+use super::write::zero::EraseMode;
 use super::{bitmap, snapshot};
 
 /// Offset of the size of the disk in the header.
@@ -95,7 +95,7 @@ pub async fn resize(
     shrink: bool,
 ) -> Result<u64> {
     let grows = |header: &Header| wanted.of(header.size).is_ok_and(|size| size > header.size);
-    let Base { file, head, below } = open_base(context, description, CHANGE, grows).await?;
+    let ChainBase { file, head, below } = open_base(context, description, CHANGE, grows).await?;
     let file = file.device;
     let name = file.facts().name.clone();
     let named = |error: Error| error.on(&name);
@@ -109,12 +109,12 @@ pub async fn resize(
         let edit = Edit::open(&file, &head, None).await.map_err(named)?;
         let grown = edit.run(async |parts, header| parts.grow_l1(header, entries).await);
         let file_len = grown.await.map_err(named)?;
-        Head { file_len, ..Head::read(&file).await? }
+        FileHeader { file_len, ..FileHeader::read(&file).await? }
     } else {
         head
     };
     let edit = Edit::open(&file, &head, below).await.map_err(named)?;
-    let change = async |parts: &Parts, _: &Header| {
+    let change = async |parts: &ImageParts, _: &Header| {
         if new < old { parts.shrink(new).await } else { parts.grow(old, new).await }
     };
     edit.run(change).await.map_err(named)?;
@@ -122,8 +122,11 @@ pub async fn resize(
 }
 
 /// Refuses images whose other parts would be wrong for another size.
-async fn refuse(file: &std::sync::Arc<dyn blockhaul_block::Device>, head: &Head) -> Result<()> {
-    let Head { header, file_len } = head;
+async fn refuse(
+    file: &std::sync::Arc<dyn blockhaul_block::Device>,
+    head: &FileHeader,
+) -> Result<()> {
+    let FileHeader { header, file_len } = head;
     if header.has(incompatible::DATA_FILE) {
         let way = "use \"qemu-img resize\", which changes both";
         return Err(unsupported("the image has an external data file", way));
@@ -136,7 +139,7 @@ async fn refuse(file: &std::sync::Arc<dyn blockhaul_block::Device>, head: &Head)
     }
     let snapshots = snapshot::list(file, *file_len, header).await?;
     // QEMU refuses all snapshots of version 2.
-    let has_no_size = |one: &&snapshot::Snapshot| one.size.is_none() || header.version < 3;
+    let has_no_size = |one: &&snapshot::InternalSnapshot| one.size.is_none() || header.version < 3;
     if let Some(one) = snapshots.iter().find(has_no_size) {
         let what = format!("snapshot {:?} has no size of its own", one.name);
         let way =
@@ -147,8 +150,8 @@ async fn refuse(file: &std::sync::Arc<dyn blockhaul_block::Device>, head: &Head)
 }
 
 /// The number of entries of the L1 table that a disk needs.
-fn l1_entries(head: &Head, size: u64) -> Result<u32> {
-    let layout = Layout::new(&head.header, head.file_len, head.file_len);
+fn l1_entries(head: &FileHeader, size: u64) -> Result<u32> {
+    let layout = EntryLayout::new(&head.header, head.file_len, head.file_len);
     let entries = size.div_ceil(layout.l2_covers());
     let fits = u32::try_from(entries).ok().filter(|_| entries <= L1_MAX / 8);
     fits.ok_or_else(|| {
@@ -160,7 +163,7 @@ fn l1_entries(head: &Head, size: u64) -> Result<u32> {
     })
 }
 
-impl Parts {
+impl ImageParts {
     async fn shrink(&self, new: u64) -> Result<()> {
         self.put_header(SIZE_AT, &new.to_be_bytes()).await?;
         self.cut(new.div_ceil(self.image.layout.cluster())).await?;
@@ -174,7 +177,7 @@ impl Parts {
         let below = self.backing.as_ref().map_or(0, |backing| backing.size);
         let end = below.max(old).next_multiple_of(cluster).min(new);
         if old < end {
-            self.erase((old, end), Erase::Zero, Flags::empty()).await?;
+            self.erase((old, end), EraseMode::Zero, RequestFlags::empty()).await?;
         }
         self.put_header(SIZE_AT, &new.to_be_bytes()).await
     }

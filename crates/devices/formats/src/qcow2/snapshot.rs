@@ -19,7 +19,7 @@ const NAMES_MAX: usize = 16;
 
 /// A snapshot of the disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Snapshot {
+pub(super) struct InternalSnapshot {
     pub(super) id: String,
     pub(super) name: String,
     pub(super) l1: L1Place,
@@ -67,7 +67,7 @@ pub(super) async fn list(
     file: &Arc<dyn Device>,
     file_len: u64,
     header: &Header,
-) -> Result<Vec<Snapshot>> {
+) -> Result<Vec<InternalSnapshot>> {
     Ok(list_with_len(file, file_len, header).await?.0)
 }
 
@@ -76,7 +76,7 @@ pub(super) async fn list_with_len(
     file: &Arc<dyn Device>,
     file_len: u64,
     header: &Header,
-) -> Result<(Vec<Snapshot>, u64)> {
+) -> Result<(Vec<InternalSnapshot>, u64)> {
     let table = header.snapshots;
     let mut all = Vec::new();
     if table.count == 0 {
@@ -86,7 +86,7 @@ pub(super) async fn list_with_len(
         return Err(damaged(format!("{} snapshots (at most {COUNT_MAX})", table.count)));
     }
     let mut entries =
-        Entries { file, file_len, start: table.offset, at: table.offset, bytes: Vec::new() };
+        SnapshotReader { file, file_len, start: table.offset, at: table.offset, bytes: Vec::new() };
     for _ in 0..table.count {
         all.push(entries.next(header.cluster()).await?);
     }
@@ -94,7 +94,7 @@ pub(super) async fn list_with_len(
 }
 
 /// The snapshot of this name, or else of this number.
-pub(super) fn find(all: Vec<Snapshot>, wanted: &str) -> Result<Snapshot> {
+pub(super) fn find(all: Vec<InternalSnapshot>, wanted: &str) -> Result<InternalSnapshot> {
     let place = all.iter().position(|one| one.name == wanted);
     let place = place.or_else(|| all.iter().position(|one| one.id == wanted));
     if let Some(place) = place {
@@ -112,7 +112,7 @@ pub(super) fn find(all: Vec<Snapshot>, wanted: &str) -> Result<Snapshot> {
 }
 
 /// Reads entries, whose lengths are known only one after the other.
-struct Entries<'a> {
+struct SnapshotReader<'a> {
     file: &'a Arc<dyn Device>,
     file_len: u64,
     /// The start of the table, and of the next entry.
@@ -122,8 +122,8 @@ struct Entries<'a> {
     bytes: Vec<u8>,
 }
 
-impl Entries<'_> {
-    async fn next(&mut self, cluster: u64) -> Result<Snapshot> {
+impl SnapshotReader<'_> {
+    async fn next(&mut self, cluster: u64) -> Result<InternalSnapshot> {
         self.ensure(FIXED).await?;
         let (Some(ids), Some(names), Some(extra)) =
             (be16(&self.bytes, 12), be16(&self.bytes, 14), be32(&self.bytes, 36))
@@ -140,7 +140,7 @@ impl Entries<'_> {
         self.bytes.drain(..len.min(self.bytes.len()));
         let start = self.at - self.start;
         self.at = self.at.saturating_add(len as u64);
-        Ok(Snapshot { range: (start, self.at - self.start), ..snapshot })
+        Ok(InternalSnapshot { range: (start, self.at - self.start), ..snapshot })
     }
 
     /// Reads until `len` bytes from `at` on are there.
@@ -163,7 +163,7 @@ impl Entries<'_> {
 }
 
 /// An entry with all of its parts.
-fn parse(entry: &[u8], extra: usize, ids: usize, cluster: u64) -> Result<Snapshot> {
+fn parse(entry: &[u8], extra: usize, ids: usize, cluster: u64) -> Result<InternalSnapshot> {
     let (Some(offset), Some(entries)) = (be64(entry, 0), be32(entry, 8)) else {
         return Err(Error::misfit());
     };
@@ -180,5 +180,5 @@ fn parse(entry: &[u8], extra: usize, ids: usize, cluster: u64) -> Result<Snapsho
         return Err(damaged(format!("snapshot {name:?} has more than 2^63 - 1 bytes")));
     }
     let facts = SnapshotFacts::parse(entry, extra).ok_or_else(Error::misfit)?;
-    Ok(Snapshot { id, name, l1, size, facts, range: (0, 0) })
+    Ok(InternalSnapshot { id, name, l1, size, facts, range: (0, 0) })
 }

@@ -11,14 +11,14 @@ use std::sync::Arc;
 use blockhaul_block::{Device, Error, Kind, Result};
 use blockhaul_catalog::OpenContext;
 
-use super::chain::{Base, CHANGE, open_base};
+use super::chain::{CHANGE, ChainBase, open_base};
 use super::edit::Edit;
-use super::entry::{COPIED, Layout};
+use super::entry::{COPIED, EntryLayout};
 use super::error::{damaged, unsupported, usage};
 use super::header::{Header, L1Place, check_l1_len, incompatible};
-use super::image::{Head, l1_table};
-use super::parts::Parts;
-use super::snapshot::{self, COUNT_MAX, Snapshot};
+use super::image::{FileHeader, l1_table};
+use super::parts::ImageParts;
+use super::snapshot::{self, COUNT_MAX, InternalSnapshot};
 use super::words::bytes_of;
 use super::write::refuse_bitmaps;
 use crate::bytes::{be16, be32, index};
@@ -58,7 +58,7 @@ pub async fn change_snapshot(
     name: &str,
     change: SnapshotChange,
 ) -> Result<()> {
-    let Base { file, head, .. } = open_base(context, description, CHANGE, |_| false).await?;
+    let ChainBase { file, head, .. } = open_base(context, description, CHANGE, |_| false).await?;
     let file = file.device;
     let shown = file.facts().name.clone();
     let named = |error: Error| error.on(&shown);
@@ -68,7 +68,7 @@ pub async fn change_snapshot(
     }
     let done = async {
         let (all, table_len) = snapshot::list_with_len(&file, head.file_len, &head.header).await?;
-        let table = Table { file: &file, header: &head.header, all, len: table_len };
+        let table = SnapshotList { file: &file, header: &head.header, all, len: table_len };
         let edit = Edit::open(&file, &head, None).await?;
         let file_len = match change {
             SnapshotChange::Create { date } => {
@@ -76,7 +76,7 @@ pub async fn change_snapshot(
                 return edit.run(async |parts, _| table.create(parts, name, date).await).await;
             }
             SnapshotChange::Apply => {
-                let layout = Layout::new(&head.header, head.file_len, head.file_len);
+                let layout = EntryLayout::new(&head.header, head.file_len, head.file_len);
                 refuse_bitmaps(&file, &head.header, layout).await?;
                 let wanted = snapshot::find(table.all.clone(), name)?;
                 let size = head.header.size;
@@ -94,7 +94,7 @@ pub async fn change_snapshot(
             }
         };
         // What has one reference now may be written in place again.
-        let head = Head { file_len, ..Head::read(&file).await? };
+        let head = FileHeader { file_len, ..FileHeader::read(&file).await? };
         let edit = Edit::open(&file, &head, None).await?;
         edit.run(async |parts, _| parts.set_flags().await).await
     };
@@ -106,12 +106,12 @@ pub async fn change_snapshot(
 ///
 /// # Errors
 /// If the table is damaged, and those of the device.
-pub(super) async fn add_sizes(file: &Arc<dyn Device>, head: &Head) -> Result<()> {
+pub(super) async fn add_sizes(file: &Arc<dyn Device>, head: &FileHeader) -> Result<()> {
     let (all, len) = snapshot::list_with_len(file, head.file_len, &head.header).await?;
     if all.iter().all(|one| one.size.is_some()) {
         return Ok(());
     }
-    let table = Table { file, header: &head.header, all, len };
+    let table = SnapshotList { file, header: &head.header, all, len };
     let old = table.bytes().await?;
     let mut new = Vec::new();
     for one in &table.all {
@@ -123,7 +123,7 @@ pub(super) async fn add_sizes(file: &Arc<dyn Device>, head: &Head) -> Result<()>
 }
 
 /// The entry of a snapshot, with the size of its disk; `None` if it is cut short.
-fn with_size(entry: &[u8], one: &Snapshot, size: u64) -> Option<Vec<u8>> {
+fn with_size(entry: &[u8], one: &InternalSnapshot, size: u64) -> Option<Vec<u8>> {
     if one.size.is_some() {
         return Some(entry.to_vec());
     }
@@ -142,15 +142,15 @@ fn with_size(entry: &[u8], one: &Snapshot, size: u64) -> Option<Vec<u8>> {
 }
 
 /// The table of snapshots.
-struct Table<'a> {
+struct SnapshotList<'a> {
     file: &'a Arc<dyn Device>,
     header: &'a Header,
-    all: Vec<Snapshot>,
+    all: Vec<InternalSnapshot>,
     /// Length in bytes.
     len: u64,
 }
 
-impl Table<'_> {
+impl SnapshotList<'_> {
     fn check_new(&self, name: &str) -> Result<()> {
         if name.len() > NAME_MAX {
             return Err(usage(format!("a name of {} bytes (at most {NAME_MAX})", name.len())));
@@ -178,7 +178,7 @@ impl Table<'_> {
         Ok(bytes)
     }
 
-    async fn create(&self, parts: &Parts, name: &str, date: (u32, u32)) -> Result<()> {
+    async fn create(&self, parts: &ImageParts, name: &str, date: (u32, u32)) -> Result<()> {
         let entries = self.header.l1.entries;
         let mut l1 = Vec::with_capacity(index(entries.into()));
         for number in 0..u64::from(entries) {
@@ -199,7 +199,7 @@ impl Table<'_> {
     }
 
     /// Deletes a snapshot; the length of the file.
-    async fn delete(&self, parts: &Parts, number: usize) -> Result<u64> {
+    async fn delete(&self, parts: &ImageParts, number: usize) -> Result<u64> {
         let old = self.all.get(number).ok_or_else(Error::misfit)?;
         let l1 = self.l1_of(parts, old).await?;
         let mut bytes = self.bytes().await?;
@@ -211,7 +211,7 @@ impl Table<'_> {
     }
 
     /// Gives the disk the contents of a snapshot; the length of the file.
-    async fn apply(&self, parts: &Parts, wanted: &Snapshot) -> Result<u64> {
+    async fn apply(&self, parts: &ImageParts, wanted: &InternalSnapshot) -> Result<u64> {
         let mut l1 = self.l1_of(parts, wanted).await?;
         l1.resize(l1.len().max(index(self.header.l1.entries.into())), 0);
         for (number, entry) in (0..).zip(&mut l1) {
@@ -241,14 +241,14 @@ impl Table<'_> {
     }
 
     /// The L1 table of a snapshot.
-    async fn l1_of(&self, parts: &Parts, one: &Snapshot) -> Result<Vec<u64>> {
+    async fn l1_of(&self, parts: &ImageParts, one: &InternalSnapshot) -> Result<Vec<u64>> {
         let layout = parts.image.layout_now();
         let covers = u64::from(one.l1.entries).saturating_mul(layout.l2_covers());
         l1_table(self.file, layout, one.l1, covers).await
     }
 
     /// Writes a table of `count` snapshots, and the header that names it.
-    async fn put(&self, parts: &Parts, bytes: &[u8], count: usize) -> Result<()> {
+    async fn put(&self, parts: &ImageParts, bytes: &[u8], count: usize) -> Result<()> {
         let offset = if bytes.is_empty() { 0 } else { parts.new_table(bytes).await? };
         let count = u32::try_from(count).map_err(|_| Error::misfit())?;
         let mut fields = count.to_be_bytes().to_vec();
@@ -281,7 +281,7 @@ fn entry(l1: L1Place, size: u64, (id, name): (&str, &str), date: (u32, u32)) -> 
     Ok(bytes)
 }
 
-impl Parts {
+impl ImageParts {
     /// Writes an L1 table; offset 0 for one without entries.
     async fn new_table_or_none(&self, words: &[u64]) -> Result<u64> {
         if words.is_empty() { Ok(0) } else { self.new_table(&bytes_of(words)).await }
@@ -341,7 +341,7 @@ impl Parts {
             let mut flags = Vec::with_capacity(index(per_table));
             for &entry in words.iter().step_by(index(layout.entry_words())) {
                 let single = match layout.refers_to(entry) {
-                    Some((first, _)) if !Layout::is_compressed(entry) => {
+                    Some((first, _)) if !EntryLayout::is_compressed(entry) => {
                         self.is_single(first).await?
                     }
                     _ => false,

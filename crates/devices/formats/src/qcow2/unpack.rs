@@ -5,7 +5,7 @@ use std::cell::RefCell;
 
 use zstd::stream::raw::{DParameter, Decoder, Operation as _};
 
-use super::header::Compression;
+use super::header::CompressionType;
 use crate::inflate::short;
 
 /// Largest window of a zstd frame, as a power of two: 8 MiB, four times the largest cluster. A
@@ -21,10 +21,10 @@ thread_local! {
 ///
 /// # Errors
 /// What is wrong with the compressed bytes.
-pub(super) fn unpack(kind: Compression, packed: &[u8], out: &mut [u8]) -> Result<(), String> {
+pub(super) fn unpack(kind: CompressionType, packed: &[u8], out: &mut [u8]) -> Result<(), String> {
     match kind {
-        Compression::Deflate => crate::inflate::raw(packed, out),
-        Compression::Zstd => ZSTD.with_borrow_mut(|state| {
+        CompressionType::Deflate => crate::inflate::raw(packed, out),
+        CompressionType::Zstd => ZSTD.with_borrow_mut(|state| {
             if state.is_none() {
                 *state = Some(decoder().map_err(|error| error.to_string())?);
             }
@@ -63,17 +63,17 @@ fn unzstd(decoder: &mut Decoder<'static>, packed: &[u8], out: &mut [u8]) -> Resu
 mod tests {
     use super::*;
 
-    fn packed(kind: Compression, content: &[u8]) -> Vec<u8> {
+    fn packed(kind: CompressionType, content: &[u8]) -> Vec<u8> {
         match kind {
-            Compression::Deflate => miniz_oxide::deflate::compress_to_vec(content, 6),
-            Compression::Zstd => zstd::bulk::compress(content, 3).unwrap(),
+            CompressionType::Deflate => miniz_oxide::deflate::compress_to_vec(content, 6),
+            CompressionType::Zstd => zstd::bulk::compress(content, 3).unwrap(),
         }
     }
 
     #[test]
     fn a_cluster_is_exactly_what_was_compressed() {
         let content: Vec<u8> = (0..65536_u32).map(|n| (n * n / 7) as u8).collect();
-        for kind in [Compression::Deflate, Compression::Zstd] {
+        for kind in [CompressionType::Deflate, CompressionType::Zstd] {
             let mut input = packed(kind, &content);
             let len = input.len();
             input.extend([0xaa; 300]);
@@ -92,7 +92,7 @@ mod tests {
     #[test]
     fn a_cluster_that_unpacks_to_more_ends_at_its_length() {
         let bomb = vec![0; 16 << 20];
-        for kind in [Compression::Deflate, Compression::Zstd] {
+        for kind in [CompressionType::Deflate, CompressionType::Zstd] {
             let mut out = vec![1; 4096];
             let result = unpack(kind, &packed(kind, &bomb), &mut out);
             // A frame may declare a window beyond the limit: refused, and nothing allocated.

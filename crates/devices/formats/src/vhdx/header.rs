@@ -113,7 +113,7 @@ impl Header {
 
 /// What the metadata tells.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Layout {
+pub(super) struct VhdxLayout {
     /// Size of the disk in bytes.
     pub(super) size: u64,
     /// Block size in bytes, a power of two, 1 to 256 MiB.
@@ -143,7 +143,7 @@ struct Region {
 }
 
 /// Reads the region table and the metadata.
-pub(super) async fn layout(device: &Arc<dyn Device>) -> Result<Layout> {
+pub(super) async fn layout(device: &Arc<dyn Device>) -> Result<VhdxLayout> {
     let file_len = len_of(&device.facts());
     let mut tables = None;
     for at in REGIONS {
@@ -275,7 +275,7 @@ impl Items {
         Ok(())
     }
 
-    fn layout(self, table: Region) -> Result<Layout> {
+    fn layout(self, table: Region) -> Result<VhdxLayout> {
         let found = self.block.zip(self.size).zip(self.sector);
         let ((block, size), sector) = found.ok_or_else(|| {
             damaged(FORMAT, "metadata without block size, disk size or sector size")
@@ -314,7 +314,7 @@ impl Items {
             );
             return Err(damaged(FORMAT, text));
         }
-        Ok(Layout { size, block, sector, table: table.at, parent })
+        Ok(VhdxLayout { size, block, sector, table: table.at, parent })
     }
 }
 

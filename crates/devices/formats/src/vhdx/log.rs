@@ -124,7 +124,7 @@ pub(super) async fn read(device: &Arc<dyn Device>, header: &Header) -> Result<Op
 /// If the log has no valid sequence of entries, or describes a file that was longer.
 pub(super) fn replay(log: &[u8], id: &Guid, file_len: u64) -> Result<Patches> {
     let effort = (log.len() as u64).saturating_mul(EFFORT);
-    let mut reader = Reader { log, id, effort };
+    let mut reader = LogReader { log, id, effort };
     let Some(sequence) = reader.active()? else {
         return Err(damaged(FORMAT, "the log is in use, but has no valid sequence of entries"));
     };
@@ -148,7 +148,7 @@ pub(super) fn replay(log: &[u8], id: &Guid, file_len: u64) -> Result<Patches> {
 
 /// A valid entry (2.3.1.1).
 #[derive(Debug, Clone, Copy)]
-struct Entry {
+struct LogEntry {
     /// Its offset in the log, and length, in bytes.
     at: u64,
     len: u64,
@@ -161,7 +161,7 @@ struct Entry {
     last: u64,
 }
 
-impl Entry {
+impl LogEntry {
     /// The length in bytes of header and descriptors, in whole sectors.
     fn head(&self) -> u64 {
         let bytes = HEADER as u64 + u64::from(self.descriptors) * DESCRIPTOR as u64;
@@ -169,14 +169,14 @@ impl Entry {
     }
 }
 
-struct Reader<'a> {
+struct LogReader<'a> {
     log: &'a [u8],
     id: &'a Guid,
     /// Bytes that checksums may still be computed over.
     effort: u64,
 }
 
-impl Reader<'_> {
+impl LogReader<'_> {
     fn len(&self) -> u64 {
         self.log.len() as u64
     }
@@ -189,8 +189,8 @@ impl Reader<'_> {
 
     /// The entries that count (2.3.2): of all sequences whose last entry needs none before them, the
     /// one with the largest sequence number, from the first entry that is needed on.
-    fn active(&mut self) -> Result<Option<Vec<Entry>>> {
-        let mut best: Option<Vec<Entry>> = None;
+    fn active(&mut self) -> Result<Option<Vec<LogEntry>>> {
+        let mut best: Option<Vec<LogEntry>> = None;
         let mut at = 0;
         while at < self.len() {
             let sequence = self.sequence(at)?;
@@ -213,8 +213,8 @@ impl Reader<'_> {
     }
 
     /// The entries from an offset on whose sequence numbers follow one another.
-    fn sequence(&mut self, at: u64) -> Result<Vec<Entry>> {
-        let mut all: Vec<Entry> = Vec::new();
+    fn sequence(&mut self, at: u64) -> Result<Vec<LogEntry>> {
+        let mut all: Vec<LogEntry> = Vec::new();
         let mut total: u64 = 0;
         while let Some(entry) = self.entry((at + total) % self.len())? {
             let follows =
@@ -229,7 +229,7 @@ impl Reader<'_> {
     }
 
     /// The entry at an offset, if it is valid.
-    fn entry(&mut self, at: u64) -> Result<Option<Entry>> {
+    fn entry(&mut self, at: u64) -> Result<Option<LogEntry>> {
         let head = self.sector(at);
         if !head.starts_with(b"loge") || array(head, 32) != Some(*self.id) {
             return Ok(None);
@@ -248,7 +248,7 @@ impl Reader<'_> {
         Ok(Some(entry))
     }
 
-    fn checksum(&mut self, entry: &Entry) -> Result<u32> {
+    fn checksum(&mut self, entry: &LogEntry) -> Result<u32> {
         let left = self.effort.checked_sub(entry.len);
         self.effort =
             left.ok_or_else(|| damaged(FORMAT, "a log whose entries overlap many times"))?;
@@ -268,7 +268,7 @@ impl Reader<'_> {
     }
 
     /// Adds the changes of an entry.
-    fn apply(&self, entry: &Entry, patches: &mut Patches) -> Result<()> {
+    fn apply(&self, entry: &LogEntry, patches: &mut Patches) -> Result<()> {
         let bad = |what: &str| {
             damaged(FORMAT, format!("the log entry at offset {} of the log has {what}", entry.at))
         };
@@ -303,8 +303,8 @@ impl Reader<'_> {
     }
 }
 
-fn parse(head: &[u8], at: u64) -> Option<Entry> {
-    Some(Entry {
+fn parse(head: &[u8], at: u64) -> Option<LogEntry> {
+    Some(LogEntry {
         at,
         len: le32(head, 8)?.into(),
         tail: le32(head, 12)?.into(),

@@ -13,21 +13,22 @@ mod patched;
 use std::sync::Arc;
 
 use blockhaul_block::Result;
-use blockhaul_catalog::{Backend, Opened, Opening, Param, Target};
+use blockhaul_catalog::{Backend, BackendTarget, OpenFuture, OpenedDevice, Param};
 
 use crate::bits;
 use crate::bytes::index;
 use crate::mapped::{
-    self, BACKING, CACHE, Files, Found, Look, Map, NAMES, Opener, Place, damaged, unsupported,
+    self, BACKING, BlockMap, CACHE, DiskPlace, ImageFileOpener, ImageFiles, MappedFormat, NAMES,
+    TableLookup, damaged, unsupported,
 };
-use crate::named::Storage;
+use crate::named::ChainFile;
 use crate::storage::len_of;
-use header::{CHUNK, FORMAT, Layout, MIB, Parent};
+use header::{CHUNK, FORMAT, MIB, Parent, VhdxLayout};
 
 /// The backend `vhdx:DEVICE`.
-pub struct Vhdx;
+pub struct VhdxBackend;
 
-impl Backend for Vhdx {
+impl Backend for VhdxBackend {
     fn schemes(&self) -> &'static [&'static str] {
         &["vhdx"]
     }
@@ -52,12 +53,15 @@ blockhaul copy vhdx:disk.vhdx restored.raw && cmp disk.raw restored.raw
         &[NAMES, BACKING, CACHE]
     }
 
-    fn open(&self, target: Target) -> Opening<Opened> {
+    fn open(&self, target: BackendTarget) -> OpenFuture<OpenedDevice> {
         Box::pin(async move { mapped::open(FORMAT, &target, inspect).await })
     }
 }
 
-async fn inspect(opener: Opener<'_>, file: Storage) -> Result<(Found, Files)> {
+async fn inspect(
+    opener: ImageFileOpener<'_>,
+    file: ChainFile,
+) -> Result<(MappedFormat, ImageFiles)> {
     let header = header::current(&file.device).await?;
     let file = match log::read(&file.device, &header).await? {
         None => file,
@@ -65,7 +69,7 @@ async fn inspect(opener: Opener<'_>, file: Storage) -> Result<(Found, Files)> {
             let name = file.device.facts().name.clone();
             log::note(&name, &patches);
             let patches = Arc::new(patches);
-            file.over(move |device| Arc::new(patched::Patched::new(device, patches.clone())))
+            file.over(move |device| Arc::new(patched::PatchedDevice::new(device, patches.clone())))
         }
     };
     let layout = header::layout(&file.device).await?;
@@ -77,13 +81,17 @@ async fn inspect(opener: Opener<'_>, file: Storage) -> Result<(Found, Files)> {
     let size = layout.size;
     let unit = layout.block;
     let sector = u32::try_from(layout.sector).ok();
-    let map = Box::new(Blocks { layout, file_len });
-    Ok((Found { size, unit, sector, map, unpack: None }, Files::one(file, backing)))
+    let map = Box::new(VhdxBlocks { layout, file_len });
+    Ok((MappedFormat { size, unit, sector, map, unpack: None }, ImageFiles::one(file, backing)))
 }
 
 /// The parent of a differencing image (2.6.2.6): the path relative to the image, or a file of this
 /// name beside it.
-async fn open_parent(opener: &Opener<'_>, file: &Storage, parent: &Parent) -> Result<Storage> {
+async fn open_parent(
+    opener: &ImageFileOpener<'_>,
+    file: &ChainFile,
+    parent: &Parent,
+) -> Result<ChainFile> {
     if let Some(own) = opener.own_backing().await? {
         return Ok(own);
     }
@@ -116,19 +124,19 @@ mod state {
     pub(super) const PARTIALLY_PRESENT: u64 = 7;
 }
 
-struct Blocks {
-    layout: Layout,
+struct VhdxBlocks {
+    layout: VhdxLayout,
     file_len: u64,
 }
 
-impl Blocks {
+impl VhdxBlocks {
     /// The number of blocks in a chunk.
     fn chunk(&self) -> u64 {
         CHUNK * self.layout.sector / self.layout.block
     }
 
     /// An entry of the table: its state, and its offset in the file.
-    fn entry(&self, number: u64, look: &mut Look<'_>) -> Result<Option<(u64, u64)>> {
+    fn entry(&self, number: u64, look: &mut TableLookup<'_>) -> Result<Option<(u64, u64)>> {
         let entry = look.number(0, self.layout.table + number * 8)?.map(u64::from_le_bytes);
         Ok(entry.map(|entry| (entry & 7, entry >> 20 << 20)))
     }
@@ -149,9 +157,9 @@ impl Blocks {
     /// A part of a block whose bitmap tells which sectors are in the image.
     fn partial(
         &self,
-        (at, left, data): (u64, u64, Place),
-        look: &mut Look<'_>,
-    ) -> Result<Option<(u64, Place)>> {
+        (at, left, data): (u64, u64, DiskPlace),
+        look: &mut TableLookup<'_>,
+    ) -> Result<Option<(u64, DiskPlace)>> {
         let sector = self.layout.sector;
         let chunk = self.chunk();
         let number = at / self.layout.block / chunk;
@@ -166,15 +174,15 @@ impl Blocks {
         let place = at / sector % CHUNK;
         let Some(bytes) = look.bytes(0, host + place / 8)? else { return Ok(None) };
         let bytes = bytes.get(..bytes.len().min(index(MIB - place / 8))).unwrap_or(bytes);
-        let (is_set, sectors) = bits::run(bytes, index(place % 8), bits::Order::Low);
+        let (is_set, sectors) = bits::run(bytes, index(place % 8), bits::BitOrder::Low);
         let len = (sectors as u64 * sector - at % sector).min(left);
-        Ok(Some((len, if is_set { data } else { Place::Below })))
+        Ok(Some((len, if is_set { data } else { DiskPlace::Below })))
     }
 }
 
-impl Map for Blocks {
-    fn find(&self, at: u64, look: &mut Look<'_>) -> Result<Option<(u64, Place)>> {
-        let Layout { size, block, .. } = self.layout;
+impl BlockMap for VhdxBlocks {
+    fn find(&self, at: u64, look: &mut TableLookup<'_>) -> Result<Option<(u64, DiskPlace)>> {
+        let VhdxLayout { size, block, .. } = self.layout;
         let number = at / block;
         let start = at % block;
         let left = block - start;
@@ -182,11 +190,11 @@ impl Map for Blocks {
             return Ok(None);
         };
         let has_parent = self.layout.parent.is_some();
-        let data = Place::Data { file: 0, at: host.saturating_add(start) };
+        let data = DiskPlace::Data { file: 0, at: host.saturating_add(start) };
         match kind {
-            state::NOT_PRESENT if has_parent => Ok(Some((left, Place::Below))),
+            state::NOT_PRESENT if has_parent => Ok(Some((left, DiskPlace::Below))),
             state::NOT_PRESENT | state::UNDEFINED | state::ZERO | state::UNMAPPED => {
-                Ok(Some((left, Place::Zero { stored: false })))
+                Ok(Some((left, DiskPlace::Zero { stored: false })))
             }
             state::FULLY_PRESENT => {
                 self.check("block", number, host, block.min(size - number * block))?;

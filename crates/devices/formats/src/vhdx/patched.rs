@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use blockhaul_block::{
-    Access, Can, Device, Error, Facts, FileRange, Kind, Op, Pending, Reply, Request,
+    Can, Device, Error, Facts, FileRange, Kind, LeaseAccess, Op, PendingRequest, Reply, Request,
 };
 
 use super::log::Patches;
@@ -11,7 +11,7 @@ use crate::bytes::index;
 use crate::storage;
 
 /// A handle to the file.
-pub(super) struct Patched {
+pub(super) struct PatchedDevice {
     inner: Arc<dyn Device>,
     /// Length of the file itself in bytes.
     len: u64,
@@ -19,14 +19,14 @@ pub(super) struct Patched {
     patches: Arc<Patches>,
 }
 
-impl Patched {
+impl PatchedDevice {
     /// Over a fenced device with all emulations.
-    pub(super) fn new(inner: Arc<dyn Device>, patches: Arc<Patches>) -> Patched {
+    pub(super) fn new(inner: Arc<dyn Device>, patches: Arc<Patches>) -> PatchedDevice {
         let below = inner.facts();
         let mut facts = Facts::over(&below);
         facts.can &= Can::MULTI_CONN;
         facts.size = below.size.max(patches.len);
-        Patched { len: below.size, inner, facts: Arc::new(facts), patches }
+        PatchedDevice { len: below.size, inner, facts: Arc::new(facts), patches }
     }
 
     /// Whether a range is as it is in the file.
@@ -35,12 +35,12 @@ impl Patched {
     }
 }
 
-impl Device for Patched {
+impl Device for PatchedDevice {
     fn facts(&self) -> Arc<Facts> {
         self.facts.clone()
     }
 
-    fn submit(&self, request: Request) -> Pending {
+    fn submit(&self, request: Request) -> PendingRequest {
         let Request { op, at, .. } = request;
         let Op::Read(room) = op else {
             return Error::new(Kind::ReadOnly, "images of this format are read-only").into();
@@ -51,7 +51,7 @@ impl Device for Patched {
         let inner = self.inner.clone();
         let patches = self.patches.clone();
         let len = self.len;
-        Pending::start(async move {
+        PendingRequest::start(async move {
             let mut buf = room.into_buf();
             let inside = index(len.saturating_sub(at)).min(buf.len());
             let (front, beyond) = buf.split_at_mut(inside);
@@ -62,8 +62,8 @@ impl Device for Patched {
         })
     }
 
-    fn file_at(&self, at: u64, len: u64, access: Access) -> Option<FileRange> {
-        let is_plain = access == Access::Read && self.is_plain(at, at.checked_add(len)?);
+    fn file_at(&self, at: u64, len: u64, access: LeaseAccess) -> Option<FileRange> {
+        let is_plain = access == LeaseAccess::Read && self.is_plain(at, at.checked_add(len)?);
         is_plain.then(|| self.inner.file_at(at, len, access))?
     }
 }

@@ -19,19 +19,19 @@ pub(super) struct Descriptor {
     pub(super) content_id: Option<u32>,
     /// The parent's content identifier and name, if there is a parent.
     pub(super) parent: Option<(u32, String)>,
-    pub(super) extents: Vec<Extent>,
+    pub(super) extents: Vec<ExtentLine>,
 }
 
 /// A line about an extent ("The Extent Descriptions").
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Extent {
+pub(super) struct ExtentLine {
     /// Length in bytes.
     pub(super) len: u64,
-    pub(super) kind: Kind,
+    pub(super) kind: ExtentKind,
 }
 
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum ExtentKind {
     Zero,
     /// Plain bytes of a file, from this offset on.
     Flat {
@@ -61,7 +61,7 @@ impl Descriptor {
         let mut parent_name = None;
         let [mut is_split, mut has_database] = [false; 2];
         for line in text.lines().map(str::trim).filter(|line| !line.starts_with('#')) {
-            if let Some(extent) = Extent::parse(line)? {
+            if let Some(extent) = ExtentLine::parse(line)? {
                 found.extents.push(extent);
                 if found.extents.len() > EXTENTS_MAX {
                     let text = format!("a disk of more than {EXTENTS_MAX} extents");
@@ -81,7 +81,7 @@ impl Descriptor {
             }
         }
         let is_cut =
-            |line: &str| !text.ends_with('\n') && matches!(Extent::parse(line), Ok(Some(_)));
+            |line: &str| !text.ends_with('\n') && matches!(ExtentLine::parse(line), Ok(Some(_)));
         if text.lines().last().is_some_and(is_cut) || (is_split && !has_database) {
             return Err(damaged(
                 FORMAT,
@@ -100,9 +100,9 @@ fn identifier(key: &str, value: &str) -> Result<u32> {
     u32::from_str_radix(value, 16).map_err(bad)
 }
 
-impl Extent {
+impl ExtentLine {
     /// Reads a line; none if it is about something else.
-    fn parse(line: &str) -> Result<Option<Extent>> {
+    fn parse(line: &str) -> Result<Option<ExtentLine>> {
         let mut words = line.splitn(4, char::is_whitespace).map(str::trim);
         let access = words.next().unwrap_or_default();
         if !["RW", "RDONLY", "NOACCESS"].contains(&access) {
@@ -117,14 +117,14 @@ impl Extent {
         let name = rest.split('"').nth(1).filter(|name| !name.is_empty());
         let name = || name.map(str::to_string).ok_or_else(bad);
         let kind = match kind {
-            "ZERO" => Kind::Zero,
+            "ZERO" => ExtentKind::Zero,
             "FLAT" | "VMFS" => {
                 let at = rest.rsplit('"').next().unwrap_or_default().trim();
                 let sectors = if at.is_empty() { Some(0) } else { at.parse::<u64>().ok() };
                 let at = sectors.and_then(|sectors| sectors.checked_mul(SECTOR)).ok_or_else(bad)?;
-                Kind::Flat { name: name()?, at }
+                ExtentKind::Flat { name: name()?, at }
             }
-            "SPARSE" | "VMFSSPARSE" | "SESPARSE" => Kind::Sparse { name: name()? },
+            "SPARSE" | "VMFSSPARSE" | "SESPARSE" => ExtentKind::Sparse { name: name()? },
             other => {
                 let text = format!("extents of type {other:?} are not known");
                 return Err(unsupported(
@@ -138,7 +138,7 @@ impl Extent {
             let text = format!("an extent without access: {line:?}");
             return Err(unsupported(FORMAT, text, "copy the disk with VMware's tools"));
         }
-        Ok(Some(Extent { len, kind }))
+        Ok(Some(ExtentLine { len, kind }))
     }
 }
 
@@ -153,14 +153,14 @@ mod tests {
                     # Extent description\nRW 4192256 FLAT \"d f001.vmdk\" 128\r\n\
                     RDONLY 100 SPARSE \"d-s002.vmdk\"\nRW 63 ZERO\nRW 9 VMFS \"x\"\n\nddb.a = \"b\"\0junk";
         let found = Descriptor::parse(text.as_bytes()).unwrap();
-        let flat = |name: &str, at| Kind::Flat { name: name.into(), at };
+        let flat = |name: &str, at| ExtentKind::Flat { name: name.into(), at };
         let kinds = [
             (4192256, flat("d f001.vmdk", 65536)),
-            (100, Kind::Sparse { name: "d-s002.vmdk".into() }),
-            (63, Kind::Zero),
+            (100, ExtentKind::Sparse { name: "d-s002.vmdk".into() }),
+            (63, ExtentKind::Zero),
             (9, flat("x", 0)),
         ];
-        let extents = kinds.map(|(sectors, kind)| Extent { len: sectors * 512, kind });
+        let extents = kinds.map(|(sectors, kind)| ExtentLine { len: sectors * 512, kind });
         assert_eq!(found.extents, extents);
         assert_eq!(found.content_id, Some(0xffff_fffe));
         assert_eq!(found.parent, Some((0x0a0b_0c0d, "base disk.vmdk".into())));

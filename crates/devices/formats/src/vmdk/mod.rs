@@ -13,24 +13,24 @@ use std::sync::Arc;
 pub use stream::AsVmdk;
 
 use blockhaul_block::{Device, Result};
-use blockhaul_catalog::{Backend, Opened, Opening, Param, ParamKind, Target};
+use blockhaul_catalog::{Backend, BackendTarget, OpenFuture, OpenedDevice, Param, ParamKind};
 
 use crate::mapped::{
-    self, BACKING, CACHE, Files, Found, Look, Map, NAMES, Opener, Place, Unpack, checked_size,
-    damaged, other_file, unsupported, usage,
+    self, BACKING, BlockMap, BlockUnpacker, CACHE, DiskPlace, ImageFileOpener, ImageFiles,
+    MappedFormat, NAMES, TableLookup, checked_size, damaged, other_file, unsupported, usage,
 };
-use crate::named::Storage;
+use crate::named::ChainFile;
 use crate::storage::{len_of, read};
-use descriptor::{Descriptor, FORMAT, Kind};
-use sparse::Sparse;
+use descriptor::{Descriptor, ExtentKind, FORMAT};
+use sparse::SparseExtent;
 
 /// Longest descriptor in bytes.
 const DESCRIPTOR_MAX: u64 = 2 << 20;
 
 /// The backend `vmdk:DEVICE`.
-pub struct Vmdk;
+pub struct VmdkBackend;
 
-impl Backend for Vmdk {
+impl Backend for VmdkBackend {
     fn schemes(&self) -> &'static [&'static str] {
         &["vmdk"]
     }
@@ -66,7 +66,7 @@ blockhaul copy vmdk:disk.vmdk restored.raw && cmp disk.raw restored.raw
         ]
     }
 
-    fn open(&self, target: Target) -> Opening<Opened> {
+    fn open(&self, target: BackendTarget) -> OpenFuture<OpenedDevice> {
         Box::pin(async move {
             let own = target.args.text("extent").map(str::to_string);
             let inspect = move |opener, file| inspect(opener, file, own);
@@ -76,14 +76,14 @@ blockhaul copy vmdk:disk.vmdk restored.raw && cmp disk.raw restored.raw
 }
 
 /// What the first file of an image is.
-enum Start {
+enum FirstFile {
     Descriptor(Descriptor),
     /// The only extent, with the descriptor in it.
-    Extent(Sparse, Descriptor),
+    Extent(SparseExtent, Descriptor),
 }
 
 /// Reads the descriptor of an image, and its header if it is an extent.
-async fn start(device: &Arc<dyn Device>) -> Result<Start> {
+async fn start(device: &Arc<dyn Device>) -> Result<FirstFile> {
     let file_len = len_of(&device.facts());
     let head = read(device, 0, 512.min(file_len)).await?;
     if descriptor::is_one(&head) {
@@ -92,12 +92,12 @@ async fn start(device: &Arc<dyn Device>) -> Result<Start> {
             return Err(unsupported(FORMAT, text, "convert the disk to a single file"));
         }
         let bytes = read(device, 0, file_len).await?;
-        return Ok(Start::Descriptor(Descriptor::parse(&bytes)?));
+        return Ok(FirstFile::Descriptor(Descriptor::parse(&bytes)?));
     }
-    if !Sparse::is_one(&head) {
+    if !SparseExtent::is_one(&head) {
         return Err(other_file(FORMAT, "VMDK"));
     }
-    let (embedded, extent) = Sparse::open(device, 0, file_len).await?;
+    let (embedded, extent) = SparseExtent::open(device, 0, file_len).await?;
     let descriptor = match embedded {
         None => Descriptor::default(),
         Some((at, len)) => {
@@ -106,15 +106,19 @@ async fn start(device: &Arc<dyn Device>) -> Result<Start> {
         }
     };
     match extent {
-        Some(extent) => Ok(Start::Extent(extent, descriptor)),
+        Some(extent) => Ok(FirstFile::Extent(extent, descriptor)),
         // A header without grains contains the descriptor of other files.
-        None => Ok(Start::Descriptor(descriptor)),
+        None => Ok(FirstFile::Descriptor(descriptor)),
     }
 }
 
-async fn inspect(opener: Opener<'_>, file: Storage, own: Option<String>) -> Result<(Found, Files)> {
+async fn inspect(
+    opener: ImageFileOpener<'_>,
+    file: ChainFile,
+    own: Option<String>,
+) -> Result<(MappedFormat, ImageFiles)> {
     match start(&file.device).await? {
-        Start::Extent(extent, descriptor) => {
+        FirstFile::Extent(extent, descriptor) => {
             if own.is_some() {
                 return Err(usage(
                     FORMAT,
@@ -122,21 +126,22 @@ async fn inspect(opener: Opener<'_>, file: Storage, own: Option<String>) -> Resu
                 ));
             }
             let backing = parent(&opener, &file, &descriptor).await?;
-            let parts = vec![Part { start: 0, len: extent.len, kind: PartKind::Sparse(extent) }];
-            Ok((found(parts)?, Files::one(file, backing)))
+            let parts =
+                vec![DiskPart { start: 0, len: extent.len, kind: PartKind::Sparse(extent) }];
+            Ok((found(parts)?, ImageFiles::one(file, backing)))
         }
-        Start::Descriptor(descriptor) => {
+        FirstFile::Descriptor(descriptor) => {
             let backing = parent(&opener, &file, &descriptor).await?;
             let (parts, mut files) = open_extents(&opener, &file, &descriptor, own).await?;
             // It stays claimed.
             files.push(file);
-            Ok((found(parts)?, Files { files, backing }))
+            Ok((found(parts)?, ImageFiles { files, backing }))
         }
     }
 }
 
 /// The image of these parts.
-fn found(parts: Vec<Part>) -> Result<Found> {
+fn found(parts: Vec<DiskPart>) -> Result<MappedFormat> {
     let size = checked_size(FORMAT, parts.last().map_or(0, |last| last.start + last.len))?;
     let sparse = || {
         parts.iter().filter_map(|part| match &part.kind {
@@ -144,25 +149,25 @@ fn found(parts: Vec<Part>) -> Result<Found> {
             _ => None,
         })
     };
-    let is_packed = sparse().any(Sparse::is_packed);
+    let is_packed = sparse().any(SparseExtent::is_packed);
     if is_packed && parts.len() > 1 {
         let text = "compressed extents in a disk of several extents";
         return Err(unsupported(FORMAT, text, "convert it with VMware's tools"));
     }
     let unit = sparse().map(|sparse| sparse.grain).min().unwrap_or(sparse::SECTOR);
-    let unpack = is_packed.then(|| Arc::new(sparse::Grains) as Arc<dyn Unpack>);
-    Ok(Found { size, unit, sector: None, map: Box::new(Parts(parts)), unpack })
+    let unpack = is_packed.then(|| Arc::new(sparse::Grains) as Arc<dyn BlockUnpacker>);
+    Ok(MappedFormat { size, unit, sector: None, map: Box::new(DiskParts(parts)), unpack })
 }
 
 /// Opens the extents that a descriptor names.
 async fn open_extents(
-    opener: &Opener<'_>,
-    file: &Storage,
+    opener: &ImageFileOpener<'_>,
+    file: &ChainFile,
     descriptor: &Descriptor,
     own: Option<String>,
-) -> Result<(Vec<Part>, Vec<Storage>)> {
+) -> Result<(Vec<DiskPart>, Vec<ChainFile>)> {
     let name = file.device.facts().name.clone();
-    let named = descriptor.extents.iter().filter(|extent| extent.kind != Kind::Zero).count();
+    let named = descriptor.extents.iter().filter(|extent| extent.kind != ExtentKind::Zero).count();
     if descriptor.extents.is_empty() {
         return Err(damaged(FORMAT, "a descriptor without extents"));
     }
@@ -174,8 +179,8 @@ async fn open_extents(
     let mut next = 0_u64;
     for extent in &descriptor.extents {
         let kind = match &extent.kind {
-            Kind::Zero => PartKind::Zero,
-            Kind::Flat { name: path, .. } | Kind::Sparse { name: path } => {
+            ExtentKind::Zero => PartKind::Zero,
+            ExtentKind::Flat { name: path, .. } | ExtentKind::Sparse { name: path } => {
                 let storage = match &own {
                     Some(own) => opener.own(own).await?,
                     None => opener.named(&name, path, None, "extent").await?,
@@ -186,7 +191,7 @@ async fn open_extents(
                 kind.map_err(|error| error.on(&Arc::from(path.as_str())))?
             }
         };
-        parts.push(Part { start: next, len: extent.len, kind });
+        parts.push(DiskPart { start: next, len: extent.len, kind });
         let end = next.checked_add(extent.len).filter(|end| i64::try_from(*end).is_ok());
         next = end.ok_or_else(|| damaged(FORMAT, "extents of more than 2^63 bytes"))?;
     }
@@ -197,14 +202,14 @@ async fn open_extents(
 async fn part(
     device: &Arc<dyn Device>,
     file: usize,
-    extent: &descriptor::Extent,
+    extent: &descriptor::ExtentLine,
 ) -> Result<PartKind> {
     let file_len = len_of(&device.facts());
-    if let Kind::Flat { at, .. } = extent.kind {
+    if let ExtentKind::Flat { at, .. } = extent.kind {
         mapped::check_within(FORMAT, "an extent", at, extent.len, file_len)?;
         return Ok(PartKind::Flat { file, at });
     }
-    let (_, sparse) = Sparse::open(device, file, file_len).await?;
+    let (_, sparse) = SparseExtent::open(device, file, file_len).await?;
     match sparse {
         Some(sparse) if sparse.len >= extent.len => Ok(PartKind::Sparse(sparse)),
         sparse => {
@@ -217,10 +222,10 @@ async fn part(
 
 /// The parent of a delta link ("Delta Links"), which must not have changed since.
 async fn parent(
-    opener: &Opener<'_>,
-    file: &Storage,
+    opener: &ImageFileOpener<'_>,
+    file: &ChainFile,
     descriptor: &Descriptor,
-) -> Result<Option<Storage>> {
+) -> Result<Option<ChainFile>> {
     let Some((wanted, path)) = &descriptor.parent else { return Ok(None) };
     if let Some(own) = opener.own_backing().await? {
         return Ok(Some(own));
@@ -235,7 +240,9 @@ async fn parent(
     let raw = opener.named(&name, &path, None, "backing").await?;
     let found =
         match start(&raw.device).await.map_err(|error| error.on(&Arc::from(path.as_str())))? {
-            Start::Descriptor(descriptor) | Start::Extent(_, descriptor) => descriptor.content_id,
+            FirstFile::Descriptor(descriptor) | FirstFile::Extent(_, descriptor) => {
+                descriptor.content_id
+            }
         };
     if found != Some(*wanted) {
         let text = format!("the parent {path:?} was written after {name} was made over it");
@@ -246,7 +253,7 @@ async fn parent(
 }
 
 /// A part of the disk that is in one extent.
-struct Part {
+struct DiskPart {
     /// Offset on the disk, and length, in bytes.
     start: u64,
     len: u64,
@@ -256,23 +263,23 @@ struct Part {
 enum PartKind {
     Zero,
     Flat { file: usize, at: u64 },
-    Sparse(Sparse),
+    Sparse(SparseExtent),
 }
 
 /// The parts of the disk, in order.
-struct Parts(Vec<Part>);
+struct DiskParts(Vec<DiskPart>);
 
-impl Map for Parts {
-    fn find(&self, at: u64, look: &mut Look<'_>) -> Result<Option<(u64, Place)>> {
+impl BlockMap for DiskParts {
+    fn find(&self, at: u64, look: &mut TableLookup<'_>) -> Result<Option<(u64, DiskPlace)>> {
         let behind = self.0.partition_point(|part| part.start <= at);
         let part = behind.checked_sub(1).and_then(|place| self.0.get(place));
         let Some(part) = part else { return Err(blockhaul_block::Error::misfit()) };
         let inside = at - part.start;
         let left = part.len.saturating_sub(inside);
         let found = match &part.kind {
-            PartKind::Zero => Some((left, Place::Zero { stored: false })),
+            PartKind::Zero => Some((left, DiskPlace::Zero { stored: false })),
             PartKind::Flat { file, at } => {
-                Some((left, Place::Data { file: *file, at: at + inside }))
+                Some((left, DiskPlace::Data { file: *file, at: at + inside }))
             }
             PartKind::Sparse(sparse) => sparse.find(inside, look)?,
         };

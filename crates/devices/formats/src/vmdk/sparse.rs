@@ -8,7 +8,7 @@ use blockhaul_block::{Device, Result};
 
 use super::descriptor::FORMAT;
 use crate::bytes::{index, le16, le32, le64};
-use crate::mapped::{Look, Place, check_within, damaged, unsupported};
+use crate::mapped::{DiskPlace, TableLookup, check_within, damaged, unsupported};
 use crate::storage::read;
 
 pub(super) const SECTOR: u64 = 512;
@@ -35,7 +35,7 @@ const PACKED_EXTRA: u64 = 1024;
 
 /// An extent: how its tables are found. They are in file `file` of the image.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Sparse {
+pub(super) struct SparseExtent {
     pub(super) file: usize,
     pub(super) file_len: u64,
     /// Length of the extent, and of a grain, in bytes.
@@ -44,11 +44,11 @@ pub(super) struct Sparse {
     /// Offset of the directory, and entries of a table.
     directory: u64,
     entries: u64,
-    kind: Kind,
+    kind: SparseKind,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Kind {
+enum SparseKind {
     /// Entries are sectors of 32 bits.
     Words { zeroes: bool, packed: bool },
     /// Entries have 64 bits: tables and grains are numbered in areas that begin at these offsets.
@@ -56,16 +56,16 @@ enum Kind {
 }
 
 /// Where the descriptor is that an extent contains: offset and length in bytes.
-pub(super) type Embedded = Option<(u64, u64)>;
+pub(super) type DescriptorPlace = Option<(u64, u64)>;
 
-impl Sparse {
+impl SparseExtent {
     /// Whether bytes are the beginning of an extent.
     pub(super) fn is_one(head: &[u8]) -> bool {
         head.starts_with(HOSTED) || head.starts_with(ESX) || head.starts_with(&SE)
     }
 
     pub(super) fn is_packed(&self) -> bool {
-        matches!(self.kind, Kind::Words { packed: true, .. })
+        matches!(self.kind, SparseKind::Words { packed: true, .. })
     }
 
     /// Reads the header of an extent; the place of a descriptor, and the extent, unless it has no
@@ -74,7 +74,7 @@ impl Sparse {
         device: &Arc<dyn Device>,
         file: usize,
         file_len: u64,
-    ) -> Result<(Embedded, Option<Sparse>)> {
+    ) -> Result<(DescriptorPlace, Option<SparseExtent>)> {
         let head = read(device, 0, SECTOR.min(file_len)).await?;
         let end = if head.starts_with(HOSTED) && le64(&head, 56) == Some(AT_END) {
             // Before the last sector is the footer ("Stream-Optimized Compressed Sparse Extents").
@@ -88,8 +88,8 @@ impl Sparse {
         } else {
             None
         };
-        let mut extent = Sparse::parse(&head, end.as_deref(), file, file_len)?;
-        if let (_, Some(Sparse { kind: Kind::Longs { .. }, .. })) = &extent {
+        let mut extent = SparseExtent::parse(&head, end.as_deref(), file, file_len)?;
+        if let (_, Some(SparseExtent { kind: SparseKind::Longs { .. }, .. })) = &extent {
             check_journal(device, &head, file_len).await?;
         }
         if let (_, Some(sparse)) = &mut extent {
@@ -103,7 +103,7 @@ impl Sparse {
         footer: Option<&[u8]>,
         file: usize,
         file_len: u64,
-    ) -> Result<(Embedded, Option<Sparse>)> {
+    ) -> Result<(DescriptorPlace, Option<SparseExtent>)> {
         if head.starts_with(HOSTED) {
             return hosted(head, footer, file, file_len);
         }
@@ -122,7 +122,7 @@ impl Sparse {
             return Err(damaged(FORMAT, format!("grains of {} bytes in the header", self.grain)));
         }
         let covers = self.grain * self.entries;
-        let width = if matches!(self.kind, Kind::Longs { .. }) { 8 } else { 4 };
+        let width = if matches!(self.kind, SparseKind::Longs { .. }) { 8 } else { 4 };
         let tables = self.len.div_ceil(covers);
         if self.directory < SECTOR {
             return Err(damaged(
@@ -139,34 +139,38 @@ impl Sparse {
         )
     }
 
-    /// The place of a byte of the extent: as [`crate::mapped::Map::find`].
-    pub(super) fn find(&self, at: u64, look: &mut Look<'_>) -> Result<Option<(u64, Place)>> {
+    /// The place of a byte of the extent: as [`crate::mapped::BlockMap::find`].
+    pub(super) fn find(
+        &self,
+        at: u64,
+        look: &mut TableLookup<'_>,
+    ) -> Result<Option<(u64, DiskPlace)>> {
         let grain = at / self.grain;
         let start = at % self.grain;
         let table = grain / self.entries;
         let entry = grain % self.entries;
         let in_table = (self.entries - entry) * self.grain - start;
-        let spot = Spot { grain, start, table, entry, in_table };
+        let spot = GrainPlace { grain, start, table, entry, in_table };
         match self.kind {
-            Kind::Words { zeroes, packed } => self.find_word(&spot, zeroes, packed, look),
-            Kind::Longs { tables, grains } => self.find_long(&spot, tables, grains, look),
+            SparseKind::Words { zeroes, packed } => self.find_word(&spot, zeroes, packed, look),
+            SparseKind::Longs { tables, grains } => self.find_long(&spot, tables, grains, look),
         }
     }
 
     fn find_word(
         &self,
-        spot: &Spot,
+        spot: &GrainPlace,
         zeroes: bool,
         packed: bool,
-        look: &mut Look<'_>,
-    ) -> Result<Option<(u64, Place)>> {
-        let Spot { grain, start, table, entry, in_table } = *spot;
+        look: &mut TableLookup<'_>,
+    ) -> Result<Option<(u64, DiskPlace)>> {
+        let GrainPlace { grain, start, table, entry, in_table } = *spot;
         let Some(found) = look.number(self.file, self.directory + table * 4)? else {
             return Ok(None);
         };
         let table = u64::from(u32::from_le_bytes(found)) * SECTOR;
         if table == 0 {
-            return Ok(Some((in_table, Place::Below)));
+            return Ok(Some((in_table, DiskPlace::Below)));
         }
         // The last table may end with the last grain.
         let entries = self.entries.min(self.grains() - grain + entry);
@@ -176,8 +180,8 @@ impl Sparse {
         let next = le32(bytes, 4).filter(|_| entry + 1 < self.entries);
         let left = self.grain - start;
         match found {
-            0 => Ok(Some((left, Place::Below))),
-            ZERO_GRAIN if zeroes => Ok(Some((left, Place::Zero { stored: false }))),
+            0 => Ok(Some((left, DiskPlace::Below))),
+            ZERO_GRAIN if zeroes => Ok(Some((left, DiskPlace::Zero { stored: false }))),
             found => {
                 let host = u64::from(found) * SECTOR;
                 self.grain_at(grain, start, host, packed, next).map(Some)
@@ -187,24 +191,24 @@ impl Sparse {
 
     fn find_long(
         &self,
-        spot: &Spot,
+        spot: &GrainPlace,
         tables: u64,
         grains: u64,
-        look: &mut Look<'_>,
-    ) -> Result<Option<(u64, Place)>> {
-        let Spot { grain, start, table, entry, in_table } = *spot;
+        look: &mut TableLookup<'_>,
+    ) -> Result<Option<(u64, DiskPlace)>> {
+        let GrainPlace { grain, start, table, entry, in_table } = *spot;
         let Some(found) = look.number(self.file, self.directory + table * 8)? else {
             return Ok(None);
         };
         let Some(table) = se_table(u64::from_le_bytes(found), tables, self.entries)? else {
-            return Ok(Some((in_table, Place::Below)));
+            return Ok(Some((in_table, DiskPlace::Below)));
         };
         self.check_table(grain, table, self.entries * 8)?;
         let Some(found) = look.number(self.file, table + entry * 8)? else { return Ok(None) };
         let left = self.grain - start;
         match se_grain(u64::from_le_bytes(found), grain)? {
-            SeGrain::Free => Ok(Some((left, Place::Below))),
-            SeGrain::Zero => Ok(Some((left, Place::Zero { stored: false }))),
+            SeGrain::Free => Ok(Some((left, DiskPlace::Below))),
+            SeGrain::Zero => Ok(Some((left, DiskPlace::Zero { stored: false }))),
             SeGrain::At(number) => {
                 let host = number.checked_mul(self.grain).and_then(|at| at.checked_add(grains));
                 self.grain_at(grain, start, host.unwrap_or(u64::MAX), false, None).map(Some)
@@ -229,7 +233,7 @@ impl Sparse {
         host: u64,
         packed: bool,
         next: Option<u32>,
-    ) -> Result<(u64, Place)> {
+    ) -> Result<(u64, DiskPlace)> {
         let used = if packed { 1 } else { self.grain.min(self.len - grain * self.grain) };
         if host < SECTOR || host.checked_add(used).is_none_or(|end| end > self.file_len) {
             let text = format!(
@@ -240,20 +244,20 @@ impl Sparse {
         }
         let left = self.grain - start;
         if !packed {
-            return Ok((left, Place::Data { file: self.file, at: host + start }));
+            return Ok((left, DiskPlace::Data { file: self.file, at: host + start }));
         }
         // Compressed grains follow one another; the last one of a table may have any length.
         let longest = self.grain + PACKED_EXTRA;
         let to_next = next.and_then(|next| (u64::from(next) * SECTOR).checked_sub(host));
         let most = to_next.filter(|len| (1..=longest).contains(len)).unwrap_or(longest);
         let most = u32::try_from(most.min(self.file_len - host)).unwrap_or(u32::MAX);
-        Ok((left, Place::Packed { file: self.file, at: host, most }))
+        Ok((left, DiskPlace::Packed { file: self.file, at: host, most }))
     }
 }
 
 /// A place in the tables.
 #[derive(Clone, Copy)]
-struct Spot {
+struct GrainPlace {
     /// The number of the grain, and the offset in it.
     grain: u64,
     start: u64,
@@ -270,7 +274,7 @@ fn hosted(
     footer: Option<&[u8]>,
     file: usize,
     file_len: u64,
-) -> Result<(Embedded, Option<Sparse>)> {
+) -> Result<(DescriptorPlace, Option<SparseExtent>)> {
     let head = footer.unwrap_or(head);
     let short = || damaged(FORMAT, "the file ends within its header");
     let word = |at| le32(head, at).ok_or_else(short);
@@ -302,26 +306,26 @@ fn hosted(
     if !(1..=HOSTED_ENTRIES_MAX).contains(&entries) {
         return Err(damaged(FORMAT, format!("tables of {entries} grains in the header")));
     }
-    let kind = Kind::Words { zeroes: flags & HAS_ZERO_GRAINS != 0, packed };
+    let kind = SparseKind::Words { zeroes: flags & HAS_ZERO_GRAINS != 0, packed };
     let grain = sectors(20)?;
     let directory = sectors(56)?;
     let entries = entries.into();
-    Ok((embedded, Some(Sparse { file, file_len, len, grain, directory, entries, kind })))
+    Ok((embedded, Some(SparseExtent { file, file_len, len, grain, directory, entries, kind })))
 }
 
 /// An extent of old versions of ESX.
-fn esx(head: &[u8], file: usize, file_len: u64) -> Result<Sparse> {
+fn esx(head: &[u8], file: usize, file_len: u64) -> Result<SparseExtent> {
     let short = || damaged(FORMAT, "the file ends within its header");
     let sectors = |at| Ok(u64::from(le32(head, at).ok_or_else(short)?) * SECTOR);
-    let kind = Kind::Words { zeroes: false, packed: false };
+    let kind = SparseKind::Words { zeroes: false, packed: false };
     let len = sectors(12)?;
     let grain = sectors(16)?;
     let directory = sectors(20)?;
-    Ok(Sparse { file, file_len, len, grain, directory, entries: ESX_ENTRIES, kind })
+    Ok(SparseExtent { file, file_len, len, grain, directory, entries: ESX_ENTRIES, kind })
 }
 
 /// A space-efficient extent.
-fn se(head: &[u8], file: usize, file_len: u64) -> Result<Sparse> {
+fn se(head: &[u8], file: usize, file_len: u64) -> Result<SparseExtent> {
     let short = || damaged(FORMAT, "the file ends within its header");
     let long = |number: usize| le64(head, number * 8).ok_or_else(short);
     let bytes = |number: usize| {
@@ -342,8 +346,8 @@ fn se(head: &[u8], file: usize, file_len: u64) -> Result<Sparse> {
     if table == 0 || table > 1 << 20 {
         return Err(damaged(FORMAT, format!("tables of {table} bytes in the header")));
     }
-    let kind = Kind::Longs { tables, grains };
-    Ok(Sparse { file, file_len, len, grain, directory, entries: table / 8, kind })
+    let kind = SparseKind::Longs { tables, grains };
+    Ok(SparseExtent { file, file_len, len, grain, directory, entries: table / 8, kind })
 }
 
 /// Refuses a space-efficient extent whose journal must be applied.
@@ -403,7 +407,7 @@ fn se_grain(entry: u64, grain: u64) -> Result<SeGrain> {
 /// Marker").
 pub(super) struct Grains;
 
-impl crate::mapped::Unpack for Grains {
+impl crate::mapped::BlockUnpacker for Grains {
     fn header(&self) -> usize {
         12
     }

@@ -8,7 +8,7 @@
 use std::sync::Arc;
 
 use blockhaul_block::{Device, Error, Result};
-use blockhaul_catalog::{Backend, Opened, Opening, Param, ParamKind, Target};
+use blockhaul_catalog::{Backend, BackendTarget, OpenFuture, OpenedDevice, Param, ParamKind};
 use blockhaul_io::Pool;
 
 use super::sparse::{AT_END, HOSTED, SECTOR};
@@ -16,7 +16,7 @@ use crate::block_plan::BlockPlan;
 use crate::bytes::index;
 use crate::image_view::{self, ImagePart, ImageView, changed};
 use crate::mapped::usage;
-use crate::pack::{Ahead, Made, Packing, Stored, pool};
+use crate::pack::{ClusterEncoding, ClusterReadAhead, ClusterStorage, CompressedClusters, pool};
 
 const FORMAT: &str = "as-vmdk";
 /// Grain size in bytes, and grains of a table: those of all programs.
@@ -91,7 +91,7 @@ blockhaul copy 'as-vmdk:disk.raw?level=1' - > fast.vmdk
         ]
     }
 
-    fn open(&self, target: Target) -> Opening<Opened> {
+    fn open(&self, target: BackendTarget) -> OpenFuture<OpenedDevice> {
         Box::pin(async move {
             let level = level(&target)?;
             let memory = target.args.size("memory").unwrap_or(MEMORY);
@@ -103,7 +103,7 @@ blockhaul copy 'as-vmdk:disk.raw?level=1' - > fast.vmdk
 }
 
 /// The compression level of a description.
-fn level(target: &Target) -> Result<u8> {
+fn level(target: &BackendTarget) -> Result<u8> {
     let level = target.args.number("level").unwrap_or(LEVEL.into());
     let level = u8::try_from(level).ok().filter(|level| (1..=9).contains(level));
     level.ok_or_else(|| usage(FORMAT, "the compression level is not 1 to 9"))
@@ -115,20 +115,20 @@ async fn make(
     level: u8,
     memory: u64,
     adapter: &str,
-) -> Result<StreamImage> {
+) -> Result<VmdkStreamImage> {
     let facts = source.facts();
     let size = facts.size.checked_next_multiple_of(SECTOR).filter(|size| *size <= SIZE_MAX);
     let too_large = || usage(FORMAT, format!("a disk of {} bytes: at most {SIZE_MAX}", facts.size));
     let size = size.ok_or_else(too_large)?;
     let mut plan = BlockPlan::new(GRAIN, ENTRIES);
     plan.find_data(source).await?;
-    let made = plan.measure(source, Packing::Grain(level), memory).await?;
-    let layout = Layout::new(plan, size, adapter)?;
-    Ok(StreamImage { layout, made, level, pool: pool(GRAIN) })
+    let made = plan.measure(source, ClusterEncoding::Grain(level), memory).await?;
+    let layout = VmdkStreamLayout::new(plan, size, adapter)?;
+    Ok(VmdkStreamImage { layout, made, level, pool: pool(GRAIN) })
 }
 
 /// A table that has grains.
-struct Table {
+struct GrainTable {
     number: u64,
     /// Offset of its first grain in the image.
     start: u64,
@@ -137,7 +137,7 @@ struct Table {
     sectors: Vec<u16>,
 }
 
-impl Table {
+impl GrainTable {
     /// The grains that are stored: number, offset and length in the image.
     fn grains(&self) -> impl Iterator<Item = (u64, u64, u64)> + '_ {
         let mut next = self.start;
@@ -167,18 +167,18 @@ impl Table {
 }
 
 /// Where everything is in the image.
-struct Layout {
+struct VmdkStreamLayout {
     /// Header and descriptor.
     head: Vec<u8>,
     /// In order.
-    tables: Vec<Table>,
+    tables: Vec<GrainTable>,
     /// Offset of what follows the tables, and its bytes.
     tail_at: u64,
     tail: Vec<u8>,
 }
 
-impl Layout {
-    fn new(plan: BlockPlan, size: u64, adapter: &str) -> Result<Layout> {
+impl VmdkStreamLayout {
+    fn new(plan: BlockPlan, size: u64, adapter: &str) -> Result<VmdkStreamLayout> {
         let mut next = OVERHEAD;
         let mut tables = Vec::new();
         for (number, grains) in plan.tables {
@@ -186,7 +186,7 @@ impl Layout {
             let len: u64 = sectors.iter().map(|sectors| u64::from(*sectors) * SECTOR).sum();
             if len > 0 {
                 let marker = next + len;
-                tables.push(Table { number, start: next, marker, sectors });
+                tables.push(GrainTable { number, start: next, marker, sectors });
                 next = marker + MARKER + TABLE;
             }
         }
@@ -212,7 +212,7 @@ impl Layout {
         tail.extend(header(size, (next + MARKER) / SECTOR));
         // The end of the stream is a marker of zeroes.
         tail.resize(tail.len() + index(SECTOR), 0);
-        Ok(Layout { head, tables, tail_at: next, tail })
+        Ok(VmdkStreamLayout { head, tables, tail_at: next, tail })
     }
 
     fn len(&self) -> u64 {
@@ -220,15 +220,15 @@ impl Layout {
     }
 
     /// The tables whose grains, or themselves, are in a range of the image.
-    fn tables(&self, at: u64, end: u64) -> impl Iterator<Item = &Table> {
+    fn tables(&self, at: u64, end: u64) -> impl Iterator<Item = &GrainTable> {
         let first = self.tables.partition_point(|table| table.marker + MARKER + TABLE <= at);
         self.tables.iter().skip(first).take_while(move |table| table.start < end)
     }
 }
 
 /// How many sectors a grain needs: 0 if it is not stored.
-fn sectors(stored: Stored) -> u16 {
-    if let Stored::Packed(sectors) = stored { sectors } else { 0 }
+fn sectors(stored: ClusterStorage) -> u16 {
+    if let ClusterStorage::Packed(sectors) = stored { sectors } else { 0 }
 }
 
 /// A metadata marker ("Metadata Marker").
@@ -260,7 +260,7 @@ fn header(size: u64, directory: u64) -> Vec<u8> {
 }
 
 /// The descriptor. Its identifier depends on what is stored, so that all handles have the same.
-fn descriptor(size: u64, adapter: &str, tables: &[Table]) -> String {
+fn descriptor(size: u64, adapter: &str, tables: &[GrainTable]) -> String {
     let sectors = size / SECTOR;
     let mut crc = crate::crc32c::Crc32c::new();
     crc.add(&size.to_le_bytes());
@@ -282,15 +282,15 @@ fn descriptor(size: u64, adapter: &str, tables: &[Table]) -> String {
 }
 
 /// What all handles share.
-struct StreamImage {
-    layout: Layout,
-    made: Made,
+struct VmdkStreamImage {
+    layout: VmdkStreamLayout,
+    made: CompressedClusters,
     level: u8,
     /// Memory for grains of the source.
     pool: Pool,
 }
 
-impl ImageView for StreamImage {
+impl ImageView for VmdkStreamImage {
     const SCHEME: &'static str = FORMAT;
 
     fn len(&self) -> u64 {
@@ -316,19 +316,25 @@ impl ImageView for StreamImage {
     }
 }
 
-impl StreamImage {
+impl VmdkStreamImage {
     /// Compresses the grains of a table that are in a part.
     async fn put_grains(
         &self,
         source: &Arc<dyn Device>,
-        table: &Table,
+        table: &GrainTable,
         part: &mut ImagePart<'_>,
     ) -> Result<()> {
         let (at, end) = (part.at, part.end());
         let inside = |(_, host, len): &(u64, u64, u64)| host + len > at && *host < end;
         let wanted: Vec<_> = table.grains().filter(inside).collect();
         let numbers = wanted.iter().map(|(grain, ..)| *grain);
-        let ahead = Ahead::new(source, &self.pool, GRAIN, Packing::Grain(self.level), numbers);
+        let ahead = ClusterReadAhead::new(
+            source,
+            &self.pool,
+            GRAIN,
+            ClusterEncoding::Grain(self.level),
+            numbers,
+        );
         let mut ahead = ahead.with_made(&self.made);
         let mut places = wanted.iter();
         while let Some(piece) = ahead.next().await {

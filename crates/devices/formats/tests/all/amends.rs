@@ -5,18 +5,19 @@ use std::path::Path;
 
 use blockhaul_block::Result;
 use blockhaul_catalog::OpenContext;
-use blockhaul_formats::qcow2::amend::{Amend, amend};
-use blockhaul_io::{Config, Runtime};
+use blockhaul_formats::qcow2::amend::{AmendOptions, amend};
+use blockhaul_io::{Runtime, RuntimeConfig};
 use blockhaul_testkit::rng;
 
 use crate::common::{Qemu, registry, write};
 use crate::power::{Growing, change_given, cut_at_each_change};
 
 const MIB: u64 = 1 << 20;
-const UPGRADE: Amend = Amend { upgrade: true, lazy_refcounts: None };
+const UPGRADE: AmendOptions = AmendOptions { upgrade: true, lazy_refcounts: None };
 
-fn amended(path: &Path, change: Amend) -> Result<()> {
-    let runtime = Runtime::start(&Config { workers: 1, ..Config::default() }).unwrap();
+fn amended(path: &Path, change: AmendOptions) -> Result<()> {
+    let runtime =
+        Runtime::start(&RuntimeConfig { workers: 1, ..RuntimeConfig::default() }).unwrap();
     let description = format!("file:{}", path.display());
     runtime.block_on(move || async move {
         let registry = registry();
@@ -52,7 +53,7 @@ fn old_images_become_new_ones_with_names_and_snapshots() {
         assert_eq!(said(&qemu, "top"), "version 3, flags 0");
         qemu.check("top", &base);
         assert!(qemu.raw("top") == disk, "{base}");
-        let lazy = |on| Amend { lazy_refcounts: Some(on), ..UPGRADE };
+        let lazy = |on| AmendOptions { lazy_refcounts: Some(on), ..UPGRADE };
         amended(&qemu.file("top"), lazy(true)).unwrap();
         assert_eq!(said(&qemu, "top"), "version 3, flags 1");
         amended(&qemu.file("top"), lazy(false)).unwrap();
@@ -75,8 +76,9 @@ fn what_version_2_cannot_say_is_refused() {
         assert!(std::fs::read(qemu.file("top")).unwrap() == before, "{wanted}: it has changed");
     };
     make_old(&qemu, "base");
-    refused(Amend { upgrade: false, lazy_refcounts: Some(true) }, "make it version 3");
-    amended(&qemu.file("top"), Amend { upgrade: false, lazy_refcounts: Some(false) }).unwrap();
+    refused(AmendOptions { upgrade: false, lazy_refcounts: Some(true) }, "make it version 3");
+    amended(&qemu.file("top"), AmendOptions { upgrade: false, lazy_refcounts: Some(false) })
+        .unwrap();
     assert_eq!(said(&qemu, "top"), "version 2, flags 0");
     // A name that does not fit behind the other one.
     write(&qemu.file("base"), &vec![9; 1 << 20]);
@@ -88,7 +90,7 @@ fn what_version_2_cannot_say_is_refused() {
     let mut bytes = std::fs::read(qemu.file("top")).unwrap();
     bytes[79] |= 1;
     write(&qemu.file("top"), &bytes);
-    refused(Amend { upgrade: false, lazy_refcounts: Some(true) }, "marked as dirty");
+    refused(AmendOptions { upgrade: false, lazy_refcounts: Some(true) }, "marked as dirty");
 }
 
 #[test]
@@ -108,7 +110,7 @@ fn a_power_cut_leaves_the_same_disk_in_either_version() {
             seed,
             |device| {
                 change_given(device, move |registry| async move {
-                    let change = Amend { lazy_refcounts: Some(true), ..UPGRADE };
+                    let change = AmendOptions { lazy_refcounts: Some(true), ..UPGRADE };
                     amend(&OpenContext::new(&registry), "given:", change).await.is_ok()
                 })
             },

@@ -3,8 +3,10 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use blockhaul_catalog::{Backend, Intent, Opened, Opening, Registry, Spec, Target};
-use blockhaul_io::{Config, Runtime};
+use blockhaul_catalog::{
+    Backend, BackendTarget, DeviceSpec, Intent, OpenFuture, OpenedDevice, Registry,
+};
+use blockhaul_io::{Runtime, RuntimeConfig};
 
 use crate::common::{Qemu, content, error, open, read_all, registry};
 
@@ -36,7 +38,8 @@ fn the_first_bytes_choose_the_device() {
 fn on_a_worker<T: Send + 'static, F: Future<Output = T> + 'static>(
     work: impl FnOnce() -> F + Send + 'static,
 ) -> T {
-    let runtime = Runtime::start(&Config { workers: 1, ..Config::default() }).unwrap();
+    let runtime =
+        Runtime::start(&RuntimeConfig { workers: 1, ..RuntimeConfig::default() }).unwrap();
     runtime.block_on(work)
 }
 
@@ -56,7 +59,7 @@ impl Backend for Once {
         "a file that is opened once"
     }
 
-    fn open(&self, target: Target) -> Opening<Opened> {
+    fn open(&self, target: BackendTarget) -> OpenFuture<OpenedDevice> {
         let count = self.0.fetch_add(1, Ordering::Relaxed);
         Box::pin(async move {
             assert_eq!(count, 0, "it is opened again");
@@ -76,7 +79,7 @@ fn a_device_is_opened_once_and_only_read() {
     let found = on_a_worker(move || async move {
         let mut all: Registry = registry();
         all.backends.push(Arc::new(Once(AtomicUsize::new(0))));
-        let spec = Spec::parse(text.as_ref()).unwrap();
+        let spec = DeviceSpec::parse(text.as_ref()).unwrap();
         let stack = all.open(&spec, Vec::new(), Intent::READ).await.unwrap();
         content(stack.device()).await.unwrap()
     });

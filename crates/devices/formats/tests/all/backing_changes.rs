@@ -6,8 +6,10 @@ use std::sync::Arc;
 
 use blockhaul_block::{Device, Kind, Result};
 use blockhaul_catalog::{NamePolicy, OpenContext};
-use blockhaul_formats::qcow2::backing_change::{BackingName, Rebase, Snapshots, commit, rebase};
-use blockhaul_io::{Config, Runtime};
+use blockhaul_formats::qcow2::backing_change::{
+    BackingName, RebaseMode, SnapshotPolicy, commit, rebase,
+};
+use blockhaul_io::{Runtime, RuntimeConfig};
 use blockhaul_testkit::rng::{self, Rng};
 use serde_json::Value;
 
@@ -22,7 +24,8 @@ where
     T: Send + 'static,
     F: Future<Output = T> + 'static,
 {
-    let runtime = Runtime::start(&Config { workers: 1, ..Config::default() }).unwrap();
+    let runtime =
+        Runtime::start(&RuntimeConfig { workers: 1, ..RuntimeConfig::default() }).unwrap();
     runtime.block_on(move || {
         let context = OpenContext::new(&registry()).with_names(NamePolicy::Allow);
         work(context)
@@ -33,10 +36,11 @@ fn name(name: &str, format: &str) -> BackingName {
     BackingName { name: name.into(), format: format.into() }
 }
 
-fn rebased(path: &Path, new: Option<BackingName>, how: Rebase) -> Result<u64> {
+fn rebased(path: &Path, new: Option<BackingName>, how: RebaseMode) -> Result<u64> {
     let description = format!("file:{}", path.display());
     on_worker(move |context| async move {
-        let changed = rebase(&context, &description, new.as_ref(), how, Snapshots::Refuse).await?;
+        let changed =
+            rebase(&context, &description, new.as_ref(), how, SnapshotPolicy::Refuse).await?;
         assert_eq!(changed.snapshots, 0);
         Ok(changed.bytes)
     })
@@ -45,7 +49,7 @@ fn rebased(path: &Path, new: Option<BackingName>, how: Rebase) -> Result<u64> {
 fn committed(path: &Path, keep: bool) -> Result<u64> {
     let description = format!("file:{}", path.display());
     on_worker(move |context| async move {
-        let changed = commit(&context, &description, None, keep, Snapshots::Refuse).await?;
+        let changed = commit(&context, &description, None, keep, SnapshotPolicy::Refuse).await?;
         assert_eq!(changed.snapshots, 0);
         Ok(changed.bytes)
     })
@@ -113,7 +117,7 @@ fn a_disk_stays_as_it_is_over_another_backing_file() {
         scribble(&qemu, "top", "qcow2", disk, &mut rng);
         let before = qemu.raw("top");
         let new = (rng.below(4) > 0).then(|| name("new", new));
-        let how = if rng.below(2) == 0 { Rebase::Safe } else { Rebase::Compressed };
+        let how = if rng.below(2) == 0 { RebaseMode::Safe } else { RebaseMode::Compressed };
         rebased(&qemu.file("top"), new.clone(), how).unwrap();
         std::fs::remove_file(qemu.file("old")).unwrap();
         qemu.check("top", &label);
@@ -147,7 +151,7 @@ fn what_a_rebase_writes_can_be_compressed() {
         qemu.io("qcow2", "top", &["write -P 3 100k 3k".into(), "write -z 2M 64k".into()]);
         let before = qemu.raw("top");
         let empty = std::fs::metadata(qemu.file("top")).unwrap().len();
-        let written = rebased(&qemu.file("top"), None, Rebase::Compressed).unwrap();
+        let written = rebased(&qemu.file("top"), None, RebaseMode::Compressed).unwrap();
         assert!(written > 2 * MIB, "{options}: {written}");
         qemu.check("top", options);
         assert!(qemu.raw("top") == before, "{options}");
@@ -205,10 +209,10 @@ fn changes_that_are_not_possible_are_refused_and_change_nothing() {
     let before = std::fs::read(qemu.file("top")).unwrap();
     let top = qemu.file("top");
     for (result, wanted) in [
-        (rebased(&top, Some(name(&"x".repeat(500), "raw")), Rebase::Unsafe), "has 500 bytes"),
-        (rebased(&top, Some(name("missing", "raw")), Rebase::Safe), "missing"),
-        (rebased(&top, Some(name("top", "qcow2")), Rebase::Safe), "top"),
-        (rebased(&top, Some(name("base", "odd")), Rebase::Safe), "odd"),
+        (rebased(&top, Some(name(&"x".repeat(500), "raw")), RebaseMode::Unsafe), "has 500 bytes"),
+        (rebased(&top, Some(name("missing", "raw")), RebaseMode::Safe), "missing"),
+        (rebased(&top, Some(name("top", "qcow2")), RebaseMode::Safe), "top"),
+        (rebased(&top, Some(name("base", "odd")), RebaseMode::Safe), "odd"),
         (committed(&top, false), "blockhaul resize"),
         (committed(&qemu.file("alone"), false), "no backing file"),
     ] {
@@ -281,10 +285,10 @@ fn images_with_snapshots_are_refused_unless_these_may_change() {
     let before = snapshot();
     let other = || Some(name("other", "qcow2"));
     let refused = [
-        rebased(&path, other(), Rebase::Safe),
-        rebased(&path, None, Rebase::Safe),
-        rebased(&path, None, Rebase::Compressed),
-        rebased(&path, other(), Rebase::Unsafe),
+        rebased(&path, other(), RebaseMode::Safe),
+        rebased(&path, None, RebaseMode::Safe),
+        rebased(&path, None, RebaseMode::Compressed),
+        rebased(&path, other(), RebaseMode::Unsafe),
         committed(&path, false),
         committed(&path, true),
     ];
@@ -297,7 +301,7 @@ fn images_with_snapshots_are_refused_unless_these_may_change() {
     assert!(std::fs::read(qemu.file("base")).unwrap() == below, "its backing file was changed");
     let description = format!("file:{}", path.display());
     let changed = on_worker(move |context| async move {
-        rebase(&context, &description, None, Rebase::Safe, Snapshots::Change).await
+        rebase(&context, &description, None, RebaseMode::Safe, SnapshotPolicy::Change).await
     });
     assert_eq!(changed.unwrap().snapshots, 1);
     assert!(snapshot() != before, "it would not have to be refused");
@@ -307,7 +311,7 @@ fn images_with_snapshots_are_refused_unless_these_may_change() {
 fn rebase_given(device: Arc<dyn Device>, new: Option<BackingName>) -> bool {
     change_given(device, move |registry| async move {
         let context = OpenContext::new(&registry).with_names(NamePolicy::Allow);
-        let none = Snapshots::Refuse;
-        rebase(&context, "given:", new.as_ref(), Rebase::Safe, none).await.is_ok()
+        let none = SnapshotPolicy::Refuse;
+        rebase(&context, "given:", new.as_ref(), RebaseMode::Safe, none).await.is_ok()
     })
 }

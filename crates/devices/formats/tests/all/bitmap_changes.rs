@@ -7,10 +7,10 @@ use std::sync::Arc;
 
 use blockhaul_block::{Device, DeviceExt as _, Result};
 use blockhaul_catalog::{
-    BitmapSlot, ImageBitmaps, Intent, NamePolicy, OpenContext, Registry, Spec,
+    BitmapSlot, DeviceSpec, ImageBitmaps, Intent, NamePolicy, OpenContext, Registry,
 };
 use blockhaul_formats::qcow2::bitmap_change::{BitmapChange, change_bitmap};
-use blockhaul_io::{Config, Data, Runtime};
+use blockhaul_io::{Data, Runtime, RuntimeConfig};
 use blockhaul_testkit::rng::{self, Rng};
 use serde_json::Value;
 
@@ -22,7 +22,8 @@ const ADD: BitmapChange = BitmapChange::Add { granularity: None, enabled: true }
 
 /// Changes a bitmap of the image in a file.
 fn change(path: &Path, name: &str, change: BitmapChange) -> Result<()> {
-    let runtime = Runtime::start(&Config { workers: 1, ..Config::default() }).unwrap();
+    let runtime =
+        Runtime::start(&RuntimeConfig { workers: 1, ..RuntimeConfig::default() }).unwrap();
     let description = format!("file:{}", path.display());
     let name = name.to_string();
     runtime.block_on(move || async move {
@@ -276,7 +277,7 @@ const WRITTEN: (u64, usize) = (1536 << 10, 64 << 10);
 async fn write_with_bitmaps(registry: Registry) -> Result<()> {
     let slot = Arc::new(BitmapSlot::default());
     let registry = Registry { bitmaps: Arc::downgrade(&slot), ..registry };
-    let spec = Spec::parse("qcow2:given:".as_ref()).unwrap();
+    let spec = DeviceSpec::parse("qcow2:given:".as_ref()).unwrap();
     let stack = registry.open(&spec, Vec::new(), Intent::WRITE).await?;
     let store = slot.take().expect("a store");
     let mut found = store.take().await?;
@@ -354,11 +355,12 @@ fn bitmaps_are_taken_and_stored_and_no_cluster_is_lost() {
             change(&qemu.file("top"), name, add).unwrap();
         }
         let spec = qemu.spec("top", "names=allow");
-        let runtime = Runtime::start(&Config { workers: 1, ..Config::default() }).unwrap();
+        let runtime =
+            Runtime::start(&RuntimeConfig { workers: 1, ..RuntimeConfig::default() }).unwrap();
         let stored = runtime.block_on(move || async move {
             let slot = Arc::new(BitmapSlot::default());
             let registry = Registry { bitmaps: Arc::downgrade(&slot), ..registry() };
-            let spec = Spec::parse(spec.as_ref()).unwrap();
+            let spec = DeviceSpec::parse(spec.as_ref()).unwrap();
             let stack = registry.open(&spec, Vec::new(), Intent::WRITE).await?;
             let store = slot.take().expect("a store");
             store.check("another", 65536).await?;

@@ -1,6 +1,6 @@
 //! Backing files: chains, loops, and names that are not followed.
 
-use blockhaul_block::Contexts;
+use blockhaul_block::ContextSet;
 
 use crate::common::{Qemu, content, error, extents, facts, read_all, with, write};
 
@@ -28,7 +28,7 @@ fn a_chain_may_be_long() {
     with(&qemu.spec("23.qcow2", "names=allow"), move |device| async move {
         assert!(content(&device).await.unwrap() == wanted);
         assert_eq!(device.facts().files.len(), 24);
-        let depth = extents(&device, Contexts::empty().with(1)).await.unwrap();
+        let depth = extents(&device, ContextSet::empty().with(1)).await.unwrap();
         let states: Vec<_> = depth.runs().iter().map(|run| (run.len, run.state)).collect();
         let mut expected: Vec<_> = (1..=24).rev().map(|depth| (CLUSTER, depth)).collect();
         expected.push((CLUSTER, 0));

@@ -3,14 +3,15 @@
 use std::path::Path;
 
 use blockhaul_catalog::Intent;
-use blockhaul_formats::qcow2::check::{Repair, Report, check};
-use blockhaul_io::{Config, Runtime};
+use blockhaul_formats::qcow2::check::{ImageCheckReport, Repair, check};
+use blockhaul_io::{Runtime, RuntimeConfig};
 use blockhaul_testkit::rng::{self, Rng};
 
 use crate::common::{Qemu, open, write};
 
-pub fn checked(path: &Path, repair: Repair) -> Report {
-    let runtime = Runtime::start(&Config { workers: 1, ..Config::default() }).unwrap();
+pub fn checked(path: &Path, repair: Repair) -> ImageCheckReport {
+    let runtime =
+        Runtime::start(&RuntimeConfig { workers: 1, ..RuntimeConfig::default() }).unwrap();
     let spec = format!("file:{}", path.display());
     runtime.block_on(move || async move {
         let intent = if repair == Repair::Nothing { Intent::READ } else { Intent::WRITE };

@@ -6,10 +6,10 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
-use blockhaul_block::{Contexts, Device, DeviceExt as _, Extents, Facts, Result};
-use blockhaul_catalog::{Intent, Registry, Spec, Stack};
-use blockhaul_io::{Config, Runtime};
-use blockhaul_testkit::tools::{self, Peer, Scratch};
+use blockhaul_block::{ContextSet, Device, DeviceExt as _, Extents, Facts, Result};
+use blockhaul_catalog::{DeviceSpec, Intent, Registry, Stack};
+use blockhaul_io::{Runtime, RuntimeConfig};
+use blockhaul_testkit::tools::{self, PeerProgram, ScratchDir};
 
 /// Longest read at once.
 const PIECE: u64 = 3 << 20;
@@ -24,7 +24,7 @@ pub fn registry() -> Registry {
 }
 
 pub async fn open(spec: &str, intent: Intent) -> Result<Stack> {
-    let spec = Spec::parse(OsStr::new(spec)).unwrap();
+    let spec = DeviceSpec::parse(OsStr::new(spec)).unwrap();
     registry().open(&spec, Vec::new(), intent).await
 }
 
@@ -45,7 +45,8 @@ where
     T: Send + 'static,
     F: Future<Output = T> + 'static,
 {
-    let runtime = Runtime::start(&Config { workers: 2, ..Config::default() }).unwrap();
+    let runtime =
+        Runtime::start(&RuntimeConfig { workers: 2, ..RuntimeConfig::default() }).unwrap();
     let spec = spec.to_string();
     runtime.block_on(move || async move {
         let stack = open(&spec, Intent::READ).await?;
@@ -62,7 +63,8 @@ where
     T: Send + 'static,
     F: Future<Output = T> + 'static,
 {
-    let runtime = Runtime::start(&Config { workers: 2, ..Config::default() }).unwrap();
+    let runtime =
+        Runtime::start(&RuntimeConfig { workers: 2, ..RuntimeConfig::default() }).unwrap();
     let spec = spec.to_string();
     runtime.block_on(move || async move {
         let stack = open(&spec, Intent::WRITE).await?;
@@ -84,7 +86,7 @@ pub async fn content(device: &Arc<dyn Device>) -> Result<Vec<u8>> {
 }
 
 /// All extents of a device in a context.
-pub async fn extents(device: &Arc<dyn Device>, contexts: Contexts) -> Result<Extents> {
+pub async fn extents(device: &Arc<dyn Device>, contexts: ContextSet) -> Result<Extents> {
     let size = device.facts().size;
     let mut all = Extents::new();
     while all.total() < size {
@@ -113,17 +115,17 @@ pub fn error(spec: &str) -> String {
 
 /// QEMU's tools and a directory for images.
 pub struct Qemu {
-    img: Peer,
-    io: Peer,
-    pub scratch: Scratch,
+    img: PeerProgram,
+    io: PeerProgram,
+    pub scratch: ScratchDir,
 }
 
 impl Qemu {
     /// The tools, or none: the test is then skipped.
     pub fn find() -> Option<Qemu> {
-        let img = Peer::require("qemu-img")?;
-        let io = Peer::require("qemu-io")?;
-        Some(Qemu { img, io, scratch: Scratch::new().unwrap() })
+        let img = PeerProgram::require("qemu-img")?;
+        let io = PeerProgram::require("qemu-io")?;
+        Some(Qemu { img, io, scratch: ScratchDir::new().unwrap() })
     }
 
     pub fn file(&self, name: &str) -> PathBuf {

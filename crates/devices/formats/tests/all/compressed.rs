@@ -3,9 +3,9 @@
 
 use std::sync::Arc;
 
-use blockhaul_block::{Compression, Device, DeviceExt as _, Flags, Kind, Request};
-use blockhaul_catalog::{Intent, Spec};
-use blockhaul_io::{Config, Data, Runtime};
+use blockhaul_block::{Compression, Device, DeviceExt as _, Kind, Request, RequestFlags};
+use blockhaul_catalog::{DeviceSpec, Intent};
+use blockhaul_io::{Data, Runtime, RuntimeConfig};
 use blockhaul_testkit::rng::{self, Rng};
 use serde_json::Value;
 
@@ -26,7 +26,7 @@ fn fill(rng: &mut Rng, cluster: u64, bytes: &mut [u8]) {
 }
 
 /// Mostly writes of whole clusters.
-fn packed_request(rng: &mut Rng, size: u64, cluster: u64, flags: Flags) -> (Request, Step) {
+fn packed_request(rng: &mut Rng, size: u64, cluster: u64, flags: RequestFlags) -> (Request, Step) {
     if rng.chance(30) {
         return request(rng, size, cluster);
     }
@@ -51,7 +51,12 @@ fn compressed_clusters(qemu: &Qemu) -> u64 {
 
 /// Writes the first cluster with bytes that can be compressed: random requests alone may leave none that
 /// is compressed at the end.
-async fn write_letters(device: &Arc<dyn Device>, model: &mut [u8], cluster: u64, flags: Flags) {
+async fn write_letters(
+    device: &Arc<dyn Device>,
+    model: &mut [u8],
+    cluster: u64,
+    flags: RequestFlags,
+) {
     let letters: Vec<u8> = (0..cluster).map(|at| b'a' + (at % 26) as u8).collect();
     let request = Request::write(0, Data::copy_of(&letters)).with(flags);
     device.submit(request).await.unwrap();
@@ -74,7 +79,7 @@ fn check(qemu: &Qemu, case: &Case, seed: u64, runs: u64) -> u64 {
     for run in 0..runs {
         let seed = rng.number();
         let cluster = case.cluster;
-        let flags = if all { Flags::empty() } else { Flags::COMPRESS };
+        let flags = if all { RequestFlags::empty() } else { RequestFlags::COMPRESS };
         let played = write_with(&spec, move |device| async move {
             let unit = cluster as u32;
             let wanted = if all { Compression::All(unit) } else { Compression::Asked(unit) };
@@ -175,9 +180,10 @@ fn a_new_image_is_about_as_small_as_qemus() {
         qemu.img(&["convert", "-c", "-f", "raw", "-O", "qcow2", "-o", &options, "disk", "theirs"]);
         let size = disk.len() as u64;
         let options = format!("compression={kind}&cluster={cluster}&compress=on");
-        let spec = Spec::parse(qemu.spec("top", &options).as_ref()).unwrap();
+        let spec = DeviceSpec::parse(qemu.spec("top", &options).as_ref()).unwrap();
         let written = disk.clone();
-        let runtime = Runtime::start(&Config { workers: 2, ..Config::default() }).unwrap();
+        let runtime =
+            Runtime::start(&RuntimeConfig { workers: 2, ..RuntimeConfig::default() }).unwrap();
         runtime.block_on(move || async move {
             let intent = Intent::target(size);
             let registry = registry();
@@ -228,7 +234,8 @@ fn an_external_data_file_is_refused() {
     let Some(qemu) = Qemu::find() else { return };
     qemu.create("top", "data_file=data", 1 << 20);
     let spec = qemu.spec("top", "names=allow&compress=on");
-    let runtime = Runtime::start(&Config { workers: 1, ..Config::default() }).unwrap();
+    let runtime =
+        Runtime::start(&RuntimeConfig { workers: 1, ..RuntimeConfig::default() }).unwrap();
     runtime.block_on(move || async move {
         let error = open(&spec, Intent::WRITE).await.map(|_| ()).unwrap_err();
         assert_eq!(error.kind(), Kind::Unsupported);

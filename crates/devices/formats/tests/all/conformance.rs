@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use blockhaul_catalog::Intent;
-use blockhaul_testkit::conform::{self, Content, Options, Subject};
+use blockhaul_testkit::conform::{self, ConformOptions, InitialContent, Subject};
 
 use crate::common::{Qemu, open, write};
 
@@ -26,9 +26,9 @@ fn check(options: &str) {
         ],
     );
     let raw = qemu.raw("top");
-    let content = Content::oracle(move |at| raw[at as usize]);
+    let content = InitialContent::oracle(move |at| raw[at as usize]);
     let spec = qemu.spec("top", "names=allow");
-    conform::check(options, Options::default().content(content), move || {
+    conform::check(options, ConformOptions::default().content(content), move || {
         let spec = spec.clone();
         async move { open(&spec, Intent::READ).await.map(Subject::from) }
     });
@@ -59,9 +59,9 @@ fn check_written(options: &str) {
     qemu.io("qcow2", "top", &["write -P 3 0 150k".into(), "write -P 4 1m 300k".into()]);
     let content = qemu.raw("top");
     let top = qemu.file("top");
-    let content = Content::oracle(move |at| content[at as usize]);
+    let content = InitialContent::oracle(move |at| content[at as usize]);
     let number = AtomicUsize::new(0);
-    conform::check(options, Options::default().content(content), move || {
+    conform::check(options, ConformOptions::default().content(content), move || {
         let own = top.with_extension(number.fetch_add(1, Ordering::Relaxed).to_string());
         std::fs::copy(&top, &own).unwrap();
         let spec = format!("qcow2:{}?names=allow", own.display());

@@ -1,7 +1,7 @@
 //! New images, as targets: in order for QEMU's tools, and with the contents that were written.
 
-use blockhaul_catalog::{Intent, Spec};
-use blockhaul_io::{Config, Runtime};
+use blockhaul_catalog::{DeviceSpec, Intent};
+use blockhaul_io::{Runtime, RuntimeConfig};
 use blockhaul_testkit::rng::{self, Rng};
 
 use crate::common::{Qemu, registry, write};
@@ -9,8 +9,9 @@ use crate::writes::play;
 
 /// Creates an image of `size` bytes and writes to it; what the disk then contains.
 fn create(spec: &str, size: u64, seed: u64) -> blockhaul_block::Result<Vec<u8>> {
-    let runtime = Runtime::start(&Config { workers: 2, ..Config::default() }).unwrap();
-    let spec = Spec::parse(spec.as_ref()).unwrap();
+    let runtime =
+        Runtime::start(&RuntimeConfig { workers: 2, ..RuntimeConfig::default() }).unwrap();
+    let spec = DeviceSpec::parse(spec.as_ref()).unwrap();
     runtime.block_on(move || async move {
         let opened = registry().open_target(&spec, Vec::new(), Intent::target(size)).await?;
         let (stack, preparation) = opened;

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use blockhaul_block::{Contexts, DeviceExt as _, Extents, HOLE, ZERO};
+use blockhaul_block::{ContextSet, DeviceExt as _, Extents, HOLE, ZERO};
 use blockhaul_testkit::rng::{self, Rng};
 use serde_json::Value;
 
@@ -197,8 +197,8 @@ fn check(qemu: &Qemu, case: &Case, seed: u64) {
             assert!(same, "{label}: {part} bytes at {at}");
         }
         assert!(content(&device).await.unwrap() == wanted, "{label}");
-        let base = extents(&device, Contexts::empty().with(0)).await.unwrap();
-        let depth = extents(&device, Contexts::empty().with(1)).await.unwrap();
+        let base = extents(&device, ContextSet::empty().with(0)).await.unwrap();
+        let depth = extents(&device, ContextSet::empty().with(1)).await.unwrap();
         for (at, run) in base.ranges(0).filter(|(_, run)| run.state & ZERO != 0) {
             let bytes = &wanted[at as usize..(at + run.len) as usize];
             assert!(blockhaul_io::is_zero(bytes), "{label}: {run:?} at {at}");

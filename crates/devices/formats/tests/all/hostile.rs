@@ -3,7 +3,7 @@
 
 use std::path::PathBuf;
 
-use blockhaul_testkit::tools::Scratch;
+use blockhaul_testkit::tools::ScratchDir;
 
 use crate::common::{error, read_all, write};
 
@@ -50,8 +50,8 @@ impl Image {
 }
 
 /// A directory with the image; the description of the device.
-fn stored(image: &Image) -> (Scratch, String) {
-    let scratch = Scratch::new().unwrap();
+fn stored(image: &Image) -> (ScratchDir, String) {
+    let scratch = ScratchDir::new().unwrap();
     let path: PathBuf = scratch.file("image");
     write(&path, &image.0);
     let spec = format!("qcow2:{}", path.display());

@@ -3,12 +3,12 @@
 
 use std::time::Duration;
 
-use blockhaul_block::{Contexts, DeviceExt as _};
+use blockhaul_block::{ContextSet, DeviceExt as _};
 use blockhaul_catalog::Intent;
 use blockhaul_formats::qcow2::check::{Repair, check};
-use blockhaul_io::{Config, Data, Runtime};
+use blockhaul_io::{Data, Runtime, RuntimeConfig};
 use blockhaul_testkit::rng::{self, Rng};
-use blockhaul_testkit::tools::Scratch;
+use blockhaul_testkit::tools::ScratchDir;
 
 use crate::common::{Qemu, open, write};
 use crate::hostile::{DATA, Image, L1, L2};
@@ -70,7 +70,7 @@ async fn visit(spec: &str, seed: u64) {
         return;
     }
     for index in 0..device.facts().contexts.len() {
-        let contexts = Contexts::empty().with(index);
+        let contexts = ContextSet::empty().with(index);
         let mut at = 0;
         for _ in 0..8 {
             match device.extents(at, size - at, contexts).await {
@@ -115,8 +115,9 @@ fn rounds(short: u64) -> u64 {
 }
 
 fn run(name: &str, original: &[u8], tables: &[usize], options: &str, count: u64) {
-    let scratch = Scratch::new().unwrap();
-    let runtime = Runtime::start(&Config { workers: 2, ..Config::default() }).unwrap();
+    let scratch = ScratchDir::new().unwrap();
+    let runtime =
+        Runtime::start(&RuntimeConfig { workers: 2, ..RuntimeConfig::default() }).unwrap();
     let seed = rng::seed();
     for round in 0..count {
         let seed = seed.wrapping_add(round);

@@ -3,10 +3,12 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use blockhaul_block::{BlockSizes, Device, Facts, Pending, Request};
-use blockhaul_catalog::{Another, Backend, Intent, Opened, Opening, Registry, Spec, Target};
-use blockhaul_io::{Config, Runtime};
-use blockhaul_testkit::conform::{self, Options, Subject};
+use blockhaul_block::{BlockSizes, Device, Facts, PendingRequest, Request};
+use blockhaul_catalog::{
+    Backend, BackendTarget, DeviceSpec, HandleOpener, Intent, OpenFuture, OpenedDevice, Registry,
+};
+use blockhaul_io::{Runtime, RuntimeConfig};
+use blockhaul_testkit::conform::{self, ConformOptions, Subject};
 
 use crate::common::{Qemu, content, registry};
 
@@ -25,7 +27,7 @@ impl Device for OddDevice {
         self.facts.clone()
     }
 
-    fn submit(&self, request: Request) -> Pending {
+    fn submit(&self, request: Request) -> PendingRequest {
         assert!(request.at.is_multiple_of(512) && request.len.is_multiple_of(512));
         self.inner.submit(request)
     }
@@ -33,12 +35,12 @@ impl Device for OddDevice {
 
 #[derive(Clone)]
 struct More {
-    target: Target,
+    target: BackendTarget,
     handles: Arc<AtomicUsize>,
 }
 
-impl Another for More {
-    fn another(&self) -> Opening<Arc<dyn Device>> {
+impl HandleOpener for More {
+    fn another(&self) -> OpenFuture<Arc<dyn Device>> {
         let this = self.clone();
         Box::pin(async move {
             this.handles.fetch_add(1, Ordering::Relaxed);
@@ -64,11 +66,11 @@ impl Backend for Odd {
         "for tests"
     }
 
-    fn open(&self, target: Target) -> Opening<Opened> {
+    fn open(&self, target: BackendTarget) -> OpenFuture<OpenedDevice> {
         let more = More { target, handles: self.handles.clone() };
         Box::pin(async move {
             let device = more.another().await?;
-            Ok(Opened { device, more: Some(Arc::new(more)) })
+            Ok(OpenedDevice { device, more: Some(Arc::new(more)) })
         })
     }
 }
@@ -107,12 +109,13 @@ fn all_handles_read_the_same_through_their_own_handles() {
     let Some(qemu) = Qemu::find() else { return };
     let [image, view] = prepare(&qemu);
     let handles = Arc::new(AtomicUsize::new(0));
-    let runtime = Runtime::start(&Config { workers: 2, ..Config::default() }).unwrap();
+    let runtime =
+        Runtime::start(&RuntimeConfig { workers: 2, ..RuntimeConfig::default() }).unwrap();
     for (spec, files) in [(image, 2), (view, 1)] {
         let handles = handles.clone();
         runtime.block_on(move || async move {
             handles.store(0, Ordering::Relaxed);
-            let word = Spec::parse(spec.as_ref()).unwrap();
+            let word = DeviceSpec::parse(spec.as_ref()).unwrap();
             let stack = with_odd(&handles).open(&word, Vec::new(), Intent::READ).await.unwrap();
             assert_eq!(stack.device().facts().block.maximum, 8192, "{spec}");
             let first = content(stack.device()).await.unwrap();
@@ -129,10 +132,10 @@ fn images_over_devices_with_blocks_keep_the_contract() {
     let Some(qemu) = Qemu::find() else { return };
     for spec in prepare(&qemu) {
         let name = spec.clone();
-        conform::check(&name, Options::default(), move || {
+        conform::check(&name, ConformOptions::default(), move || {
             let spec = spec.clone();
             async move {
-                let word = Spec::parse(spec.as_ref()).unwrap();
+                let word = DeviceSpec::parse(spec.as_ref()).unwrap();
                 let registry = with_odd(&Arc::default());
                 registry.open(&word, Vec::new(), Intent::READ).await.map(Subject::from)
             }

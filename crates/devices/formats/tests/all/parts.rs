@@ -1,6 +1,6 @@
 //! Snapshots, bitmaps, images over other devices, and what QEMU's tools leave at the end of a file.
 
-use blockhaul_block::{Access, Can, Contexts, DeviceExt as _};
+use blockhaul_block::{Can, ContextSet, DeviceExt as _, LeaseAccess};
 use blockhaul_catalog::{Intent, NamePolicy, Registry};
 use blockhaul_io::Data;
 use blockhaul_testkit::rng::Rng;
@@ -123,7 +123,7 @@ fn clusters_that_were_allocated_and_never_written_are_holes() {
     let map = qemu.img(&["map", "-f", "qcow2", "--output=json", "top"]);
     let map: Vec<serde_json::Value> = serde_json::from_str(&map).unwrap();
     with(&qemu.spec("top", ""), move |device| async move {
-        let found = extents(&device, Contexts::first()).await.unwrap();
+        let found = extents(&device, ContextSet::first()).await.unwrap();
         let data: Vec<_> = found.ranges(0).filter(|(_, run)| run.state == 0).collect();
         let data: Vec<_> = data.iter().map(|(at, run)| (*at, run.len)).collect();
         assert_eq!(data, [(8 << 20, 1 << 20), (40 << 20, 64 << 10)]);
@@ -156,14 +156,14 @@ fn plain_clusters_are_leased_as_ranges_of_the_file() {
         // Reads the tables.
         content(&device).await.unwrap();
         let lease = |cluster: u64| {
-            device.file_at(cluster * CLUSTER, size - cluster * CLUSTER, Access::Read)
+            device.file_at(cluster * CLUSTER, size - cluster * CLUSTER, LeaseAccess::Read)
         };
         let below = lease(0).unwrap();
         assert_eq!((below.at, below.len), (0, CLUSTER), "from the backing file, up to the image's");
         let own = lease(1).unwrap();
         assert_eq!(own.len, 2 * CLUSTER);
         assert!(lease(4).is_none() && lease(5).is_none(), "compressed, zero");
-        assert!(device.file_at(CLUSTER, 1, Access::Write).is_none());
+        assert!(device.file_at(CLUSTER, 1, LeaseAccess::Write).is_none());
     });
 }
 
@@ -255,7 +255,7 @@ fn many_requests_at_once_share_one_cluster_and_one_table() {
             let at = at as usize;
             assert!(read.await.unwrap().bytes() == &wanted[at..at + 40_000], "{at}");
         }
-        let one = device.extents(0, 16 << 20, Contexts::first()).await.unwrap();
+        let one = device.extents(0, 16 << 20, ContextSet::first()).await.unwrap();
         assert_eq!(one[0].runs()[0].len, 8 << 20);
     });
 }
@@ -268,10 +268,10 @@ fn the_policy_of_the_program_applies_where_the_description_has_none() {
     let spec = qemu.spec("top", "");
     let text = error(&spec);
     assert!(text.contains("names=allow") && text.contains("backing=DEVICE"), "{text}");
-    let runtime = blockhaul_io::Runtime::start(&blockhaul_io::Config::default()).unwrap();
+    let runtime = blockhaul_io::Runtime::start(&blockhaul_io::RuntimeConfig::default()).unwrap();
     let opened = runtime.block_on(move || async move {
         let registry = Registry { names: NamePolicy::Allow, ..crate::common::registry() };
-        let spec = blockhaul_catalog::Spec::parse(spec.as_ref()).unwrap();
+        let spec = blockhaul_catalog::DeviceSpec::parse(spec.as_ref()).unwrap();
         registry
             .open(&spec, Vec::new(), Intent::READ)
             .await

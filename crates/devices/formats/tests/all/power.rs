@@ -4,13 +4,18 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use blockhaul_block::{Compression, Device, Facts, Flags, Kind, Op, OpKind, Pending, Request};
-use blockhaul_catalog::{Another, Backend, Intent, Opened, Opening, Registry, Spec, Stack, Target};
-use blockhaul_io::{Config, Data, Runtime};
+use blockhaul_block::{
+    Compression, Device, Facts, Kind, Op, OpKind, PendingRequest, Request, RequestFlags,
+};
+use blockhaul_catalog::{
+    Backend, BackendTarget, DeviceSpec, HandleOpener, Intent, OpenFuture, OpenedDevice, Registry,
+    Stack,
+};
+use blockhaul_io::{Data, Runtime, RuntimeConfig};
 use blockhaul_testkit::crash::CrashDevice;
-use blockhaul_testkit::fault::{FaultDevice, Rule, Then};
+use blockhaul_testkit::fault::{FaultDevice, FaultEffect, FaultRule};
 use blockhaul_testkit::history::{History, SECTOR};
-use blockhaul_testkit::model::{Completion, Model, ModelDevice};
+use blockhaul_testkit::model::{CompletionOrder, Model, ModelDevice};
 use blockhaul_testkit::rng::{self, Rng};
 
 use blockhaul_formats::qcow2::{self, check::Repair};
@@ -23,7 +28,7 @@ const DISK: u64 = 1 << 20;
 const DEVICE: u64 = 6 << 20;
 
 /// `given:`: a device of the test, and its further handles.
-struct Given(Arc<dyn Device>, Option<Arc<dyn Another>>);
+struct Given(Arc<dyn Device>, Option<Arc<dyn HandleOpener>>);
 
 impl Backend for Given {
     fn schemes(&self) -> &'static [&'static str] {
@@ -38,8 +43,8 @@ impl Backend for Given {
         "a device of a test"
     }
 
-    fn open(&self, _: Target) -> Opening<Opened> {
-        let opened = Opened { device: self.0.clone(), more: self.1.clone() };
+    fn open(&self, _: BackendTarget) -> OpenFuture<OpenedDevice> {
+        let opened = OpenedDevice { device: self.0.clone(), more: self.1.clone() };
         Box::pin(async move { Ok(opened) })
     }
 }
@@ -50,7 +55,7 @@ async fn open_over(device: Arc<dyn Device>, options: &str) -> blockhaul_block::R
 }
 
 async fn open_given(given: Given, options: &str) -> blockhaul_block::Result<Stack> {
-    let spec = Spec::parse(std::ffi::OsStr::new(&format!("qcow2:given:?{options}"))).unwrap();
+    let spec = DeviceSpec::parse(std::ffi::OsStr::new(&format!("qcow2:given:?{options}"))).unwrap();
     registry_with(given).open(&spec, Vec::new(), Intent::WRITE).await
 }
 
@@ -91,7 +96,7 @@ async fn play(device: &Arc<dyn Device>, history: &Mutex<History>, seed: u64, rou
             let kind = rng.below(8);
             let request = match kind {
                 0 => Request::zero(at, len),
-                1 => Request::zero(at, len).with(blockhaul_block::Flags::NO_HOLE),
+                1 => Request::zero(at, len).with(blockhaul_block::RequestFlags::NO_HOLE),
                 2 => Request::trim(at, len),
                 _ => {
                     if packs && rng.chance(80) {
@@ -142,7 +147,7 @@ impl Device for Cut {
         self.inner.facts()
     }
 
-    fn submit(&self, request: Request) -> Pending {
+    fn submit(&self, request: Request) -> PendingRequest {
         let counts = !matches!(request.op, Op::Read(_) | Op::Extents(_) | Op::Cache);
         if counts && self.seen.fetch_add(1, Ordering::SeqCst) + 1 == self.number {
             *self.left.lock().unwrap() = Some(self.inner.power_cut(self.seed));
@@ -163,7 +168,7 @@ pub fn cut_at_each_change(
 ) -> usize {
     let cuts = (1..).take_while(|&number| {
         let label = format!("{label}, seed {seed}, cut at {number}");
-        let inner = CrashDevice::new(image.model(), Completion::Shuffled(seed));
+        let inner = CrashDevice::new(image.model(), CompletionOrder::Shuffled(seed));
         let cut = Arc::new(Cut::new(inner, number, seed ^ number));
         let done = change(cut.clone());
         let left = cut.left();
@@ -202,7 +207,8 @@ pub fn change_given<F>(
 where
     F: Future<Output = bool> + 'static,
 {
-    let runtime = Runtime::start(&Config { workers: 1, ..Config::default() }).unwrap();
+    let runtime =
+        Runtime::start(&RuntimeConfig { workers: 1, ..RuntimeConfig::default() }).unwrap();
     runtime.block_on(move || change(registry_with(Given(device, None))))
 }
 
@@ -291,7 +297,8 @@ fn starts(qemu: &Qemu) -> Vec<(String, Start)> {
 
 /// Runs the requests over a device; all that can be written is when it returns.
 fn run(device: Arc<dyn Device>, options: String, history: &Arc<Mutex<History>>, seed: u64) {
-    let runtime = Runtime::start(&Config { workers: 2, ..Config::default() }).unwrap();
+    let runtime =
+        Runtime::start(&RuntimeConfig { workers: 2, ..RuntimeConfig::default() }).unwrap();
     let history = history.clone();
     runtime.block_on(move || async move {
         // After an early cut, the image cannot be opened.
@@ -355,7 +362,7 @@ fn cut_at_each(qemu: &Qemu, name: &str, start: &Start, seed: u64) {
     let mut cuts = 0;
     loop {
         let label = format!("{name}, seed {seed}, cut at {number}");
-        let inner = CrashDevice::new(start.model(), Completion::Shuffled(seed));
+        let inner = CrashDevice::new(start.model(), CompletionOrder::Shuffled(seed));
         let cut = Arc::new(Cut::new(inner, number, seed ^ number));
         let history = Arc::new(Mutex::new(History::new(&start.disk)));
         run(cut.clone(), start.options(qemu), &history, seed);
@@ -383,10 +390,10 @@ fn a_failure_at_any_write_ruins_nothing() {
             let mut number = 1;
             loop {
                 let label = format!("{name}, seed {seed}, {kind:?} of {op:?} {number}");
-                let model = ModelDevice::new(start.model(), Completion::Shuffled(seed));
+                let model = ModelDevice::new(start.model(), CompletionOrder::Shuffled(seed));
                 let fault = FaultDevice::over(model.clone(), seed);
                 // Later ones fail as well, as on a full disk, or not.
-                let rule = Rule::new(Then::Fail(kind)).kind(op).nth(number);
+                let rule = FaultRule::new(FaultEffect::Fail(kind)).kind(op).nth(number);
                 fault.add(rule);
                 let history = Arc::new(Mutex::new(History::new(&start.disk)));
                 run(fault.clone(), start.options(&qemu), &history, seed);
@@ -425,7 +432,7 @@ fn any_options(rng: &mut Rng) -> String {
 
 /// Makes an image in a device, and leaves it.
 fn make(device: Arc<dyn Device>, options: &str) {
-    let spec = Spec::parse(format!("qcow2:given:?{options}").as_ref()).unwrap();
+    let spec = DeviceSpec::parse(format!("qcow2:given:?{options}").as_ref()).unwrap();
     let done = change_given(device, move |registry| async move {
         let made = registry.open_target(&spec, Vec::new(), Intent::target(DISK)).await;
         let (stack, ready) = made.unwrap();
@@ -438,8 +445,9 @@ fn make(device: Arc<dyn Device>, options: &str) {
 /// Checks an image in memory, and returns its disk.
 fn checked_disk(image: Vec<u8>, label: &str) -> Vec<u8> {
     let model = Model::with_facts(Model::all_facts(DEVICE)).with_content(image);
-    let device = ModelDevice::new(model, Completion::Immediate);
-    let runtime = Runtime::start(&Config { workers: 1, ..Config::default() }).unwrap();
+    let device = ModelDevice::new(model, CompletionOrder::Immediate);
+    let runtime =
+        Runtime::start(&RuntimeConfig { workers: 1, ..RuntimeConfig::default() }).unwrap();
     let label = label.to_string();
     runtime.block_on(move || async move {
         let file: Arc<dyn Device> = device.clone();
@@ -458,7 +466,7 @@ fn cut_again_and_again(qemu: &Qemu, seed: u64) {
     let mut facts = Model::all_facts(DEVICE);
     facts.zeroed = false;
     let model = Model::with_facts(facts.clone()).with_content(vec![0; DEVICE as usize]);
-    let device = ModelDevice::new(model, Completion::Immediate);
+    let device = ModelDevice::new(model, CompletionOrder::Immediate);
     make(device.clone(), &options);
     let mut image = device.bytes();
     let mut history = History::new(&vec![0; DISK as usize]);
@@ -466,7 +474,7 @@ fn cut_again_and_again(qemu: &Qemu, seed: u64) {
     for cut in 0..6 {
         let label = format!("seed {seed:#x}, cut {cut}: {options}");
         let model = Model::with_facts(facts.clone()).with_content(image);
-        let inner = CrashDevice::new(model, Completion::Shuffled(rng.number()));
+        let inner = CrashDevice::new(model, CompletionOrder::Shuffled(rng.number()));
         let number = rng.between(1, 500);
         let device = Arc::new(Cut::new(inner.clone(), number, rng.number()));
         let shared = Arc::new(Mutex::new(history));
@@ -475,7 +483,8 @@ fn cut_again_and_again(qemu: &Qemu, seed: u64) {
         let played = shared.clone();
         let cache = *rng.pick(&["4k", "1M"]);
         let opened = format!("cache={cache}&compress={packs}");
-        let runtime = Runtime::start(&Config { workers: 2, ..Config::default() }).unwrap();
+        let runtime =
+            Runtime::start(&RuntimeConfig { workers: 2, ..RuntimeConfig::default() }).unwrap();
         runtime.block_on(move || async move {
             if let Ok(stack) = open_over(below, &opened).await {
                 play(stack.device(), &played, seed, 90).await;
@@ -527,13 +536,14 @@ fn fail_at(image: &[u8], request: Request, op: OpKind, number: u64) -> (Vec<u8>,
     let mut bytes = image.to_vec();
     bytes.resize(2 * LARGE as usize, 0);
     let model = Model::with_facts(facts).with_content(bytes);
-    let model = ModelDevice::new(model, Completion::Immediate);
+    let model = ModelDevice::new(model, CompletionOrder::Immediate);
     let fault = FaultDevice::over(model.clone(), 1);
     let below = fault.clone();
-    let runtime = Runtime::start(&Config { workers: 1, ..Config::default() }).unwrap();
+    let runtime =
+        Runtime::start(&RuntimeConfig { workers: 1, ..RuntimeConfig::default() }).unwrap();
     let is_done = runtime.block_on(move || async move {
         let stack = open_over(below.clone(), "cache=4k").await.unwrap();
-        below.add(Rule::new(Then::Fail(Kind::Io)).kind(op).nth(number));
+        below.add(FaultRule::new(FaultEffect::Fail(Kind::Io)).kind(op).nth(number));
         stack.device().submit(request).await.is_ok()
     });
     // Changed tables are written.
@@ -555,8 +565,8 @@ fn entries_of_a_request_that_fails_halfway_refer_to_counted_clusters() {
     let (at, len) = ((8 << 20) - (50 << 10), data.len() as u64);
     let requests: [&dyn Fn() -> Request; 3] = [
         &|| Request::write(at, data.clone()),
-        &|| Request::write(at, data.clone()).with(Flags::COMPRESS),
-        &|| Request::zero(at, len).with(Flags::NO_HOLE),
+        &|| Request::write(at, data.clone()).with(RequestFlags::COMPRESS),
+        &|| Request::zero(at, len).with(RequestFlags::NO_HOLE),
     ];
     for (kind, request) in requests.into_iter().enumerate() {
         for op in [OpKind::Read, OpKind::Write] {
@@ -580,10 +590,11 @@ fn a_flush_on_one_handle_covers_what_another_has_written() {
     let seed = rng::seed();
     eprintln!("BLOCKHAUL_SEED={seed}");
     for (name, start) in starts(&qemu) {
-        let crash = CrashDevice::new(start.model(), Completion::Shuffled(seed));
+        let crash = CrashDevice::new(start.model(), CompletionOrder::Shuffled(seed));
         let left = crash.clone();
         let options = start.options(&qemu);
-        let runtime = Runtime::start(&Config { workers: 2, ..Config::default() }).unwrap();
+        let runtime =
+            Runtime::start(&RuntimeConfig { workers: 2, ..RuntimeConfig::default() }).unwrap();
         let image = runtime.block_on(move || async move {
             let given = Given(crash.clone(), Some(crash));
             let stack = open_given(given, &options).await.unwrap();
@@ -629,14 +640,15 @@ fn a_full_device_is_an_error_and_ruins_nothing() {
     let mut facts = Model::all_facts(DEVICE);
     facts.zeroed = false;
     let model = Model::with_facts(facts).with_content(vec![0x55; DEVICE as usize]);
-    let device = ModelDevice::new(model, Completion::Immediate);
+    let device = ModelDevice::new(model, CompletionOrder::Immediate);
     let below = device.clone();
-    let runtime = Runtime::start(&Config { workers: 2, ..Config::default() }).unwrap();
+    let runtime =
+        Runtime::start(&RuntimeConfig { workers: 2, ..RuntimeConfig::default() }).unwrap();
     let written = runtime.block_on(move || async move {
         let base = registry();
         let mut backends = base.backends.clone();
         backends.push(Arc::new(Given(below, None)));
-        let spec = Spec::parse("qcow2:given:".as_ref()).unwrap();
+        let spec = DeviceSpec::parse("qcow2:given:".as_ref()).unwrap();
         let registry = Registry { backends, ..base };
         let intent = Intent::target(64 << 20);
         let (stack, ready) = registry.open_target(&spec, Vec::new(), intent).await.unwrap();

@@ -3,9 +3,9 @@
 
 use std::time::Duration;
 
-use blockhaul_block::{Contexts, DeviceExt as _};
+use blockhaul_block::{ContextSet, DeviceExt as _};
 use blockhaul_catalog::Intent;
-use blockhaul_io::{Config, Runtime};
+use blockhaul_io::{Runtime, RuntimeConfig};
 use blockhaul_testkit::rng::{self, Rng};
 
 use crate::common::{Qemu, error, open, read_all, write};
@@ -296,7 +296,7 @@ async fn visit(spec: &str, seed: u64) {
     }
     let mut at = 0;
     for _ in 0..8 {
-        match device.extents(at, size - at, Contexts::first()).await {
+        match device.extents(at, size - at, ContextSet::first()).await {
             Ok(lists) if at + lists[0].total() < size => at += lists[0].total(),
             _ => break,
         }
@@ -312,7 +312,8 @@ async fn visit(spec: &str, seed: u64) {
 fn random_changes_are_survived() {
     let Some(qemu) = Qemu::find() else { return };
     let rounds = if std::env::var_os("BLOCKHAUL_LONG").is_some() { 20_000 } else { 250 };
-    let runtime = Runtime::start(&Config { workers: 2, ..Config::default() }).unwrap();
+    let runtime =
+        Runtime::start(&RuntimeConfig { workers: 2, ..RuntimeConfig::default() }).unwrap();
     let seed = rng::seed();
     eprintln!("BLOCKHAUL_SEED={seed}");
     let mib = 1 << 20;

@@ -2,9 +2,9 @@
 
 use std::process::Command;
 
-use blockhaul_block::{Contexts, DeviceExt as _, HOLE, ZERO};
+use blockhaul_block::{ContextSet, DeviceExt as _, HOLE, ZERO};
 use blockhaul_catalog::Intent;
-use blockhaul_testkit::conform::{self, Content, Options, Subject};
+use blockhaul_testkit::conform::{self, ConformOptions, InitialContent, Subject};
 use blockhaul_testkit::rng::{self, Rng};
 use blockhaul_testkit::tools;
 use serde_json::Value;
@@ -100,7 +100,7 @@ fn check(qemu: &Qemu, format: &Format, seed: u64) {
             assert!(same, "{label}: {part} bytes at {at}");
         }
         assert!(content(&device).await.unwrap() == wanted, "{label}");
-        let base = extents(&device, Contexts::empty().with(0)).await.unwrap();
+        let base = extents(&device, ContextSet::empty().with(0)).await.unwrap();
         for (at, run) in base.ranges(0).filter(|(_, run)| run.state & ZERO != 0) {
             let bytes = &wanted[at as usize..(at + run.len) as usize];
             assert!(blockhaul_io::is_zero(bytes), "{label}: {run:?} at {at}");
@@ -148,10 +148,10 @@ fn images_keep_the_contract() {
         qemu.img(&args);
         qemu.img(&["convert", "-f", format.qemu, "-O", "raw", "image", "converted"]);
         let raw = std::fs::read(qemu.file("converted")).unwrap();
-        let content = Content::oracle(move |at| raw[at as usize]);
+        let content = InitialContent::oracle(move |at| raw[at as usize]);
         let spec = format.spec(&qemu);
         let name = format!("{} {}", format.scheme, format.options);
-        conform::check(&name, Options::default().content(content), move || {
+        conform::check(&name, ConformOptions::default().content(content), move || {
             let spec = spec.clone();
             async move { open(&spec, Intent::READ).await.map(Subject::from) }
         });

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use blockhaul_block::{Device, Result};
 use blockhaul_catalog::{NamePolicy, OpenContext};
 use blockhaul_formats::qcow2::resize::{NewSize, resize};
-use blockhaul_io::{Config, Runtime};
+use blockhaul_io::{Runtime, RuntimeConfig};
 use blockhaul_testkit::rng::{self, Rng};
 
 use crate::common::{Qemu, read_all, registry, write};
@@ -17,7 +17,8 @@ const MIB: u64 = 1 << 20;
 
 /// Resizes the image in a file.
 fn resized(path: &Path, size: NewSize, shrink: bool) -> Result<u64> {
-    let runtime = Runtime::start(&Config { workers: 1, ..Config::default() }).unwrap();
+    let runtime =
+        Runtime::start(&RuntimeConfig { workers: 1, ..RuntimeConfig::default() }).unwrap();
     let description = format!("file:{}", path.display());
     runtime.block_on(move || async move {
         let registry = registry();

@@ -9,7 +9,7 @@ use blockhaul_catalog::OpenContext;
 use blockhaul_formats::qcow2::check::Repair;
 use blockhaul_formats::qcow2::reserve::reserve;
 use blockhaul_formats::qcow2::snapshot_change::{SnapshotChange, change_snapshot};
-use blockhaul_io::{Config, Runtime};
+use blockhaul_io::{Runtime, RuntimeConfig};
 use blockhaul_testkit::rng::{self, Rng};
 
 use crate::checks::checked;
@@ -24,7 +24,8 @@ where
     T: Send + 'static,
     F: Future<Output = T> + 'static,
 {
-    let runtime = Runtime::start(&Config { workers: 1, ..Config::default() }).unwrap();
+    let runtime =
+        Runtime::start(&RuntimeConfig { workers: 1, ..RuntimeConfig::default() }).unwrap();
     runtime.block_on(move || work(OpenContext::new(&registry())))
 }
 

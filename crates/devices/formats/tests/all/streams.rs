@@ -4,13 +4,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use blockhaul_block::{
-    Access, Device, DeviceExt as _, Error, Facts, Kind, Op, Pending, Reply, Request, Result,
-    emulate, fence,
+    Device, DeviceExt as _, Error, Facts, Kind, LeaseAccess, Op, PendingRequest, Reply, Request,
+    Result, emulate, fence,
 };
 use blockhaul_catalog::Intent;
-use blockhaul_formats::qcow2::stream::{Codec, Sink, StreamOptions, stream};
-use blockhaul_io::{Config, Data, Runtime};
-use blockhaul_testkit::conform::{self, Content, Options, Subject};
+use blockhaul_formats::qcow2::stream::{Codec, StreamOptions, StreamSink, stream};
+use blockhaul_io::{Data, Runtime, RuntimeConfig};
+use blockhaul_testkit::conform::{self, ConformOptions, InitialContent, Subject};
 use blockhaul_testkit::rng::{self, Rng};
 
 use crate::common::{Qemu, content, open, read_all, with, write};
@@ -18,7 +18,7 @@ use crate::common::{Qemu, content, open, read_all, with, write};
 #[derive(Default)]
 struct Taken(Vec<u8>);
 
-impl Sink for Taken {
+impl StreamSink for Taken {
     async fn write(&mut self, bytes: Data) -> Result<()> {
         self.0.extend_from_slice(bytes.bytes());
         Ok(())
@@ -27,7 +27,8 @@ impl Sink for Taken {
 
 /// The image of a device.
 fn streamed(spec: &str, options: StreamOptions) -> Result<Vec<u8>> {
-    let runtime = Runtime::start(&Config { workers: 2, ..Config::default() }).unwrap();
+    let runtime =
+        Runtime::start(&RuntimeConfig { workers: 2, ..RuntimeConfig::default() }).unwrap();
     let spec = spec.to_string();
     runtime.block_on(move || async move {
         let stack = open(&spec, Intent::READ).await?;
@@ -104,7 +105,7 @@ fn view(spec: &str, options: StreamOptions, image: Vec<u8>, seed: u64) {
             let found = device.read(at, len as usize).await.unwrap();
             let same = found.bytes() == &image[at as usize..(at + len) as usize];
             assert!(same, "{label}: {len} bytes at {at}, seed {seed}");
-            if let Some(lease) = device.file_at(at, len, Access::Read) {
+            if let Some(lease) = device.file_at(at, len, LeaseAccess::Read) {
                 assert!(codec.is_none() && lease.len <= len, "{label}");
             }
         }
@@ -116,8 +117,8 @@ fn an_image_that_is_made_as_it_is_read_keeps_the_contract() {
     for options in ["cluster=512", "cluster=64k", "cluster=16k&zstd=1&memory=20k"] {
         let spec = format!("as-qcow2:sample:3M?{options}");
         let image = read_all(&spec).unwrap();
-        let content = Content::oracle(move |at| image[at as usize]);
-        conform::check(options, Options::default().content(content), move || {
+        let content = InitialContent::oracle(move |at| image[at as usize]);
+        conform::check(options, ConformOptions::default().content(content), move || {
             let spec = spec.clone();
             async move { open(&spec, Intent::READ).await.map(Subject::from) }
         });
@@ -201,7 +202,7 @@ impl Device for Restless {
         self.facts.clone()
     }
 
-    fn submit(&self, request: Request) -> Pending {
+    fn submit(&self, request: Request) -> PendingRequest {
         let Op::Read(room) = request.op else {
             return Error::new(Kind::Invalid, "only reads").into();
         };
@@ -209,13 +210,14 @@ impl Device for Restless {
         let mut rng = Rng::new(self.reads.fetch_add(1, Ordering::Relaxed));
         let values = rng.between(2, 60);
         buf.fill_with(|| rng.below(values) as u8);
-        Pending::ready(Ok(Reply::Data(buf.into())))
+        PendingRequest::ready(Ok(Reply::Data(buf.into())))
     }
 }
 
 #[test]
 fn a_source_that_changes_is_noticed() {
-    let runtime = Runtime::start(&Config { workers: 1, ..Config::default() }).unwrap();
+    let runtime =
+        Runtime::start(&RuntimeConfig { workers: 1, ..RuntimeConfig::default() }).unwrap();
     let error = runtime.block_on(|| async {
         let mut facts = Facts::new("restless", 4 << 20);
         facts.can = blockhaul_block::Can::empty();

@@ -3,7 +3,7 @@
 
 use blockhaul_block::DeviceExt as _;
 use blockhaul_catalog::Intent;
-use blockhaul_testkit::conform::{self, Content, Options, Subject};
+use blockhaul_testkit::conform::{self, ConformOptions, InitialContent, Subject};
 use blockhaul_testkit::rng::{self, Rng};
 
 use crate::common::{Qemu, content, error, open, read_all, with, write};
@@ -95,10 +95,10 @@ fn images_keep_the_contract() {
     let Some(qemu) = Qemu::find() else { return };
     sparse(&qemu, &disk(&mut Rng::new(4), 3 << 20));
     let image = read_all(&spec(&qemu, "?level=1")).unwrap();
-    let content = Content::oracle(move |at| image[at as usize]);
+    let content = InitialContent::oracle(move |at| image[at as usize]);
     // Each read compresses anew: at the fastest level.
     let spec = spec(&qemu, "?memory=0&level=1");
-    conform::check("as-vmdk", Options::default().content(content), move || {
+    conform::check("as-vmdk", ConformOptions::default().content(content), move || {
         let spec = spec.clone();
         async move { open(&spec, Intent::READ).await.map(Subject::from) }
     });

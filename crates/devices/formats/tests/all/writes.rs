@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use blockhaul_block::{Can, Device, DeviceExt as _, Flags, Request};
+use blockhaul_block::{Can, Device, DeviceExt as _, Request, RequestFlags};
 use blockhaul_io::Data;
 use blockhaul_testkit::rng::{self, Rng};
 
@@ -27,11 +27,11 @@ pub fn request(rng: &mut Rng, size: u64, cluster: u64) -> (Request, Step) {
     let at = rng.below(size) / unit * unit;
     let most = (size - at).min(*rng.pick(&[512, 5000, 70_000, cluster * 3, 400_000]));
     let len = rng.between(1, most).next_multiple_of(unit).min(size - at);
-    let durable = if rng.chance(5) { Flags::FUA } else { Flags::empty() };
+    let durable = if rng.chance(5) { RequestFlags::FUA } else { RequestFlags::empty() };
     let zeroes = || Step::Bytes(at, vec![0; len as usize]);
     match rng.below(10) {
         0 | 1 => (Request::zero(at, len).with(durable), zeroes()),
-        2 => (Request::zero(at, len).with(Flags::NO_HOLE | durable), zeroes()),
+        2 => (Request::zero(at, len).with(RequestFlags::NO_HOLE | durable), zeroes()),
         3 | 4 => (Request::trim(at, len).with(durable), Step::Trim(at, len)),
         _ => {
             let mut bytes = vec![0; len as usize];
@@ -170,7 +170,7 @@ fn the_file_ends_behind_clusters_of_zeroes_of_which_only_the_first_was_used_befo
         device.write(0, Data::copy_of(&[1; CLUSTER as usize])).await?;
         device.submit(Request::trim(0, CLUSTER)).await?;
         device.flush().await?;
-        let keep = Request::zero(4 * CLUSTER, 2 * CLUSTER).with(Flags::NO_HOLE);
+        let keep = Request::zero(4 * CLUSTER, 2 * CLUSTER).with(RequestFlags::NO_HOLE);
         device.submit(keep).await
     });
     played.unwrap().unwrap();

@@ -4,7 +4,7 @@ use crate::runs::Runs;
 
 /// Where a block's data is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) enum State {
+pub(super) enum CacheBlockState {
     /// In the device below only; a hole in the cache's file.
     #[default]
     Absent,
@@ -16,30 +16,30 @@ pub(super) enum State {
     Zero,
 }
 
-impl State {
+impl CacheBlockState {
     /// Whether the block's data is in the cache's file.
     pub(super) fn is_kept(self) -> bool {
-        matches!(self, State::Clean | State::Dirty)
+        matches!(self, CacheBlockState::Clean | CacheBlockState::Dirty)
     }
 
     /// Whether the device below lacks it.
     fn is_behind(self) -> bool {
-        matches!(self, State::Dirty | State::Zero)
+        matches!(self, CacheBlockState::Dirty | CacheBlockState::Zero)
     }
 }
 
 /// The state of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-struct Block {
-    state: State,
+struct CacheBlock {
+    state: CacheBlockState,
     /// Written since it was last written back.
     touched: bool,
 }
 
 /// All blocks; absent by default.
 #[derive(Default)]
-pub(super) struct Blocks {
-    blocks: Runs<Block>,
+pub(super) struct CacheBlocks {
+    blocks: Runs<CacheBlock>,
     /// Number of clean or dirty blocks.
     kept: u64,
     /// Number of dirty or zero blocks.
@@ -49,10 +49,10 @@ pub(super) struct Blocks {
     now: u64,
 }
 
-impl Blocks {
+impl CacheBlocks {
     /// No block is cached; `ages`: record when blocks are used.
-    pub(super) fn new(ages: bool) -> Blocks {
-        Blocks { used: ages.then(Runs::default), ..Blocks::default() }
+    pub(super) fn new(ages: bool) -> CacheBlocks {
+        CacheBlocks { used: ages.then(Runs::default), ..CacheBlocks::default() }
     }
 
     /// Number of clean or dirty blocks.
@@ -65,12 +65,12 @@ impl Blocks {
         self.behind > 0
     }
 
-    pub(super) fn get(&self, block: u64) -> State {
+    pub(super) fn get(&self, block: u64) -> CacheBlockState {
         self.blocks.get(block).state
     }
 
     /// The state of `start`, and the first block after it, up to `end`, with another state.
-    pub(super) fn run(&self, start: u64, end: u64) -> (State, u64) {
+    pub(super) fn run(&self, start: u64, end: u64) -> (CacheBlockState, u64) {
         let (block, mut to) = self.blocks.run(start, end);
         // `touched` does not count as another state.
         while to < end {
@@ -92,14 +92,15 @@ impl Blocks {
     pub(super) fn absent(&self, start: u64, end: u64) -> u64 {
         let (block, to) = self.blocks.run(start, end);
         if to == end {
-            return if block.state == State::Absent { end - start } else { 0 };
+            return if block.state == CacheBlockState::Absent { end - start } else { 0 };
         }
-        let absent = self.blocks.iter(start, end).filter(|run| run.2.state == State::Absent);
+        let absent =
+            self.blocks.iter(start, end).filter(|run| run.2.state == CacheBlockState::Absent);
         absent.map(|(from, to, _)| to - from).sum()
     }
 
     /// The first run of blocks from `start` on, up to `end`, that the device below lacks.
-    pub(super) fn next_behind(&self, start: u64, end: u64) -> Option<(u64, u64, State)> {
+    pub(super) fn next_behind(&self, start: u64, end: u64) -> Option<(u64, u64, CacheBlockState)> {
         if self.behind == 0 {
             return None;
         }
@@ -109,13 +110,13 @@ impl Blocks {
     }
 
     /// Sets the state of the blocks `start..end`.
-    pub(super) fn set(&mut self, start: u64, end: u64, state: State) {
+    pub(super) fn set(&mut self, start: u64, end: u64, state: CacheBlockState) {
         if state.is_kept() {
             self.use_now(start, end);
         } else if let Some(used) = &mut self.used {
             used.set(start, end, 0);
         }
-        let to = Block { state, touched: state.is_behind() };
+        let to = CacheBlock { state, touched: state.is_behind() };
         self.change(start, end, |_| to);
     }
 
@@ -129,14 +130,16 @@ impl Blocks {
 
     /// Begins to write back `start..end`.
     pub(super) fn begin_carry(&mut self, start: u64, end: u64) {
-        self.change(start, end, |block| Block { touched: false, ..block });
+        self.change(start, end, |block| CacheBlock { touched: false, ..block });
     }
 
     /// The device below has the data of these blocks; those written since are still dirty.
     pub(super) fn end_carry(&mut self, start: u64, end: u64) {
         self.change(start, end, |block| match block.state {
-            State::Dirty if !block.touched => Block { state: State::Clean, touched: false },
-            State::Zero if !block.touched => Block::default(),
+            CacheBlockState::Dirty if !block.touched => {
+                CacheBlock { state: CacheBlockState::Clean, touched: false }
+            }
+            CacheBlockState::Zero if !block.touched => CacheBlock::default(),
             _ => block,
         });
     }
@@ -168,8 +171,8 @@ impl Blocks {
         merged
     }
 
-    fn change(&mut self, start: u64, end: u64, change: impl Fn(Block) -> Block) {
-        let Blocks { blocks, kept, behind, .. } = self;
+    fn change(&mut self, start: u64, end: u64, change: impl Fn(CacheBlock) -> CacheBlock) {
+        let CacheBlocks { blocks, kept, behind, .. } = self;
         blocks.update(start, end, |len, before| {
             let after = change(before);
             let count = |of: bool| if of { len } else { 0 };
@@ -184,7 +187,12 @@ impl Blocks {
 mod tests {
     use super::*;
 
-    const STATES: [State; 4] = [State::Absent, State::Clean, State::Dirty, State::Zero];
+    const STATES: [CacheBlockState; 4] = [
+        CacheBlockState::Absent,
+        CacheBlockState::Clean,
+        CacheBlockState::Dirty,
+        CacheBlockState::Zero,
+    ];
 
     #[test]
     fn blocks_agree_with_a_state_each() {
@@ -192,8 +200,8 @@ mod tests {
         let count = 12 << 10;
         let base = 1_u64 << 40;
         for _ in 0..20 {
-            let mut blocks = Blocks::new(false);
-            let mut model = vec![(State::Absent, false); count as usize];
+            let mut blocks = CacheBlocks::new(false);
+            let mut model = vec![(CacheBlockState::Absent, false); count as usize];
             for _ in 0..60 {
                 let start = rng.below(count);
                 let end = start + 1 + rng.below((count - start).min(300));
@@ -204,7 +212,8 @@ mod tests {
                     step @ 0..4 => {
                         let state = STATES[step as usize];
                         blocks.set(from, to, state);
-                        let touched = matches!(state, State::Dirty | State::Zero);
+                        let touched =
+                            matches!(state, CacheBlockState::Dirty | CacheBlockState::Zero);
                         model[range].fill((state, touched));
                     }
                     4 => {
@@ -215,8 +224,8 @@ mod tests {
                         blocks.end_carry(from, to);
                         for (state, touched) in &mut model[range] {
                             *state = match (*state, *touched) {
-                                (State::Dirty, false) => State::Clean,
-                                (State::Zero, false) => State::Absent,
+                                (CacheBlockState::Dirty, false) => CacheBlockState::Clean,
+                                (CacheBlockState::Zero, false) => CacheBlockState::Absent,
                                 (state, _) => state,
                             };
                         }
@@ -225,7 +234,7 @@ mod tests {
             }
             let kept = model.iter().filter(|(state, _)| state.is_kept()).count();
             assert_eq!(blocks.kept(), kept as u64);
-            let is_behind = |state| matches!(state, State::Dirty | State::Zero);
+            let is_behind = |state| matches!(state, CacheBlockState::Dirty | CacheBlockState::Zero);
             assert_eq!(blocks.is_behind(), model.iter().any(|(state, _)| is_behind(*state)));
             let mut from = 0;
             let mut behind = Vec::new();
@@ -236,7 +245,7 @@ mod tests {
                 assert_eq!(blocks.run(base + from, base + count), (state, base + to));
                 assert_eq!(blocks.all_kept(base + from, base + to), state.is_kept());
                 assert_eq!(blocks.get(base + to - 1), state);
-                if matches!(state, State::Dirty | State::Zero) {
+                if matches!(state, CacheBlockState::Dirty | CacheBlockState::Zero) {
                     behind.push((base + from, base + to, state));
                 }
                 from = to;
@@ -248,27 +257,28 @@ mod tests {
                 found.push(run);
             }
             assert_eq!(found, behind);
-            let absent = model.iter().filter(|(state, _)| *state == State::Absent).count();
+            let absent =
+                model.iter().filter(|(state, _)| *state == CacheBlockState::Absent).count();
             assert_eq!(blocks.absent(base, base + count), absent as u64);
-            blocks.set(0, base + count, State::Absent);
+            blocks.set(0, base + count, CacheBlockState::Absent);
             assert_eq!((blocks.kept(), blocks.is_behind(), blocks.blocks.memory()), (0, false, 0));
         }
     }
 
     #[test]
     fn the_oldest_are_those_not_used_for_long() {
-        let mut blocks = Blocks::new(true);
+        let mut blocks = CacheBlocks::new(true);
         for block in [7, 3, 9, 1] {
-            blocks.set(block, block + 1, State::Clean);
+            blocks.set(block, block + 1, CacheBlockState::Clean);
         }
         blocks.use_now(7, 8);
         assert_eq!(blocks.oldest(2), [(3, 4), (9, 10)]);
-        blocks.set(3, 4, State::Absent);
-        blocks.set(9, 10, State::Zero);
+        blocks.set(3, 4, CacheBlockState::Absent);
+        blocks.set(9, 10, CacheBlockState::Zero);
         assert_eq!(blocks.oldest(9), [(1, 2), (7, 8)]);
-        blocks.set(20, 30, State::Clean);
+        blocks.set(20, 30, CacheBlockState::Clean);
         assert_eq!(blocks.oldest(5), [(1, 2), (7, 8), (20, 23)]);
-        blocks.set(0, 1 << 40, State::Absent);
+        blocks.set(0, 1 << 40, CacheBlockState::Absent);
         assert_eq!(blocks.oldest(9), []);
     }
 }

@@ -7,8 +7,8 @@ use std::sync::atomic::Ordering;
 use blockhaul_block::{Can, Device as _, Outcome, Reply, Request, Result};
 use blockhaul_io::{Data, Task};
 
-use super::Handle;
-use super::blocks::State;
+use super::CacheHandle;
+use super::blocks::CacheBlockState;
 use super::hold::CacheHold;
 
 /// Maximum number of runs of blocks being written back at a time, equal to the number of pieces of
@@ -17,11 +17,11 @@ const DEPTH: usize = 8;
 /// Maximum bytes per zero request to the device below.
 const ZERO_MAX: u64 = 1 << 30;
 
-impl Handle {
+impl CacheHandle {
     /// Writes everything back, in order of offset, and flushes the device below.
-    pub(super) async fn flush(self: &Arc<Handle>) -> Outcome {
+    pub(super) async fn flush(self: &Arc<CacheHandle>) -> Outcome {
         let store = &self.store;
-        let mut flights = Flights::default();
+        let mut flights = CarryTasks::default();
         let mut next = 0;
         while flights.is_well() {
             let Some((first, last, state)) = store.blocks().next_behind(next, u64::MAX) else {
@@ -35,7 +35,7 @@ impl Handle {
     }
 
     /// Makes a range durable.
-    pub(super) async fn carry_durably(self: &Arc<Handle>, at: u64, end: u64) -> Result<()> {
+    pub(super) async fn carry_durably(self: &Arc<CacheHandle>, at: u64, end: u64) -> Result<()> {
         let (first, last) = self.store.touched(at, end);
         self.clone().carry(first, last).await?;
         // Another task may have written back a part of it, without a flush.
@@ -51,11 +51,11 @@ impl Handle {
     }
 
     /// Maximum blocks written back in one piece.
-    fn unit(&self, state: State) -> u64 {
+    fn unit(&self, state: CacheBlockState) -> u64 {
         let bytes = match state {
             // One request of any length: the device below works on ranges.
-            State::Zero if !self.inner.facts().emulated.contains(Can::ZERO) => u64::MAX,
-            State::Zero => ZERO_MAX,
+            CacheBlockState::Zero if !self.inner.facts().emulated.contains(Can::ZERO) => u64::MAX,
+            CacheBlockState::Zero => ZERO_MAX,
             _ => self.scratch.piece(),
         };
         (bytes / self.store.block).max(1)
@@ -63,7 +63,7 @@ impl Handle {
 
     /// Writes back a range of blocks; afterwards the device below lacks only what was written
     /// since.
-    async fn carry(self: Arc<Handle>, first: u64, last: u64) -> Result<()> {
+    async fn carry(self: Arc<CacheHandle>, first: u64, last: u64) -> Result<()> {
         let store = &self.store;
         let mut next = first;
         loop {
@@ -71,7 +71,8 @@ impl Handle {
             let Some((from, to, state)) = found else { return Ok(()) };
             let (at, end) = store.bytes(from, to);
             // Blocks that become absent must have no other holder.
-            let hold = if state == State::Zero { CacheHold::Alone } else { CacheHold::Carry };
+            let hold =
+                if state == CacheBlockState::Zero { CacheHold::Alone } else { CacheHold::Carry };
             let _held = store.locks.lock_for(hold, at, end).await;
             {
                 let mut blocks = store.blocks();
@@ -80,7 +81,7 @@ impl Handle {
                 }
                 blocks.begin_carry(from, to);
             }
-            if state == State::Zero {
+            if state == CacheBlockState::Zero {
                 self.inner.submit(Request::zero(at, end - at)).await?;
             } else {
                 self.carry_bytes(at, end).await?;
@@ -103,20 +104,20 @@ impl Handle {
     }
 
     /// Evicts blocks if the cache exceeds its limit.
-    pub(super) fn make_room(self: &Arc<Handle>) {
+    pub(super) fn make_room(self: &Arc<CacheHandle>) {
         if let Some(bound) = &self.store.bound {
             self.make_room_above(bound.high);
         }
     }
 
     /// Evicts blocks because there is no space for the current request.
-    pub(super) fn make_room_now(self: &Arc<Handle>) {
+    pub(super) fn make_room_now(self: &Arc<CacheHandle>) {
         if let Some(bound) = &self.store.bound {
             self.make_room_above(bound.low);
         }
     }
 
-    fn make_room_above(self: &Arc<Handle>, limit: u64) {
+    fn make_room_above(self: &Arc<CacheHandle>, limit: u64) {
         let store = &self.store;
         if store.blocks().kept() <= limit || store.making_room.swap(true, Ordering::AcqRel) {
             return;
@@ -131,7 +132,7 @@ impl Handle {
         }
     }
 
-    async fn drop_oldest(self: &Arc<Handle>) {
+    async fn drop_oldest(self: &Arc<CacheHandle>) {
         let store = &self.store;
         let Some(bound) = &store.bound else { return };
         loop {
@@ -140,8 +141,8 @@ impl Handle {
                 let surplus = blocks.kept().saturating_sub(bound.low);
                 (blocks.kept(), blocks.oldest(surplus))
             };
-            let mut flights = Flights::default();
-            let unit = self.unit(State::Dirty);
+            let mut flights = CarryTasks::default();
+            let unit = self.unit(CacheBlockState::Dirty);
             for (first, last) in oldest {
                 let mut next = first;
                 while next < last && flights.is_well() {
@@ -163,14 +164,14 @@ impl Handle {
     }
 
     /// Drops blocks, once they are written back; those that are in use stay.
-    async fn evict(self: Arc<Handle>, first: u64, last: u64) -> Result<()> {
+    async fn evict(self: Arc<CacheHandle>, first: u64, last: u64) -> Result<()> {
         self.clone().carry(first, last).await?;
         let store = &self.store;
         let mut next = first;
         while next < last {
             let (at, end) = store.bytes(next, next + 1);
             let alone = store.locks.try_lock_for(CacheHold::Alone, at, end);
-            if alone.is_some() && store.blocks().get(next) == State::Clean {
+            if alone.is_some() && store.blocks().get(next) == CacheBlockState::Clean {
                 store.drop_blocks(next, next + 1).await;
             }
             next += 1;
@@ -181,12 +182,12 @@ impl Handle {
 
 /// Work in several pieces, in order, some of them at a time; after a failure no more are started.
 #[derive(Default)]
-struct Flights {
+struct CarryTasks {
     out: VecDeque<Task<Result<()>>>,
     failed: Option<blockhaul_block::Error>,
 }
 
-impl Flights {
+impl CarryTasks {
     fn is_well(&self) -> bool {
         self.failed.is_none()
     }

@@ -13,7 +13,7 @@ pub(super) enum CacheHold {
     Carry,
 }
 
-impl blockhaul_io::Hold for CacheHold {
+impl blockhaul_io::LockMode for CacheHold {
     fn excludes(self, other: CacheHold) -> bool {
         matches!(
             (self, other),

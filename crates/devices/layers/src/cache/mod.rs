@@ -20,18 +20,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use blockhaul_block::{
-    BASE_ALLOCATION, Can, Contexts, Device, Facts, Flags, Hints, Kind, Op, Pending, Reply, Request,
-    Result,
+    BASE_ALLOCATION, Can, ContextSet, Device, Facts, Hints, Kind, Op, PendingRequest, Reply,
+    Request, RequestFlags, Result,
 };
-use blockhaul_catalog::{Args, Layer, LayerKind, ParamKind};
-use blockhaul_io::Remote;
+use blockhaul_catalog::{Layer, LayerKind, ParamKind, ParamValues};
+use blockhaul_io::WorkerHandle;
 
 use crate::declared::{opened_keeping, param, param_or, usage};
 use crate::lost_data;
 use crate::per_disk::{KeptPerDisk, PerDisk};
-use crate::scratch::Scratch;
-use options::{Mode, Options};
-use store::Store;
+use crate::scratch::ScratchMemory;
+use options::{CacheMode, CacheOptions};
+use store::CacheStore;
 
 /// The layer `cache`.
 pub static CACHE: LayerKind = LayerKind {
@@ -107,17 +107,17 @@ blockhaul serve --layer 'delay?read=5ms' --layer 'cache?cache-on-read=true' samp
     configure: |args| configure(args),
 };
 
-fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
-    let options = Options::new(args)?;
+fn configure(args: &ParamValues) -> Result<Arc<dyn Layer>> {
+    let options = CacheOptions::new(args)?;
     let disks = PerDisk::default();
     // What is not to be written back has to outlive the connections.
-    let kept = KeptPerDisk::new(Store::is_behind);
-    opened_keeping(options.mode == Mode::Unsafe, move |below| {
+    let kept = KeptPerDisk::new(CacheStore::is_behind);
+    opened_keeping(options.mode == CacheMode::Unsafe, move |below| {
         let facts = below.device.facts();
-        let make = || Store::new(&options, &facts);
+        let make = || CacheStore::new(&options, &facts);
         let store = match options.mode {
-            Mode::Unsafe => kept.get(&below, make)?,
-            Mode::Writeback | Mode::Writethrough => disks.of_name(&below, make)?,
+            CacheMode::Unsafe => kept.get(&below, make)?,
+            CacheMode::Writeback | CacheMode::Writethrough => disks.of_name(&below, make)?,
         };
         // Once a flush below has failed, data written back may be lost: no later flush succeeds.
         let inner = store.flushes.guard(below.device);
@@ -129,27 +129,27 @@ fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
         let mut facts = facts_above(&facts, options.mode);
         facts.prefer(u32::try_from(options.block).unwrap_or(u32::MAX));
         let facts = Arc::new(facts);
-        let scratch = Scratch::for_device(&inner);
-        let worker = Remote::to(blockhaul_io::worker());
+        let scratch = ScratchMemory::for_device(&inner);
+        let worker = WorkerHandle::to(blockhaul_io::worker());
         store.handles.fetch_add(1, Ordering::SeqCst);
         let failed = AtomicBool::new(false);
-        let handle = Handle { inner, store, scratch, base, worker, failed };
+        let handle = CacheHandle { inner, store, scratch, base, worker, failed };
         Ok(Arc::new(CacheDevice { facts, handle: Arc::new(handle) }))
     })
 }
 
 /// The facts of the cache over a device with these facts.
-fn facts_above(below: &Facts, mode: Mode) -> Facts {
+fn facts_above(below: &Facts, mode: CacheMode) -> Facts {
     // Buffers are taken before the data arrives, written data is stored, and flushes are the
     // cache's own.
     let kept = Hints::ZEROED | Hints::IN_FLIGHT | Hints::EXTENTS;
     let mut facts = Facts::over(below).keeping(below, kept);
-    facts.temporary |= mode == Mode::Unsafe;
+    facts.temporary |= mode == CacheMode::Unsafe;
     let mut supplied = Can::CACHE;
     if facts.can.contains(Can::WRITE) {
         // Extents of other contexts would not cover data that is not below yet.
         facts.contexts = vec![BASE_ALLOCATION.to_string()];
-        if mode != Mode::Writethrough {
+        if mode != CacheMode::Writethrough {
             supplied |= Can::WRITE | Can::FLUSH | Can::FUA | Can::ZERO | Can::FAST_ZERO;
         }
     }
@@ -161,18 +161,18 @@ fn facts_above(below: &Facts, mode: Mode) -> Facts {
 
 struct CacheDevice {
     facts: Arc<Facts>,
-    handle: Arc<Handle>,
+    handle: Arc<CacheHandle>,
 }
 
 /// One handle.
-struct Handle {
+struct CacheHandle {
     inner: Arc<dyn Device>,
-    store: Arc<Store>,
-    scratch: Scratch,
+    store: Arc<CacheStore>,
+    scratch: ScratchMemory,
     /// `base:allocation` of the device below.
-    base: Option<Contexts>,
+    base: Option<ContextSet>,
     /// The worker on which the handle was made, and on which it ends.
-    worker: Remote,
+    worker: WorkerHandle,
     /// It closes, and could not write back what the device below lacks.
     failed: AtomicBool,
 }
@@ -182,34 +182,34 @@ impl Device for CacheDevice {
         self.facts.clone()
     }
 
-    fn submit(&self, request: Request) -> Pending {
+    fn submit(&self, request: Request) -> PendingRequest {
         let handle = &self.handle;
         let Request { op, at, len, flags } = request;
         match op {
             Op::Read(room) => handle.submit_read(at, room),
             Op::Write(data) => {
                 let handle = handle.clone();
-                Pending::start(async move { handle.write(at, data, flags).await })
+                PendingRequest::start(async move { handle.write(at, data, flags).await })
             }
             Op::Zero => {
                 let handle = handle.clone();
-                Pending::start(async move { handle.zero(at, len, flags).await })
+                PendingRequest::start(async move { handle.zero(at, len, flags).await })
             }
             Op::Trim => {
                 let handle = handle.clone();
-                Pending::start(async move { handle.trim(at, len, flags).await })
+                PendingRequest::start(async move { handle.trim(at, len, flags).await })
             }
             Op::Flush => match handle.store.mode {
-                Mode::Unsafe => Pending::ready(Ok(Reply::Done)),
-                Mode::Writethrough => handle.inner.submit(Request::flush()),
-                Mode::Writeback => {
+                CacheMode::Unsafe => PendingRequest::ready(Ok(Reply::Done)),
+                CacheMode::Writethrough => handle.inner.submit(Request::flush()),
+                CacheMode::Writeback => {
                     let handle = handle.clone();
-                    Pending::start(async move { handle.flush().await })
+                    PendingRequest::start(async move { handle.flush().await })
                 }
             },
             Op::Cache => {
                 let handle = handle.clone();
-                Pending::start(async move { handle.cache(at, len).await })
+                PendingRequest::start(async move { handle.cache(at, len).await })
             }
             Op::Extents(contexts) if !self.facts.can.contains(Can::WRITE) => {
                 let asked = Request::extents(at, len, contexts).with(flags);
@@ -217,8 +217,8 @@ impl Device for CacheDevice {
             }
             Op::Extents(contexts) => {
                 let handle = handle.clone();
-                Pending::start(async move {
-                    let one = flags.contains(Flags::ONE_EXTENT);
+                PendingRequest::start(async move {
+                    let one = flags.contains(RequestFlags::ONE_EXTENT);
                     let extents = handle.extents(at, at + len, one).await?;
                     Ok(Reply::Extents(contexts.iter().map(|_| extents.clone()).collect()))
                 })
@@ -227,13 +227,13 @@ impl Device for CacheDevice {
     }
 }
 
-impl Drop for Handle {
+impl Drop for CacheHandle {
     /// Writes back what the device below lacks when the last handle is dropped.
     fn drop(&mut self) {
         let last = self.store.handles.fetch_sub(1, Ordering::SeqCst) == 1;
         let store = self.store.clone();
         let failed = self.failed.load(Ordering::Relaxed);
-        if !last || failed || store.mode != Mode::Writeback || !store.is_behind() {
+        if !last || failed || store.mode != CacheMode::Writeback || !store.is_behind() {
             return;
         }
         store.handles.fetch_add(1, Ordering::SeqCst);
@@ -242,11 +242,11 @@ impl Drop for Handle {
         let base = self.base;
         let worker = self.worker.clone();
         let lost = store.clone();
-        let closing = Closing(Some(lost));
+        let closing = CloseReport(Some(lost));
         let spawned = self.worker.spawn_last(move || async move {
             let mut closing = closing;
             let failed = AtomicBool::new(false);
-            let handle = Arc::new(Handle { inner, store, scratch, base, worker, failed });
+            let handle = Arc::new(CacheHandle { inner, store, scratch, base, worker, failed });
             if let Err(error) = handle.flush().await {
                 lost_data::lose_data();
                 log::error!("cache: written data is lost: {error}");
@@ -264,9 +264,9 @@ impl Drop for Handle {
 }
 
 /// Reports data that could not be written back.
-struct Closing(Option<Arc<Store>>);
+struct CloseReport(Option<Arc<CacheStore>>);
 
-impl Drop for Closing {
+impl Drop for CloseReport {
     fn drop(&mut self) {
         if self.0.as_ref().is_some_and(|store| store.is_behind()) {
             lost_data::lose_data();

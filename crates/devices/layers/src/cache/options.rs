@@ -3,13 +3,13 @@
 use std::path::PathBuf;
 
 use blockhaul_block::Result;
-use blockhaul_catalog::{Args, parse_switch};
+use blockhaul_catalog::{ParamValues, parse_switch};
 
 use crate::declared::usage;
 
 /// When writes reach the device below.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Mode {
+pub(super) enum CacheMode {
     Writeback,
     Writethrough,
     Unsafe,
@@ -48,8 +48,8 @@ impl OnRead {
 }
 
 /// The parsed options.
-pub(super) struct Options {
-    pub(super) mode: Mode,
+pub(super) struct CacheOptions {
+    pub(super) mode: CacheMode,
     pub(super) on_read: OnRead,
     pub(super) block: u64,
     /// Maximum bytes, and the sizes at which eviction begins and ends.
@@ -57,12 +57,12 @@ pub(super) struct Options {
     pub(super) dir: Option<String>,
 }
 
-impl Options {
-    pub(super) fn new(args: &Args) -> Result<Options> {
+impl CacheOptions {
+    pub(super) fn new(args: &ParamValues) -> Result<CacheOptions> {
         let mode = match args.text("cache") {
-            Some("writethrough") => Mode::Writethrough,
-            Some("unsafe") => Mode::Unsafe,
-            _ => Mode::Writeback,
+            Some("writethrough") => CacheMode::Writethrough,
+            Some("unsafe") => CacheMode::Unsafe,
+            _ => CacheMode::Writeback,
         };
         let block = args.size("cache-min-block-size").unwrap_or(64 << 10);
         if !block.is_power_of_two() || !(4096..=16 << 20).contains(&block) {
@@ -83,7 +83,7 @@ impl Options {
             (most, percent(high), percent(low))
         });
         let on_read = OnRead::parse(args.text("cache-on-read").unwrap_or("false"))?;
-        Ok(Options { mode, on_read, block, bound, dir: args.text("dir").map(String::from) })
+        Ok(CacheOptions { mode, on_read, block, bound, dir: args.text("dir").map(String::from) })
     }
 }
 

@@ -3,14 +3,15 @@
 use std::sync::Arc;
 
 use blockhaul_block::{
-    Device as _, Error, Extents, Flags, HOLE, Kind, Outcome, Pending, Reply, Request, Result, ZERO,
+    Device as _, Error, Extents, HOLE, Kind, Outcome, PendingRequest, Reply, Request, RequestFlags,
+    Result, ZERO,
 };
 use blockhaul_io::{Buf, Data, Reservation, Task};
 
-use super::blocks::State;
+use super::blocks::CacheBlockState;
 use super::hold::CacheHold;
-use super::store::{Store, View};
-use super::{Handle, is_full};
+use super::store::{CacheStore, RangeState};
+use super::{CacheHandle, is_full};
 
 /// Bytes fetched at a time for a hint.
 const HINT: u64 = 4 << 20;
@@ -19,29 +20,35 @@ const HINT_MAX: u64 = 4 << 30;
 /// Maximum number of extents requests to the device below for one reply.
 const ASKED_MAX: usize = 64;
 
-impl Handle {
-    pub(super) fn submit_read(self: &Arc<Handle>, at: u64, room: Reservation) -> Pending {
+impl CacheHandle {
+    pub(super) fn submit_read(
+        self: &Arc<CacheHandle>,
+        at: u64,
+        room: Reservation,
+    ) -> PendingRequest {
         let end = at + room.len() as u64;
         match self.store.view(at, end) {
-            View::Kept(vanished) => {
+            RangeState::Kept(vanished) => {
                 let mut buf = room.into_buf();
                 let read = self.store.read_now(at, &mut buf);
                 if read == buf.len() && self.store.vanished() == vanished {
-                    return Pending::ready(Ok(Reply::Data(buf.into())));
+                    return PendingRequest::ready(Ok(Reply::Data(buf.into())));
                 }
                 let handle = self.clone();
-                Pending::start(async move { handle.read(at, buf).await })
+                PendingRequest::start(async move { handle.read(at, buf).await })
             }
-            View::Zero => Pending::ready(Ok(Reply::Hole)),
-            View::Absent if !self.store.on_read.now() => self.inner.submit(Request::read(at, room)),
+            RangeState::Zero => PendingRequest::ready(Ok(Reply::Hole)),
+            RangeState::Absent if !self.store.on_read.now() => {
+                self.inner.submit(Request::read(at, room))
+            }
             _ => {
                 let handle = self.clone();
-                Pending::start(async move { handle.read(at, room.into_buf()).await })
+                PendingRequest::start(async move { handle.read(at, room.into_buf()).await })
             }
         }
     }
 
-    async fn read(self: &Arc<Handle>, at: u64, buf: Buf) -> Outcome {
+    async fn read(self: &Arc<CacheHandle>, at: u64, buf: Buf) -> Outcome {
         let store = &self.store;
         let end = at + buf.len() as u64;
         let mut buf = buf;
@@ -50,8 +57,8 @@ impl Handle {
             let (state, to) = store.run(next, end);
             let part = (next - at) as usize..(to - at) as usize;
             match state {
-                State::Zero => buf[part].fill(0),
-                State::Clean | State::Dirty => {
+                CacheBlockState::Zero => buf[part].fill(0),
+                CacheBlockState::Clean | CacheBlockState::Dirty => {
                     let _stays = store.locks.lock_for(CacheHold::Stay, next, to).await;
                     if !store.keeps(next, to) {
                         continue;
@@ -66,10 +73,10 @@ impl Handle {
                         from += piece.len() as u64;
                     }
                 }
-                State::Absent if !store.on_read.now() => {
+                CacheBlockState::Absent if !store.on_read.now() => {
                     self.scratch.fill(&self.inner, next, &mut buf[part]).await?;
                 }
-                State::Absent => {
+                CacheBlockState::Absent => {
                     let out = &mut buf[part.clone()];
                     match self.bring(next, to, Some(out)).await {
                         Ok(true) => {}
@@ -90,7 +97,7 @@ impl Handle {
     /// are not absent any more, and `out` is unchanged. If there is no space, only the bytes are
     /// fetched.
     pub(super) async fn bring(
-        self: &Arc<Handle>,
+        self: &Arc<CacheHandle>,
         at: u64,
         end: u64,
         out: Option<&mut [u8]>,
@@ -101,7 +108,7 @@ impl Handle {
         let alone = store.locks.lock_for(CacheHold::Alone, start, stop).await;
         let is_full = {
             let blocks = store.blocks();
-            if blocks.run(first, last) != (State::Absent, last) {
+            if blocks.run(first, last) != (CacheBlockState::Absent, last) {
                 return Ok(false);
             }
             store.is_full_for(&blocks, last - first)
@@ -116,7 +123,7 @@ impl Handle {
         }
         let brought = self.fetch(at, start, stop, out).await;
         match brought {
-            Ok(true) => store.blocks().set(first, last, State::Clean),
+            Ok(true) => store.blocks().set(first, last, CacheBlockState::Clean),
             // Whatever is in the file must not stay there.
             _ => store.drop_blocks(first, last).await,
         }
@@ -128,7 +135,7 @@ impl Handle {
     /// Reads whole blocks into the file, and the requested bytes, from `at` on, into `out`; several
     /// pieces at once. False: the file system is full.
     async fn fetch(
-        self: &Arc<Handle>,
+        self: &Arc<CacheHandle>,
         at: u64,
         start: u64,
         stop: u64,
@@ -172,14 +179,14 @@ impl Handle {
     }
 
     /// Fetches what is absent.
-    pub(super) async fn cache(self: &Arc<Handle>, at: u64, len: u64) -> Outcome {
+    pub(super) async fn cache(self: &Arc<CacheHandle>, at: u64, len: u64) -> Outcome {
         // A hint need not be carried out completely.
         let end = at + len.min(HINT_MAX);
         let mut next = at;
         while next < end {
             let (state, to) = self.store.run(next, end);
-            let to = if state == State::Absent { to.min(next + HINT) } else { to };
-            if state == State::Absent {
+            let to = if state == CacheBlockState::Absent { to.min(next + HINT) } else { to };
+            if state == CacheBlockState::Absent {
                 let (first, last) = self.store.touched(next, to);
                 if self.store.is_full_for(&self.store.blocks(), last - first) {
                     self.make_room_now();
@@ -204,12 +211,12 @@ impl Handle {
             }
             let (state, to) = self.store.run(next, end);
             match (state, self.base) {
-                (State::Zero, _) => extents.push(to - next, HOLE | ZERO),
-                (State::Dirty, _) | (_, None) => extents.push(to - next, 0),
+                (CacheBlockState::Zero, _) => extents.push(to - next, HOLE | ZERO),
+                (CacheBlockState::Dirty, _) | (_, None) => extents.push(to - next, 0),
                 // Clean data is the same as below.
-                (State::Clean | State::Absent, Some(base)) => {
+                (CacheBlockState::Clean | CacheBlockState::Absent, Some(base)) => {
                     let asked = Request::extents(next, to - next, base);
-                    let asked = if one { asked.with(Flags::ONE_EXTENT) } else { asked };
+                    let asked = if one { asked.with(RequestFlags::ONE_EXTENT) } else { asked };
                     let Reply::Extents(lists) = self.inner.submit(asked).await? else {
                         return Err(Error::misfit());
                     };
@@ -232,10 +239,10 @@ impl Handle {
     }
 }
 
-impl Store {
+impl CacheStore {
     /// Whether all of a range is in the file; marks it as used now.
     fn keeps(&self, at: u64, end: u64) -> bool {
-        matches!(self.view(at, end), View::Kept(_))
+        matches!(self.view(at, end), RangeState::Kept(_))
     }
 }
 

@@ -5,13 +5,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use blockhaul_block::{Error, Facts, Result};
-use blockhaul_io::{Allocate, Buf, Data, File};
+use blockhaul_io::{Buf, Data, FallocateMode, File};
 use rustix::fs::{FallocateFlags, fallocate, fstatfs, ftruncate};
 
-use super::blocks::{Blocks, State};
+use super::blocks::{CacheBlockState, CacheBlocks};
 use super::hold::CacheHold;
-use super::options::{Bound, Mode, OnRead, Options, bound_in_blocks};
-use crate::flushes::Flushes;
+use super::options::{Bound, CacheMode, CacheOptions, OnRead, bound_in_blocks};
+use crate::flushes::FlushRecord;
 use crate::temporary;
 
 /// Longest read that is copied on the worker itself: about 100 us from memory to memory.
@@ -20,8 +20,8 @@ const INLINE_READ: usize = 1 << 20;
 const ZEROES: u64 = Data::ZEROES_MAX as u64;
 
 /// State shared by all handles.
-pub(super) struct Store {
-    pub(super) mode: Mode,
+pub(super) struct CacheStore {
+    pub(super) mode: CacheMode,
     pub(super) on_read: OnRead,
     /// Block size in bytes.
     pub(super) block: u64,
@@ -34,9 +34,9 @@ pub(super) struct Store {
     /// Eviction is running.
     pub(super) making_room: AtomicBool,
     /// Whether the device below has failed a flush.
-    pub(super) flushes: Arc<Flushes>,
+    pub(super) flushes: Arc<FlushRecord>,
     file: File,
-    blocks: Mutex<Blocks>,
+    blocks: Mutex<CacheBlocks>,
     /// How often blocks were made absent.
     vanished: AtomicU64,
     /// A part of the file could not be freed: nothing more is cached.
@@ -47,7 +47,7 @@ pub(super) struct Store {
 
 /// How a range can be read, if all of it has one state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum View {
+pub(super) enum RangeState {
     /// All of it is cached; the number of times that blocks had been made absent.
     Kept(u64),
     /// All of it reads as zeroes.
@@ -57,8 +57,8 @@ pub(super) enum View {
     Mixed,
 }
 
-impl Store {
-    pub(super) fn new(options: &Options, facts: &Facts) -> Result<Store> {
+impl CacheStore {
+    pub(super) fn new(options: &CacheOptions, facts: &Facts) -> Result<CacheStore> {
         let file = temporary::file("cache", options.dir.as_deref().map(Path::new))?;
         let failed = |what: &str, errno: rustix::io::Errno| {
             Error::system(format!("cache: cannot {what} the temporary file"), errno.into())
@@ -84,7 +84,7 @@ impl Store {
             })?;
         }
         let bound = options.bound.map(|bound| bound_in_blocks(bound, block)).transpose()?;
-        Ok(Store {
+        Ok(CacheStore {
             mode: options.mode,
             on_read: options.on_read.clone(),
             block,
@@ -94,7 +94,7 @@ impl Store {
             making_room: AtomicBool::new(false),
             flushes: Arc::default(),
             file,
-            blocks: Mutex::new(Blocks::new(bound.is_some())),
+            blocks: Mutex::new(CacheBlocks::new(bound.is_some())),
             bound,
             vanished: AtomicU64::new(0),
             broken: AtomicBool::new(false),
@@ -102,7 +102,7 @@ impl Store {
         })
     }
 
-    pub(super) fn blocks(&self) -> MutexGuard<'_, Blocks> {
+    pub(super) fn blocks(&self) -> MutexGuard<'_, CacheBlocks> {
         self.blocks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -125,26 +125,28 @@ impl Store {
     }
 
     /// The state of the block of a byte, and the end of its run of blocks, at most `end`.
-    pub(super) fn run(&self, at: u64, end: u64) -> (State, u64) {
+    pub(super) fn run(&self, at: u64, end: u64) -> (CacheBlockState, u64) {
         let (first, last) = self.touched(at, end);
         let (state, to) = self.blocks().run(first, last);
         (state, to.saturating_mul(self.block).min(end))
     }
 
     /// How a range is to be read. Marks cached data as used now.
-    pub(super) fn view(&self, at: u64, end: u64) -> View {
+    pub(super) fn view(&self, at: u64, end: u64) -> RangeState {
         let (first, last) = self.touched(at, end);
         let mut blocks = self.blocks();
         let (state, to) =
             if first + 1 == last { (blocks.get(first), last) } else { blocks.run(first, last) };
         match state {
-            State::Zero if to == last => View::Zero,
-            State::Absent if to == last => View::Absent,
-            State::Clean | State::Dirty if to == last || blocks.all_kept(to, last) => {
+            CacheBlockState::Zero if to == last => RangeState::Zero,
+            CacheBlockState::Absent if to == last => RangeState::Absent,
+            CacheBlockState::Clean | CacheBlockState::Dirty
+                if to == last || blocks.all_kept(to, last) =>
+            {
                 blocks.use_now(first, last);
-                View::Kept(self.vanished())
+                RangeState::Kept(self.vanished())
             }
-            _ => View::Mixed,
+            _ => RangeState::Mixed,
         }
     }
 
@@ -154,7 +156,7 @@ impl Store {
     }
 
     /// Whether there is no space for `more` further blocks.
-    pub(super) fn is_full_for(&self, blocks: &Blocks, more: u64) -> bool {
+    pub(super) fn is_full_for(&self, blocks: &CacheBlocks, more: u64) -> bool {
         let full = |bound: &Bound| blocks.kept().saturating_add(more) > bound.most;
         self.broken.load(Ordering::Relaxed) || self.bound.as_ref().is_some_and(full)
     }
@@ -168,7 +170,7 @@ impl Store {
     pub(super) async fn drop_blocks(&self, first: u64, last: u64) {
         {
             let mut blocks = self.blocks();
-            blocks.set(first, last, State::Absent);
+            blocks.set(first, last, CacheBlockState::Absent);
             self.vanished.fetch_add(1, Ordering::AcqRel);
         }
         let (at, end) = self.bytes(first, last);
@@ -180,7 +182,7 @@ impl Store {
 
     /// Makes the range of the file a hole.
     pub(super) async fn make_hole(&self, at: u64, len: u64) -> Result<()> {
-        if self.file.allocate(Allocate::PunchHole, at, len).await.is_ok() {
+        if self.file.allocate(FallocateMode::PunchHole, at, len).await.is_ok() {
             return Ok(());
         }
         let mut done = 0;

@@ -2,27 +2,34 @@
 
 use std::sync::Arc;
 
-use blockhaul_block::{Can, Device as _, Error, Flags, Kind, Outcome, Reply, Request, Result};
+use blockhaul_block::{
+    Can, Device as _, Error, Kind, Outcome, Reply, Request, RequestFlags, Result,
+};
 use blockhaul_io::Data;
 
-use super::Handle;
-use super::blocks::State;
+use super::CacheHandle;
+use super::blocks::CacheBlockState;
 use super::hold::CacheHold;
-use super::options::Mode;
+use super::options::CacheMode;
 
 /// How often a write fetches the rest of its blocks: other tasks may make them absent again.
 const TRIES: usize = 4;
 /// Bytes of zeroes written at a time.
 const ZEROES: u64 = Data::ZEROES_MAX as u64;
 
-impl Handle {
-    pub(super) async fn write(self: &Arc<Handle>, at: u64, data: Data, flags: Flags) -> Outcome {
+impl CacheHandle {
+    pub(super) async fn write(
+        self: &Arc<CacheHandle>,
+        at: u64,
+        data: Data,
+        flags: RequestFlags,
+    ) -> Outcome {
         let end = at + data.len() as u64;
         match self.store.mode {
-            Mode::Writethrough => self.write_through(at, data, flags).await?,
+            CacheMode::Writethrough => self.write_through(at, data, flags).await?,
             mode => {
                 self.put(at, data).await?;
-                if mode == Mode::Writeback && flags.contains(Flags::FUA) {
+                if mode == CacheMode::Writeback && flags.contains(RequestFlags::FUA) {
                     self.carry_durably(at, end).await?;
                 }
             }
@@ -32,7 +39,12 @@ impl Handle {
     }
 
     /// Writes below, then to cached blocks and whole blocks.
-    async fn write_through(self: &Arc<Handle>, at: u64, data: Data, flags: Flags) -> Result<()> {
+    async fn write_through(
+        self: &Arc<CacheHandle>,
+        at: u64,
+        data: Data,
+        flags: RequestFlags,
+    ) -> Result<()> {
         let store = &self.store;
         let end = at + data.len() as u64;
         let held = store.locks.lock_for(CacheHold::Write, at, end).await;
@@ -75,13 +87,13 @@ impl Handle {
             }
             store.write(from, data.slice((from - at) as usize, (till - from) as usize)).await?;
             let (from, till) = store.touched(from, till);
-            store.blocks().set(from, till, State::Clean);
+            store.blocks().set(from, till, CacheBlockState::Clean);
         }
         Ok(())
     }
 
     /// Writes to the cache; below, if there is no space.
-    async fn put(self: &Arc<Handle>, at: u64, data: Data) -> Result<()> {
+    async fn put(self: &Arc<CacheHandle>, at: u64, data: Data) -> Result<()> {
         let store = &self.store;
         let end = at + data.len() as u64;
         let (first, last) = store.touched(at, end);
@@ -92,7 +104,7 @@ impl Handle {
                 let blocks = store.blocks();
                 let lacks = |block: u64| {
                     let is_part = !(whole..behind).contains(&block);
-                    (is_part && blocks.get(block) == State::Absent).then_some(block)
+                    (is_part && blocks.get(block) == CacheBlockState::Absent).then_some(block)
                 };
                 let second = if last - 1 > first { lacks(last - 1) } else { None };
                 let absent = blocks.absent(first, last);
@@ -104,7 +116,7 @@ impl Handle {
             if parts == [None, None] {
                 let written = store.write(at, data).await;
                 if written.is_ok() {
-                    store.blocks().set(first, last, State::Dirty);
+                    store.blocks().set(first, last, CacheBlockState::Dirty);
                     return Ok(());
                 }
                 drop(held);
@@ -127,7 +139,7 @@ impl Handle {
     }
 
     /// Writes the cached part to the cache, and the rest below.
-    async fn put_around(self: &Arc<Handle>, at: u64, data: Data) -> Result<()> {
+    async fn put_around(self: &Arc<CacheHandle>, at: u64, data: Data) -> Result<()> {
         self.make_room_now();
         let store = &self.store;
         let end = at + data.len() as u64;
@@ -136,16 +148,17 @@ impl Handle {
             let (state, to) = store.run(next, end);
             let _held = store.locks.lock_for(CacheHold::Write, next, to).await;
             let (now, till) = store.run(next, to);
-            if till != to || (now == State::Absent) != (state == State::Absent) {
+            if till != to || (now == CacheBlockState::Absent) != (state == CacheBlockState::Absent)
+            {
                 continue;
             }
             let part = data.slice((next - at) as usize, (to - next) as usize);
-            if state == State::Absent {
+            if state == CacheBlockState::Absent {
                 self.inner.submit(Request::write(next, part)).await?;
             } else {
                 store.write(next, part).await?;
                 let (first, last) = store.touched(next, to);
-                store.blocks().set(first, last, State::Dirty);
+                store.blocks().set(first, last, CacheBlockState::Dirty);
             }
             next = to;
         }
@@ -161,27 +174,34 @@ impl Handle {
         while next < last {
             let (state, to) = store.blocks().run(next, last);
             match state {
-                State::Absent => store.drop_blocks(next, to).await,
-                State::Zero => {
+                CacheBlockState::Absent => store.drop_blocks(next, to).await,
+                CacheBlockState::Zero => {
                     let (at, end) = store.bytes(next, to);
                     // If even this fails, the range is zero already: nothing was written there.
                     let _ = store.make_hole(at, end - at).await;
                 }
                 // Parts of it may have been written.
-                State::Clean | State::Dirty => store.blocks().set(next, to, State::Dirty),
+                CacheBlockState::Clean | CacheBlockState::Dirty => {
+                    store.blocks().set(next, to, CacheBlockState::Dirty)
+                }
             }
             next = to;
         }
     }
 
-    pub(super) async fn zero(self: &Arc<Handle>, at: u64, len: u64, flags: Flags) -> Outcome {
+    pub(super) async fn zero(
+        self: &Arc<CacheHandle>,
+        at: u64,
+        len: u64,
+        flags: RequestFlags,
+    ) -> Outcome {
         let store = &self.store;
         let end = at + len;
-        let below = flags.contains(Flags::NO_HOLE) || store.mode == Mode::Writethrough;
+        let below = flags.contains(RequestFlags::NO_HOLE) || store.mode == CacheMode::Writethrough;
         // Nothing is written below: the zeroes are data of the cache.
-        let stays = flags.contains(Flags::NO_HOLE) && store.mode == Mode::Unsafe;
+        let stays = flags.contains(RequestFlags::NO_HOLE) && store.mode == CacheMode::Unsafe;
         let (first, last) = store.whole(at, end);
-        if flags.contains(Flags::FAST) {
+        if flags.contains(RequestFlags::FAST) {
             let can = self.inner.facts().can.contains(Can::FAST_ZERO);
             if first == last || stays || (below && !can) {
                 return Err(Error::new(
@@ -190,7 +210,7 @@ impl Handle {
                 ));
             }
         }
-        if store.mode == Mode::Writethrough {
+        if store.mode == CacheMode::Writethrough {
             let (first, last) = store.touched(at, end);
             let (start, stop) = store.bytes(first, last);
             let _alone = store.locks.lock_for(CacheHold::Alone, start, stop).await;
@@ -204,17 +224,17 @@ impl Handle {
         if start < stop {
             let _alone = store.locks.lock_for(CacheHold::Alone, start, stop).await;
             if below {
-                let flags = flags & (Flags::NO_HOLE | Flags::FAST);
+                let flags = flags & (RequestFlags::NO_HOLE | RequestFlags::FAST);
                 self.inner.submit(Request::zero(start, stop - start).with(flags)).await?;
                 store.drop_blocks(first, last).await;
             } else {
                 store.make_hole(start, stop - start).await?;
-                store.blocks().set(first, last, State::Zero);
+                store.blocks().set(first, last, CacheBlockState::Zero);
             }
         }
         self.zero_parts(at, start).await?;
         self.zero_parts(stop, end).await?;
-        if store.mode == Mode::Writeback && flags.contains(Flags::FUA) {
+        if store.mode == CacheMode::Writeback && flags.contains(RequestFlags::FUA) {
             self.carry_durably(at, end).await?;
         }
         self.make_room();
@@ -222,11 +242,11 @@ impl Handle {
     }
 
     /// Zeroes parts of blocks; those that already read as zeroes do not change.
-    async fn zero_parts(self: &Arc<Handle>, at: u64, end: u64) -> Result<()> {
+    async fn zero_parts(self: &Arc<CacheHandle>, at: u64, end: u64) -> Result<()> {
         let mut next = at;
         while next < end {
             let (state, to) = self.store.run(next, end.min(next + ZEROES));
-            if state != State::Zero {
+            if state != CacheBlockState::Zero {
                 self.put(next, Data::zeroes((to - next) as usize)).await?;
             }
             next = to;
@@ -235,7 +255,7 @@ impl Handle {
     }
 
     /// Drops whole blocks here and trims them below; parts of others do not change.
-    pub(super) async fn trim(&self, at: u64, len: u64, flags: Flags) -> Outcome {
+    pub(super) async fn trim(&self, at: u64, len: u64, flags: RequestFlags) -> Outcome {
         let store = &self.store;
         let (first, last) = store.whole(at, at + len);
         if first == last {
@@ -244,7 +264,7 @@ impl Handle {
         let (start, stop) = store.bytes(first, last);
         let _alone = store.locks.lock_for(CacheHold::Alone, start, stop).await;
         store.drop_blocks(first, last).await;
-        let flags = if store.mode == Mode::Unsafe { Flags::empty() } else { flags };
+        let flags = if store.mode == CacheMode::Unsafe { RequestFlags::empty() } else { flags };
         self.inner.submit(Request::trim(start, stop - start).with(flags)).await
     }
 }

@@ -8,16 +8,16 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use blockhaul_block::{
-    BASE_ALLOCATION, Can, Contexts, Device, Error, Extents, Facts, Flags, HOLE, Hints, Kind, Op,
-    Outcome, Pending, Reply, Request, Result, ZERO,
+    BASE_ALLOCATION, Can, ContextSet, Device, Error, Extents, Facts, HOLE, Hints, Kind, Op,
+    Outcome, PendingRequest, Reply, Request, RequestFlags, Result, ZERO,
 };
-use blockhaul_catalog::{Args, Layer, LayerKind, ParamKind};
-use blockhaul_io::{Allocate, Buf, Data, File, Reservation};
+use blockhaul_catalog::{Layer, LayerKind, ParamKind, ParamValues};
+use blockhaul_io::{Buf, Data, FallocateMode, File, Reservation};
 
 use crate::declared::{opened, param, param_or, usage};
 use crate::per_disk::KeptPerDisk;
 use crate::runs::Runs;
-use crate::scratch::Scratch;
+use crate::scratch::ScratchMemory;
 use crate::temporary;
 
 /// Maximum number of extents requests to the device below for one reply.
@@ -64,17 +64,17 @@ blockhaul compare sample:64M disk.raw
     configure: |args| configure(args),
 };
 
-fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
+fn configure(args: &ParamValues) -> Result<Arc<dyn Layer>> {
     let block = args.size("cow-block-size").unwrap_or(64 << 10);
     if !block.is_power_of_two() || !(4096..=16 << 20).contains(&block) {
         return Err(usage("cow: cow-block-size must be a power of two from 4k to 16M"));
     }
     let dir = args.text("dir").map(String::from);
-    let disks = KeptPerDisk::new(Overlay::has_changes);
+    let disks = KeptPerDisk::new(CowOverlay::has_changes);
     opened(move |below| {
         let inner = below.device.clone();
         let overlay = disks.get(&below, || {
-            Ok(Overlay {
+            Ok(CowOverlay {
                 file: temporary::file("cow", dir.as_deref().map(Path::new))?,
                 block,
                 size: inner.facts().size,
@@ -101,15 +101,15 @@ fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
         facts.prefer(unit);
         facts.contexts = vec![BASE_ALLOCATION.to_string()];
         let base = inner.facts().context(BASE_ALLOCATION);
-        let scratch = Scratch::for_device(&inner);
-        let cow = Cow { inner, overlay, scratch, base };
+        let scratch = ScratchMemory::for_device(&inner);
+        let cow = CowHandle { inner, overlay, scratch, base };
         Ok(Arc::new(CowDevice { facts: Arc::new(facts), cow: Arc::new(cow) }))
     })
 }
 
 /// Where a block's data is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-enum State {
+enum OverlayBlockState {
     /// In the device below.
     #[default]
     Below,
@@ -120,25 +120,25 @@ enum State {
 }
 
 /// State shared by all handles.
-struct Overlay {
+struct CowOverlay {
     file: File,
     block: u64,
     size: u64,
-    states: Mutex<Runs<State>>,
+    states: Mutex<Runs<OverlayBlockState>>,
     locks: Arc<blockhaul_io::RangeLocks>,
 }
 
-impl Overlay {
+impl CowOverlay {
     fn has_changes(&self) -> bool {
-        self.state(0, self.size) != Some(State::Below)
+        self.state(0, self.size) != Some(OverlayBlockState::Below)
     }
 
-    fn states(&self) -> MutexGuard<'_, Runs<State>> {
+    fn states(&self) -> MutexGuard<'_, Runs<OverlayBlockState>> {
         self.states.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The runs of a range: offset, end, state.
-    fn runs(&self, at: u64, end: u64, most: usize) -> Vec<(u64, u64, State)> {
+    fn runs(&self, at: u64, end: u64, most: usize) -> Vec<(u64, u64, OverlayBlockState)> {
         let states = self.states();
         let runs = states.iter(at / self.block, end.div_ceil(self.block)).take(most);
         let bytes = |block: u64| block.saturating_mul(self.block);
@@ -146,7 +146,7 @@ impl Overlay {
     }
 
     /// The state of a range, if there is only one.
-    fn state(&self, at: u64, end: u64) -> Option<State> {
+    fn state(&self, at: u64, end: u64) -> Option<OverlayBlockState> {
         let last = end.div_ceil(self.block);
         let (state, to) = self.states().run(at / self.block, last);
         (to == last).then_some(state)
@@ -176,16 +176,16 @@ impl Overlay {
 
 struct CowDevice {
     facts: Arc<Facts>,
-    cow: Arc<Cow>,
+    cow: Arc<CowHandle>,
 }
 
 /// One handle.
-struct Cow {
+struct CowHandle {
     inner: Arc<dyn Device>,
-    overlay: Arc<Overlay>,
-    scratch: Scratch,
+    overlay: Arc<CowOverlay>,
+    scratch: ScratchMemory,
     /// `base:allocation` of the device below.
-    base: Option<Contexts>,
+    base: Option<ContextSet>,
 }
 
 impl Device for CowDevice {
@@ -193,37 +193,37 @@ impl Device for CowDevice {
         self.facts.clone()
     }
 
-    fn submit(&self, request: Request) -> Pending {
+    fn submit(&self, request: Request) -> PendingRequest {
         let cow = self.cow.clone();
         let Request { op, at, len, flags } = request;
         match op {
             // The overlay does not outlive the program.
-            Op::Flush => Pending::ready(Ok(Reply::Done)),
+            Op::Flush => PendingRequest::ready(Ok(Reply::Done)),
             Op::Cache if cow.inner.facts().can.contains(Can::CACHE) => {
                 cow.inner.submit(Request::cache(at, len))
             }
-            Op::Cache => Pending::ready(Ok(Reply::Done)),
+            Op::Cache => PendingRequest::ready(Ok(Reply::Done)),
             Op::Read(room) => match cow.overlay.state(at, at + len) {
-                Some(State::Below) => cow.inner.submit(Request::read(at, room)),
-                Some(State::Zero) => Pending::ready(Ok(Reply::Hole)),
-                Some(State::Above) => Pending::start(async move {
+                Some(OverlayBlockState::Below) => cow.inner.submit(Request::read(at, room)),
+                Some(OverlayBlockState::Zero) => PendingRequest::ready(Ok(Reply::Hole)),
+                Some(OverlayBlockState::Above) => PendingRequest::start(async move {
                     let buf = cow.overlay.read(at, room.into_buf()).await?;
                     Ok(Reply::Data(buf.into()))
                 }),
-                None => Pending::start(async move { cow.read(at, room).await }),
+                None => PendingRequest::start(async move { cow.read(at, room).await }),
             },
-            Op::Write(data) => Pending::start(async move { cow.write(at, data).await }),
-            Op::Zero if flags.contains(Flags::NO_HOLE | Flags::FAST) => {
+            Op::Write(data) => PendingRequest::start(async move { cow.write(at, data).await }),
+            Op::Zero if flags.contains(RequestFlags::NO_HOLE | RequestFlags::FAST) => {
                 let text = "zeroing allocated space is not faster than writing";
                 Error::new(Kind::Unsupported, text).into()
             }
             Op::Zero => {
-                let keep = flags.contains(Flags::NO_HOLE);
-                Pending::start(async move { cow.zero(at, len, keep).await })
+                let keep = flags.contains(RequestFlags::NO_HOLE);
+                PendingRequest::start(async move { cow.zero(at, len, keep).await })
             }
-            Op::Trim => Pending::start(async move { cow.discard(at, len).await }),
-            Op::Extents(contexts) => Pending::start(async move {
-                let one = flags.contains(Flags::ONE_EXTENT);
+            Op::Trim => PendingRequest::start(async move { cow.discard(at, len).await }),
+            Op::Extents(contexts) => PendingRequest::start(async move {
+                let one = flags.contains(RequestFlags::ONE_EXTENT);
                 let extents = cow.extents(at, at + len, one).await?;
                 Ok(Reply::Extents(contexts.iter().map(|_| extents.clone()).collect()))
             }),
@@ -231,7 +231,7 @@ impl Device for CowDevice {
     }
 }
 
-impl Cow {
+impl CowHandle {
     /// Reads a range with several states.
     async fn read(&self, at: u64, room: Reservation) -> Outcome {
         let mut buf = room.into_buf();
@@ -239,9 +239,9 @@ impl Cow {
         for (from, to, state) in runs {
             let part = &mut buf[(from - at) as usize..(to - at) as usize];
             match state {
-                State::Zero => part.fill(0),
-                State::Below => drop(self.scratch.fill(&self.inner, from, part).await?),
-                State::Above => {
+                OverlayBlockState::Zero => part.fill(0),
+                OverlayBlockState::Below => drop(self.scratch.fill(&self.inner, from, part).await?),
+                OverlayBlockState::Above => {
                     let mut next = from;
                     for part in part.chunks_mut(self.scratch.piece() as usize) {
                         let room = self.scratch.room(part.len() as u64).await?;
@@ -259,7 +259,7 @@ impl Cow {
         let len = data.len() as u64;
         let block = overlay.block;
         let end = at + len;
-        if overlay.state(at, end) == Some(State::Above) {
+        if overlay.state(at, end) == Some(OverlayBlockState::Above) {
             overlay.write(at, data).await?;
             return Ok(Reply::Done);
         }
@@ -279,7 +279,7 @@ impl Cow {
             self.bring(part).await?;
         }
         overlay.write(at, data).await?;
-        overlay.states().set(first, last, State::Above);
+        overlay.states().set(first, last, OverlayBlockState::Above);
         Ok(Reply::Done)
     }
 
@@ -290,9 +290,9 @@ impl Cow {
         let at = block * overlay.block;
         let len = overlay.block.min(overlay.size - at);
         match state {
-            State::Above => Ok(()),
-            State::Zero => self.write_zeroes(at, len).await,
-            State::Below => {
+            OverlayBlockState::Above => Ok(()),
+            OverlayBlockState::Zero => self.write_zeroes(at, len).await,
+            OverlayBlockState::Below => {
                 let mut done = 0;
                 while done < len {
                     let now = self.scratch.piece().min(len - done);
@@ -350,7 +350,7 @@ impl Cow {
 
     /// Zeroes part of a block, unless it already reads as zeroes.
     async fn zero_part(&self, at: u64, len: u64) -> Result<()> {
-        if self.overlay.states().get(at / self.overlay.block) != State::Zero {
+        if self.overlay.states().get(at / self.overlay.block) != OverlayBlockState::Zero {
             self.write(at, Data::zeroes(len as usize)).await?;
         }
         Ok(())
@@ -369,11 +369,15 @@ impl Cow {
         while next < end {
             let runs = overlay.runs(next, end, RUNS_AT_ONCE);
             let Some(&(_, to, _)) = runs.last() else { break };
-            overlay.states().set(next / overlay.block, to.div_ceil(overlay.block), State::Zero);
+            overlay.states().set(
+                next / overlay.block,
+                to.div_ceil(overlay.block),
+                OverlayBlockState::Zero,
+            );
             for (from, to, state) in runs {
-                if state == State::Above {
+                if state == OverlayBlockState::Above {
                     // Frees space if the file system can; reads depend on the state.
-                    let _ = overlay.file.allocate(Allocate::PunchHole, from, to - from).await;
+                    let _ = overlay.file.allocate(FallocateMode::PunchHole, from, to - from).await;
                 }
             }
             next = to;
@@ -389,11 +393,13 @@ impl Cow {
         let most = if one { 1 } else { ASKED_MAX };
         for (from, to, state) in self.overlay.runs(at, end, most) {
             match (state, self.base) {
-                (State::Above, _) | (State::Below, None) => extents.push(to - from, 0),
-                (State::Zero, _) => extents.push(to - from, HOLE | ZERO),
-                (State::Below, Some(base)) => {
+                (OverlayBlockState::Above, _) | (OverlayBlockState::Below, None) => {
+                    extents.push(to - from, 0)
+                }
+                (OverlayBlockState::Zero, _) => extents.push(to - from, HOLE | ZERO),
+                (OverlayBlockState::Below, Some(base)) => {
                     let asked = Request::extents(from, to - from, base);
-                    let asked = if one { asked.with(Flags::ONE_EXTENT) } else { asked };
+                    let asked = if one { asked.with(RequestFlags::ONE_EXTENT) } else { asked };
                     let Reply::Extents(lists) = self.inner.submit(asked).await? else {
                         return Err(Error::misfit());
                     };

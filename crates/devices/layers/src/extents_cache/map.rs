@@ -9,28 +9,28 @@ const PIECE: usize = 4096;
 
 /// The state of a byte, if known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Known(u64);
+struct KnownState(u64);
 
-impl Known {
+impl KnownState {
     /// No device reports a state of this number; if one does, it is requested each time.
-    const NOTHING: Known = Known(u64::MAX);
+    const NOTHING: KnownState = KnownState(u64::MAX);
 }
 
-impl Default for Known {
-    fn default() -> Known {
-        Known::NOTHING
+impl Default for KnownState {
+    fn default() -> KnownState {
+        KnownState::NOTHING
     }
 }
 
 /// The cached extents of one context.
 #[derive(Default)]
-pub(super) struct Map {
-    runs: Runs<Known>,
+pub(super) struct ExtentMap {
+    runs: Runs<KnownState>,
     /// When each known byte was last used; 0 for the others.
     used: Runs<u64>,
 }
 
-impl Map {
+impl ExtentMap {
     /// Memory use in bytes.
     pub(super) fn cost(&self) -> u64 {
         self.runs.memory() + self.used.memory()
@@ -40,8 +40,8 @@ impl Map {
     /// used at `now`, which is above 0.
     pub(super) fn find(&mut self, at: u64, end: u64, most: usize, now: u64) -> Extents {
         let mut found = Extents::new();
-        let known = self.runs.iter(at, end).take_while(|run| run.2 != Known::NOTHING);
-        for (from, to, Known(state)) in known.take(most) {
+        let known = self.runs.iter(at, end).take_while(|run| run.2 != KnownState::NOTHING);
+        for (from, to, KnownState(state)) in known.take(most) {
             found.push(to - from, state);
         }
         self.used.set(at, at + found.total(), now);
@@ -50,7 +50,7 @@ impl Map {
 
     /// Whether the state of `at` is known.
     pub(super) fn knows(&self, at: u64) -> bool {
-        self.runs.get(at) != Known::NOTHING
+        self.runs.get(at) != KnownState::NOTHING
     }
 
     /// The first offset from `at` on, where the state is unknown, with a known state.
@@ -62,30 +62,30 @@ impl Map {
     /// Adds `extents`, which begin at `at`; `now` is above 0.
     pub(super) fn learn(&mut self, at: u64, extents: &Extents, now: u64) {
         let end = at.saturating_add(extents.total());
-        let runs = extents.runs().iter().map(|&Extent { len, state }| (len, Known(state)));
+        let runs = extents.runs().iter().map(|&Extent { len, state }| (len, KnownState(state)));
         self.runs.set_all(at, end, runs);
         self.used.set(at, end, now);
     }
 
     /// Drops a range.
     pub(super) fn forget(&mut self, start: u64, end: u64) {
-        self.runs.set(start, end, Known::NOTHING);
+        self.runs.set(start, end, KnownState::NOTHING);
         self.used.set(start, end, 0);
     }
 
     /// Sets the state of the known parts of a range.
     pub(super) fn set(&mut self, start: u64, end: u64, state: u64) {
         self.runs.update(start, end, |_, known| match known {
-            Known::NOTHING => known,
-            _ => Known(state),
+            KnownState::NOTHING => known,
+            _ => KnownState(state),
         });
     }
 }
 
 /// Drops the least recently used extents until they fit in seven eighths of the memory, if they
 /// exceed that memory.
-pub(super) fn forget_oldest(maps: &mut [Map], memory: u64) {
-    let cost = |maps: &[Map]| maps.iter().map(Map::cost).sum::<u64>();
+pub(super) fn forget_oldest(maps: &mut [ExtentMap], memory: u64) {
+    let cost = |maps: &[ExtentMap]| maps.iter().map(ExtentMap::cost).sum::<u64>();
     if cost(maps) <= memory {
         return;
     }
@@ -117,7 +117,7 @@ mod tests {
     const SIZE: usize = 30_000;
 
     /// The contents of the map, byte by byte.
-    fn bytes(map: &mut Map) -> Vec<Option<u64>> {
+    fn bytes(map: &mut ExtentMap) -> Vec<Option<u64>> {
         let mut all = vec![None; SIZE];
         let mut at = 0;
         while at < SIZE as u64 {
@@ -138,7 +138,7 @@ mod tests {
     fn a_map_agrees_with_a_state_per_byte() {
         let mut rng = blockhaul_testkit::rng::Rng::new(blockhaul_testkit::rng::seed());
         for _ in 0..20 {
-            let mut map = Map::default();
+            let mut map = ExtentMap::default();
             let mut model = vec![None; SIZE];
             for step in 1..60 {
                 let at = rng.below(SIZE as u64);
@@ -175,19 +175,19 @@ mod tests {
 
     #[test]
     fn what_was_used_last_stays() {
-        let mut maps = [Map::default(), Map::default()];
+        let mut maps = [ExtentMap::default(), ExtentMap::default()];
         let mut extents = Extents::new();
         (0..20_000).for_each(|at| extents.push(1, at % 2));
         for (now, (index, at)) in [(0, 0), (1, 0), (0, 50_000)].into_iter().enumerate() {
             maps[index].learn(at, &extents, now as u64 + 1);
         }
-        let memory = maps.iter().map(Map::cost).sum::<u64>() - 1;
+        let memory = maps.iter().map(ExtentMap::cost).sum::<u64>() - 1;
         assert_eq!(maps[0].find(0, 1000, 7, 9).total(), 7);
         forget_oldest(&mut maps, memory);
         // The oldest first, except what was used since.
         assert!(maps[0].knows(6) && !maps[0].knows(7));
         assert!(maps[1].knows(0) && maps[0].knows(50_000));
-        let cost: u64 = maps.iter().map(Map::cost).sum();
+        let cost: u64 = maps.iter().map(ExtentMap::cost).sum();
         assert!(cost <= memory && cost > memory / 2);
     }
 }

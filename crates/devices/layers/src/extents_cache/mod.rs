@@ -16,17 +16,17 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use blockhaul_block::{
-    Access, BASE_ALLOCATION, Can, Contexts, Device, Error, Extents, Facts, FileRange, Flags, Kind,
-    Op, OpKind, Outcome, Pending, Reply, Request, Result, ZERO,
+    BASE_ALLOCATION, Can, ContextSet, Device, Error, Extents, Facts, FileRange, Kind, LeaseAccess,
+    Op, OpKind, Outcome, PendingRequest, Reply, Request, RequestFlags, Result, ZERO,
 };
-use blockhaul_catalog::{Args, Layer, LayerKind, Param, ParamKind};
+use blockhaul_catalog::{Layer, LayerKind, Param, ParamKind, ParamValues};
 use blockhaul_io::{Completer, Ticket};
 
 use crate::declared::{opened, param, param_or, usage};
 use crate::per_disk::PerDisk;
-use map::{Map, forget_oldest};
-use pace::{Measure, Pace};
-use unflushed::Unflushed;
+use map::{ExtentMap, forget_oldest};
+use pace::{PaceMeter, QueryPace};
+use unflushed::UnflushedChanges;
 
 /// Maximum number of runs in one reply; the caller requests the rest again.
 const RUNS_IN_ANSWER: usize = 64 << 10;
@@ -74,7 +74,7 @@ const PARAMS: &[Param] = &[
     ),
 ];
 
-fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
+fn configure(args: &ParamValues) -> Result<Arc<dyn Layer>> {
     let memory = args.size("memory").unwrap_or(64 << 20);
     let bulk = args.size("bulk").unwrap_or(u64::MAX);
     if bulk == 0 {
@@ -88,19 +88,19 @@ fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
             // There are no extents to request.
             return Ok(below.device);
         }
-        let known = disks.get(&below, || Ok(Known::new(memory, bulk, slow)))?;
+        let known = disks.get(&below, || Ok(ExtentsCache::new(memory, bulk, slow)))?;
         if let Err(error) = known.adopt(&facts) {
             // With `slow` nobody may know of this layer: who opens the device compares its handles.
             let passes = slow.is_some() && !below.intent.write;
             return if passes { Ok(below.device) } else { Err(error) };
         }
         let handle = known.next_handle();
-        Ok(Arc::new(CacheDevice { inner: below.device, facts, known, handle }))
+        Ok(Arc::new(ExtentsCacheDevice { inner: below.device, facts, known, handle }))
     })
 }
 
 /// A request that changes a range.
-struct Change {
+struct ChangeRequest {
     kind: OpKind,
     start: u64,
     end: u64,
@@ -108,23 +108,23 @@ struct Change {
 }
 
 /// State shared by all handles.
-struct Known {
+struct ExtentsCache {
     memory: u64,
     bulk: u64,
-    measure: Arc<Measure>,
-    state: Mutex<State>,
+    measure: Arc<PaceMeter>,
+    state: Mutex<ExtentsCacheState>,
 }
 
 #[derive(Default)]
-struct State {
+struct ExtentsCacheState {
     /// One for each context of the device.
-    maps: Vec<Map>,
+    maps: Vec<ExtentMap>,
     size: u64,
     /// The index of `base:allocation`: for this context the state after a change is known.
     base: Option<usize>,
-    asking: Vec<Asking>,
+    asking: Vec<PendingExtents>,
     /// What is not cached before a flush.
-    unflushed: Unflushed,
+    unflushed: UnflushedChanges,
     /// Number of handles that were opened.
     handles: u64,
     /// Counts requests, as a clock for the last use.
@@ -135,9 +135,9 @@ struct State {
 }
 
 /// An extents request in flight to the device.
-struct Asking {
+struct PendingExtents {
     id: u64,
-    contexts: Contexts,
+    contexts: ContextSet,
     at: u64,
     end: u64,
     /// Ranges changed since it was submitted.
@@ -147,7 +147,7 @@ struct Asking {
 
 /// Parameters of requests and replies.
 #[derive(Clone, Copy)]
-struct Ask {
+struct QueryParameters {
     /// Minimum block of the device.
     minimum: u64,
     /// Maximum number of runs in a reply.
@@ -155,23 +155,23 @@ struct Ask {
 }
 
 /// How to handle a request for extents.
-enum Plan {
+enum QueryPlan {
     Known(Vec<Extents>),
     Wait(Ticket<Result<()>>),
     Ask { id: u64, at: u64, end: u64 },
 }
 
-impl Known {
-    fn new(memory: u64, bulk: u64, slow: Option<Duration>) -> Known {
-        let measure = Arc::new(Measure::new(slow));
-        Known { memory, bulk, measure, state: Mutex::default() }
+impl ExtentsCache {
+    fn new(memory: u64, bulk: u64, slow: Option<Duration>) -> ExtentsCache {
+        let measure = Arc::new(PaceMeter::new(slow));
+        ExtentsCache { memory, bulk, measure, state: Mutex::default() }
     }
 
     /// Checks the device below against the first one; all handles must be on the same storage.
     fn adopt(&self, facts: &Facts) -> Result<()> {
         let mut state = self.lock();
         if state.maps.is_empty() {
-            state.maps.resize_with(facts.contexts.len(), Map::default);
+            state.maps.resize_with(facts.contexts.len(), ExtentMap::default);
             state.size = facts.size;
             state.base = facts.contexts.iter().position(|context| context == BASE_ALLOCATION);
         }
@@ -191,22 +191,22 @@ impl Known {
         state.handles
     }
 
-    fn plan(&self, at: u64, end: u64, contexts: Contexts, ask: Ask) -> Plan {
+    fn plan(&self, at: u64, end: u64, contexts: ContextSet, ask: QueryParameters) -> QueryPlan {
         let mut state = self.lock();
-        let State { maps, asking, now, size, reach, .. } = &mut *state;
+        let ExtentsCacheState { maps, asking, now, size, reach, .. } = &mut *state;
         *now += 1;
         if contexts.iter().all(|index| maps.get(index).is_some_and(|map| map.knows(at))) {
             let asked = maps.iter_mut().enumerate().filter(|(index, _)| contexts.contains(*index));
             let found = asked.map(|(_, map)| map.find(at, end, ask.runs, *now));
-            return Plan::Known(found.collect());
+            return QueryPlan::Known(found.collect());
         }
-        let fits = |asking: &&mut Asking| {
+        let fits = |asking: &&mut PendingExtents| {
             asking.at <= at && at < asking.end && asking.contexts.includes(contexts)
         };
         if let Some(asking) = asking.iter_mut().find(fits) {
             let (completer, ticket) = blockhaul_io::ticket();
             asking.waiting.push(completer);
-            return Plan::Wait(ticket);
+            return QueryPlan::Wait(ticket);
         }
         // Up to the next known extent of the first context that is unknown here, and the requested
         // range.
@@ -217,7 +217,7 @@ impl Known {
         }
         let minimum = ask.minimum;
         // Until queries are known to be slow they are no longer than the callers'.
-        let bulk = if self.measure.pace() == Pace::Slow { self.bulk } else { 0 };
+        let bulk = if self.measure.pace() == QueryPace::Slow { self.bulk } else { 0 };
         let bulk = bulk.min(reach.unwrap_or(u64::MAX));
         let bulk = at.saturating_add(bulk).max(end);
         let bulk = bulk.checked_next_multiple_of(minimum).unwrap_or(u64::MAX);
@@ -226,15 +226,15 @@ impl Known {
         let id = *now;
         let stale = Vec::new();
         let waiting = Vec::new();
-        asking.push(Asking { id, contexts, at, end: until, stale, waiting });
-        Plan::Ask { id, at, end: until }
+        asking.push(PendingExtents { id, contexts, at, end: until, stale, waiting });
+        QueryPlan::Ask { id, at, end: until }
     }
 
     /// Adds a reply to the cache, except for what has changed since the request, and wakes its
     /// waiters.
-    fn learn(&self, id: u64, contexts: Contexts, answer: &Result<Vec<Extents>>) {
+    fn learn(&self, id: u64, contexts: ContextSet, answer: &Result<Vec<Extents>>) {
         let mut state = self.lock();
-        let State { maps, asking, now, reach, unflushed, .. } = &mut *state;
+        let ExtentsCacheState { maps, asking, now, reach, unflushed, .. } = &mut *state;
         let Some(index) = asking.iter().position(|asking| asking.id == id) else { return };
         let asking = asking.swap_remove(index);
         if let Ok(lists) = answer {
@@ -259,11 +259,11 @@ impl Known {
     }
 
     /// A change through a handle has completed (`done`) or failed.
-    fn changed(&self, handle: u64, change: &Change, done: bool) {
-        let &Change { kind, start, end, fua } = change;
+    fn changed(&self, handle: u64, change: &ChangeRequest, done: bool) {
+        let &ChangeRequest { kind, start, end, fua } = change;
         let durable = done && fua;
         let mut state = self.lock();
-        let State { maps, asking, base, unflushed, .. } = &mut *state;
+        let ExtentsCacheState { maps, asking, base, unflushed, .. } = &mut *state;
         if kind != OpKind::Write && !durable {
             unflushed.add(handle, start, end);
         }
@@ -286,8 +286,8 @@ impl Known {
     }
 
     /// A measured query has ended, the first one to show how long they take.
-    fn decided(&self, name: &str, pace: Pace, median: Duration) {
-        if pace == Pace::Slow {
+    fn decided(&self, name: &str, pace: QueryPace, median: Duration) {
+        if pace == QueryPace::Slow {
             let milliseconds = median.as_millis();
             log::info!(
                 "{name}: a query for extents takes {milliseconds} ms; asking for many at once, and caching \
@@ -297,45 +297,45 @@ impl Known {
         }
         // Those who wait for a reply get it; nobody looks for others.
         let mut state = self.lock();
-        state.maps.iter_mut().for_each(|map| *map = Map::default());
+        state.maps.iter_mut().for_each(|map| *map = ExtentMap::default());
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, ExtentsCacheState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// A request in flight; if its task ends without a reply, the waiters are notified.
-struct OnItsWay {
-    known: Arc<Known>,
+struct QueryGuard {
+    known: Arc<ExtentsCache>,
     id: u64,
-    contexts: Contexts,
+    contexts: ContextSet,
 }
 
-impl Drop for OnItsWay {
+impl Drop for QueryGuard {
     fn drop(&mut self) {
         let lost = Err(Error::new(Kind::Disconnected, "the query for extents got lost"));
         self.known.learn(self.id, self.contexts, &lost);
     }
 }
 
-struct CacheDevice {
+struct ExtentsCacheDevice {
     inner: Arc<dyn Device>,
     facts: Arc<Facts>,
-    known: Arc<Known>,
+    known: Arc<ExtentsCache>,
     handle: u64,
 }
 
-impl Device for CacheDevice {
+impl Device for ExtentsCacheDevice {
     fn facts(&self) -> Arc<Facts> {
         self.facts.clone()
     }
 
-    fn submit(&self, request: Request) -> Pending {
+    fn submit(&self, request: Request) -> PendingRequest {
         match request.op {
             // nbd: trim.no-assumption
             Op::Write(_) | Op::Zero | Op::Trim => self.change(request),
-            Op::Extents(contexts) if self.known.measure.pace() != Pace::Quick => {
+            Op::Extents(contexts) if self.known.measure.pace() != QueryPace::Quick => {
                 self.extents(request, contexts)
             }
             Op::Flush => self.flush(request),
@@ -344,25 +344,25 @@ impl Device for CacheDevice {
         }
     }
 
-    fn file_at(&self, at: u64, len: u64, access: Access) -> Option<FileRange> {
+    fn file_at(&self, at: u64, len: u64, access: LeaseAccess) -> Option<FileRange> {
         match access {
-            Access::Read => self.inner.file_at(at, len, access),
+            LeaseAccess::Read => self.inner.file_at(at, len, access),
             // Writes that bypass the layer would go unnoticed.
-            Access::Write => None,
+            LeaseAccess::Write => None,
         }
     }
 }
 
-impl CacheDevice {
+impl ExtentsCacheDevice {
     /// A read during a query that is being measured.
-    fn measured_read(&self, request: Request) -> Pending {
+    fn measured_read(&self, request: Request) -> PendingRequest {
         let known = self.known.clone();
         match self.inner.submit(request).now() {
             Ok(outcome) => {
                 known.measure.read_ended();
-                Pending::ready(outcome)
+                PendingRequest::ready(outcome)
             }
-            Err(pending) => Pending::start(async move {
+            Err(pending) => PendingRequest::start(async move {
                 let outcome = pending.await;
                 known.measure.read_ended();
                 outcome
@@ -370,19 +370,19 @@ impl CacheDevice {
         }
     }
 
-    fn change(&self, request: Request) -> Pending {
-        let change = Change {
+    fn change(&self, request: Request) -> PendingRequest {
+        let change = ChangeRequest {
             kind: request.kind(),
             start: request.at,
             end: request.end().unwrap_or(u64::MAX),
-            fua: request.flags.contains(Flags::FUA),
+            fua: request.flags.contains(RequestFlags::FUA),
         };
         let known = self.known.clone();
         let handle = self.handle;
         self.noted(request, move |outcome| known.changed(handle, &change, outcome.is_ok()))
     }
 
-    fn flush(&self, request: Request) -> Pending {
+    fn flush(&self, request: Request) -> PendingRequest {
         let known = self.known.clone();
         let handle = self.handle;
         let so_far = known.lock().unflushed.so_far();
@@ -395,13 +395,13 @@ impl CacheDevice {
     }
 
     /// Calls `note` with the outcome of a request.
-    fn noted(&self, request: Request, note: impl FnOnce(&Outcome) + 'static) -> Pending {
+    fn noted(&self, request: Request, note: impl FnOnce(&Outcome) + 'static) -> PendingRequest {
         match self.inner.submit(request).now() {
             Ok(outcome) => {
                 note(&outcome);
-                Pending::ready(outcome)
+                PendingRequest::ready(outcome)
             }
-            Err(pending) => Pending::start(async move {
+            Err(pending) => PendingRequest::start(async move {
                 let outcome = pending.await;
                 note(&outcome);
                 outcome
@@ -409,28 +409,28 @@ impl CacheDevice {
         }
     }
 
-    fn extents(&self, request: Request, contexts: Contexts) -> Pending {
+    fn extents(&self, request: Request, contexts: ContextSet) -> PendingRequest {
         let at = request.at;
         let end = request.end().unwrap_or(u64::MAX);
         let minimum = u64::from(self.facts.block.minimum.max(1));
-        let one = request.flags.contains(Flags::ONE_EXTENT);
-        let ask = Ask { minimum, runs: if one { 1 } else { RUNS_IN_ANSWER } };
+        let one = request.flags.contains(RequestFlags::ONE_EXTENT);
+        let ask = QueryParameters { minimum, runs: if one { 1 } else { RUNS_IN_ANSWER } };
         let plan = match self.known.plan(at, end, contexts, ask) {
-            Plan::Known(lists) => return Pending::ready(Ok(Reply::Extents(lists))),
+            QueryPlan::Known(lists) => return PendingRequest::ready(Ok(Reply::Extents(lists))),
             plan => plan,
         };
-        let cached = Cached { inner: self.inner.clone(), known: self.known.clone(), contexts };
-        Pending::start(async move {
+        let cached = QuerySource { inner: self.inner.clone(), known: self.known.clone(), contexts };
+        PendingRequest::start(async move {
             let mut plan = plan;
             loop {
                 match plan {
-                    Plan::Known(lists) => return Ok(Reply::Extents(lists)),
-                    Plan::Wait(ticket) => match ticket.await {
+                    QueryPlan::Known(lists) => return Ok(Reply::Extents(lists)),
+                    QueryPlan::Wait(ticket) => match ticket.await {
                         // The connection of the requesting handle is lost; this handle's may work.
                         Ok(Err(error)) if error.kind() != Kind::Disconnected => return Err(error),
                         _ => {}
                     },
-                    Plan::Ask { id, at, end: until } => {
+                    QueryPlan::Ask { id, at, end: until } => {
                         let mut lists = cached.ask(id, at, until).await?;
                         for list in &mut lists {
                             list.truncate(end - at);
@@ -448,17 +448,17 @@ impl CacheDevice {
 }
 
 /// What a query needs of a handle.
-struct Cached {
+struct QuerySource {
     inner: Arc<dyn Device>,
-    known: Arc<Known>,
-    contexts: Contexts,
+    known: Arc<ExtentsCache>,
+    contexts: ContextSet,
 }
 
-impl Cached {
+impl QuerySource {
     /// Asks the device about a range, as planned, and adds the reply to the cache.
     async fn ask(&self, id: u64, at: u64, until: u64) -> Result<Vec<Extents>> {
-        let Cached { inner, known, contexts } = self;
-        let on_its_way = OnItsWay { known: known.clone(), id, contexts: *contexts };
+        let QuerySource { inner, known, contexts } = self;
+        let on_its_way = QueryGuard { known: known.clone(), id, contexts: *contexts };
         let measured = known.measure.begin();
         let answer = inner.submit(Request::extents(at, until - at, *contexts)).await;
         if let Some((pace, median)) = measured.and_then(|query| known.measure.end(&query)) {
@@ -481,28 +481,36 @@ mod tests {
 
     #[test]
     fn a_change_while_an_answer_is_awaited_is_not_forgotten() {
-        let known = Known::new(1 << 20, u64::MAX, None);
+        let known = ExtentsCache::new(1 << 20, u64::MAX, None);
         let contexts = vec![BASE_ALLOCATION.to_string()];
         known.adopt(&Facts { contexts, ..Facts::new("device", 1000) }).unwrap();
-        let base = Contexts::first();
-        let ask = Ask { minimum: 1, runs: 9 };
-        let Plan::Ask { id, at: 0, end: 1000 } = known.plan(0, 10, base, ask) else {
+        let base = ContextSet::first();
+        let ask = QueryParameters { minimum: 1, runs: 9 };
+        let QueryPlan::Ask { id, at: 0, end: 1000 } = known.plan(0, 10, base, ask) else {
             panic!("nothing is known");
         };
-        assert!(matches!(known.plan(500, 600, base, ask), Plan::Wait(_)));
-        known.changed(1, &Change { kind: OpKind::Write, start: 100, end: 200, fua: false }, true);
+        assert!(matches!(known.plan(500, 600, base, ask), QueryPlan::Wait(_)));
+        known.changed(
+            1,
+            &ChangeRequest { kind: OpKind::Write, start: 100, end: 200, fua: false },
+            true,
+        );
         known.learn(id, base, &Ok(vec![Extents::one(1000, ZERO)]));
-        assert!(matches!(known.plan(99, 600, base, ask), Plan::Known(_)));
-        let Plan::Ask { id, at: 100, end: 200 } = known.plan(100, 600, base, ask) else {
+        assert!(matches!(known.plan(99, 600, base, ask), QueryPlan::Known(_)));
+        let QueryPlan::Ask { id, at: 100, end: 200 } = known.plan(100, 600, base, ask) else {
             panic!("the changed range is not known");
         };
         // Many changes invalidate all of a reply.
         for at in 0..100 {
-            let change =
-                Change { kind: OpKind::Trim, start: 190 + at % 5, end: 195 + at % 5, fua: true };
+            let change = ChangeRequest {
+                kind: OpKind::Trim,
+                start: 190 + at % 5,
+                end: 195 + at % 5,
+                fua: true,
+            };
             known.changed(1, &change, true);
         }
         known.learn(id, base, &Ok(vec![Extents::one(100, ZERO)]));
-        assert!(matches!(known.plan(150, 160, base, ask), Plan::Ask { .. }));
+        assert!(matches!(known.plan(150, 160, base, ask), QueryPlan::Ask { .. }));
     }
 }

@@ -13,7 +13,7 @@ const HELD_UP: Duration = Duration::from_millis(10);
 
 /// What is known of the time that queries take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Pace {
+pub(super) enum QueryPace {
     /// Still being measured.
     Unknown,
     Quick,
@@ -25,17 +25,17 @@ const QUICK: u8 = 1;
 const SLOW: u8 = 2;
 
 /// Measures queries until it is clear whether they are slow.
-pub(super) struct Measure {
+pub(super) struct PaceMeter {
     /// A query that takes longer than this is slow; none: all are.
     limit: Option<Duration>,
     pace: AtomicU8,
     /// Queries under way while the pace is unknown.
     under_way: AtomicU64,
-    state: Mutex<State>,
+    state: Mutex<PaceState>,
 }
 
 #[derive(Default)]
-struct State {
+struct PaceState {
     /// The time of each measured query, and whether it was a nuisance.
     seen: Vec<(Duration, bool)>,
     /// When the first read was submitted while a query was under way.
@@ -45,29 +45,29 @@ struct State {
 }
 
 /// A query under way; one that is dropped was lost, and does not count.
-pub(super) struct Query {
-    measure: Arc<Measure>,
+pub(super) struct TimedQuery {
+    measure: Arc<PaceMeter>,
     since: Instant,
 }
 
-impl Drop for Query {
+impl Drop for TimedQuery {
     fn drop(&mut self) {
         self.measure.under_way.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-impl Measure {
+impl PaceMeter {
     /// Queries above `limit` are slow; without a limit all are.
-    pub(super) fn new(limit: Option<Duration>) -> Measure {
+    pub(super) fn new(limit: Option<Duration>) -> PaceMeter {
         let pace = AtomicU8::new(if limit.is_some() { UNKNOWN } else { SLOW });
-        Measure { limit, pace, under_way: AtomicU64::new(0), state: Mutex::default() }
+        PaceMeter { limit, pace, under_way: AtomicU64::new(0), state: Mutex::default() }
     }
 
-    pub(super) fn pace(&self) -> Pace {
+    pub(super) fn pace(&self) -> QueryPace {
         match self.pace.load(Ordering::Relaxed) {
-            UNKNOWN => Pace::Unknown,
-            QUICK => Pace::Quick,
-            _ => Pace::Slow,
+            UNKNOWN => QueryPace::Unknown,
+            QUICK => QueryPace::Quick,
+            _ => QueryPace::Slow,
         }
     }
 
@@ -90,22 +90,22 @@ impl Measure {
     }
 
     /// A query begins; none if the pace is known.
-    pub(super) fn begin(self: &Arc<Measure>) -> Option<Query> {
-        if self.pace() != Pace::Unknown {
+    pub(super) fn begin(self: &Arc<PaceMeter>) -> Option<TimedQuery> {
+        if self.pace() != QueryPace::Unknown {
             return None;
         }
         if self.under_way.fetch_add(1, Ordering::Relaxed) == 0 {
             let mut state = self.lock();
             (state.read_since, state.read_ended) = (None, false);
         }
-        Some(Query { measure: self.clone(), since: blockhaul_io::now() })
+        Some(TimedQuery { measure: self.clone(), since: blockhaul_io::now() })
     }
 
     /// A query has ended. Returns the pace with the median of the times, once they are known.
-    pub(super) fn end(&self, query: &Query) -> Option<(Pace, Duration)> {
+    pub(super) fn end(&self, query: &TimedQuery) -> Option<(QueryPace, Duration)> {
         let limit = self.limit?;
         let mut state = self.lock();
-        if self.pace() != Pace::Unknown {
+        if self.pace() != QueryPace::Unknown {
             return None;
         }
         let taken = blockhaul_io::elapsed(query.since);
@@ -116,17 +116,17 @@ impl Measure {
         state.seen.push((taken, is_slow));
         let slow = state.seen.iter().filter(|seen| seen.1).count();
         let pace = match state.seen.len() {
-            count if count >= ENOUGH && slow * 2 > count => Pace::Slow,
-            MEASURED.. => Pace::Quick,
+            count if count >= ENOUGH && slow * 2 > count => QueryPace::Slow,
+            MEASURED.. => QueryPace::Quick,
             _ => return None,
         };
         state.seen.sort_unstable();
         let median = state.seen[state.seen.len() / 2].0;
-        self.pace.store(if pace == Pace::Slow { SLOW } else { QUICK }, Ordering::Relaxed);
+        self.pace.store(if pace == QueryPace::Slow { SLOW } else { QUICK }, Ordering::Relaxed);
         Some((pace, median))
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, PaceState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -136,32 +136,32 @@ mod tests {
     use super::*;
 
     /// The decision after queries that took so many milliseconds.
-    fn after(times: &[u64]) -> Option<Pace> {
-        let measure = Arc::new(Measure::new(Some(Duration::from_millis(20))));
+    fn after(times: &[u64]) -> Option<QueryPace> {
+        let measure = Arc::new(PaceMeter::new(Some(Duration::from_millis(20))));
         let mut decided = None;
         for &time in times {
             let mut query = measure.begin().unwrap();
             query.since = blockhaul_io::now() - Duration::from_millis(time);
             decided = measure.end(&query).map(|(pace, _)| pace);
         }
-        assert_eq!(decided.unwrap_or(Pace::Unknown), measure.pace());
+        assert_eq!(decided.unwrap_or(QueryPace::Unknown), measure.pace());
         decided
     }
 
     #[test]
     fn most_of_several_queries_decide() {
         assert_eq!(after(&[500]), None);
-        assert_eq!(after(&[500, 500]), Some(Pace::Slow));
+        assert_eq!(after(&[500, 500]), Some(QueryPace::Slow));
         assert_eq!(after(&[500, 1]), None);
-        assert_eq!(after(&[1, 500, 500]), Some(Pace::Slow));
+        assert_eq!(after(&[1, 500, 500]), Some(QueryPace::Slow));
         assert_eq!(after(&[500, 1, 1, 1, 1, 1, 1]), None);
-        assert_eq!(after(&[500, 1, 1, 1, 1, 1, 1, 1]), Some(Pace::Quick));
+        assert_eq!(after(&[500, 1, 1, 1, 1, 1, 1, 1]), Some(QueryPace::Quick));
     }
 
     #[test]
     fn queries_that_hold_up_reads_are_slow() {
         let decide = |reads_end: bool| {
-            let measure = Arc::new(Measure::new(Some(Duration::from_secs(9))));
+            let measure = Arc::new(PaceMeter::new(Some(Duration::from_secs(9))));
             assert!(!measure.read_begins(), "no query is under way");
             let mut decided = None;
             for _ in 0..MEASURED {
@@ -175,15 +175,15 @@ mod tests {
             }
             decided
         };
-        assert_eq!(decide(false), Some(Pace::Slow));
-        assert_eq!(decide(true), Some(Pace::Quick));
+        assert_eq!(decide(false), Some(QueryPace::Slow));
+        assert_eq!(decide(true), Some(QueryPace::Quick));
     }
 
     #[test]
     fn a_lost_query_does_not_count() {
-        let measure = Arc::new(Measure::new(Some(Duration::ZERO)));
+        let measure = Arc::new(PaceMeter::new(Some(Duration::ZERO)));
         drop(measure.begin());
-        assert!(!measure.read_begins() && measure.pace() == Pace::Unknown);
-        assert_eq!(Measure::new(None).pace(), Pace::Slow);
+        assert!(!measure.read_begins() && measure.pace() == QueryPace::Unknown);
+        assert_eq!(PaceMeter::new(None).pace(), QueryPace::Slow);
     }
 }

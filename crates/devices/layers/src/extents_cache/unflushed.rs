@@ -7,7 +7,7 @@ const MAX: usize = 1024;
 const SEVERAL: u64 = 0;
 
 /// A changed range.
-struct Change {
+struct UnflushedChange {
     start: u64,
     end: u64,
     /// The handle that has changed it.
@@ -18,13 +18,13 @@ struct Change {
 
 /// The changed ranges of a disk.
 #[derive(Default)]
-pub(super) struct Unflushed {
-    changes: Vec<Change>,
+pub(super) struct UnflushedChanges {
+    changes: Vec<UnflushedChange>,
     /// Counts changes.
     number: u64,
 }
 
-impl Unflushed {
+impl UnflushedChanges {
     /// A range was changed through this handle.
     pub(super) fn add(&mut self, handle: u64, start: u64, end: u64) {
         self.number += 1;
@@ -49,7 +49,7 @@ impl Unflushed {
             }
             return;
         }
-        self.changes.push(Change { start, end, handle, number });
+        self.changes.push(UnflushedChange { start, end, handle, number });
     }
 
     /// The changes that a flush that begins now covers.
@@ -72,13 +72,13 @@ impl Unflushed {
 mod tests {
     use super::*;
 
-    fn ranges(unflushed: &Unflushed) -> Vec<(u64, u64)> {
+    fn ranges(unflushed: &UnflushedChanges) -> Vec<(u64, u64)> {
         unflushed.ranges().collect()
     }
 
     #[test]
     fn a_flush_covers_what_was_changed_before_it_through_its_handle() {
-        let mut unflushed = Unflushed::default();
+        let mut unflushed = UnflushedChanges::default();
         unflushed.add(1, 0, 10);
         unflushed.add(1, 10, 20);
         unflushed.add(2, 50, 60);
@@ -94,7 +94,7 @@ mod tests {
 
     #[test]
     fn a_range_that_grows_is_flushed_as_a_whole() {
-        let mut unflushed = Unflushed::default();
+        let mut unflushed = UnflushedChanges::default();
         unflushed.add(1, 0, 10);
         let so_far = unflushed.so_far();
         unflushed.add(1, 10, 20);
@@ -106,7 +106,7 @@ mod tests {
     fn many_ranges_become_one_that_has_them_all() {
         // Of few handles, and of a handle each.
         for handles in [3, u64::MAX] {
-            let mut unflushed = Unflushed::default();
+            let mut unflushed = UnflushedChanges::default();
             for number in 0..3 * MAX as u64 {
                 unflushed.add(number % handles + 1, number * 20, number * 20 + 10);
             }

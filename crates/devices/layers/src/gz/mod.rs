@@ -7,13 +7,13 @@ mod inflate;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use blockhaul_block::{Device, Error, Kind, Reply, Request, Result};
-use blockhaul_catalog::{Args, Below, Layer, LayerKind, Opening, ParamKind};
+use blockhaul_catalog::{Layer, LayerBase, LayerKind, OpenFuture, ParamKind, ParamValues};
 use blockhaul_io::{Data, Reservation};
 
 use crate::declared::{param_or, usage};
-use crate::packed::{Content, PackedIndex, Part, Unpack, Unpacked};
+use crate::packed::{PackedContent, PackedFile, PackedIndex, PackedPart, UnpackedDevice};
 use crate::per_disk::PerDisk;
-use crate::scratch::Scratch;
+use crate::scratch::ScratchMemory;
 use inflate::Inflater;
 
 /// The layer `gz`.
@@ -49,7 +49,7 @@ const APART: u64 = 1 << 20;
 /// Bytes decoded at a time.
 const STEP: u64 = 1 << 20;
 
-fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
+fn configure(args: &ParamValues) -> Result<Arc<dyn Layer>> {
     let memory = args.size("gz-memory").unwrap_or(16 << 20);
     if memory < 1 << 20 {
         return Err(usage("gz: gz-memory must be at least 1M"));
@@ -59,7 +59,7 @@ fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
 
 struct Gz {
     memory: u64,
-    files: PerDisk<Content<Index>>,
+    files: PerDisk<PackedContent<GzIndex>>,
 }
 
 impl Layer for Gz {
@@ -71,26 +71,30 @@ impl Layer for Gz {
         true
     }
 
-    fn open(self: Arc<Self>, below: Below) -> Opening<Arc<dyn Device>> {
+    fn open(self: Arc<Self>, below: LayerBase) -> OpenFuture<Arc<dyn Device>> {
         Box::pin(async move {
             let facts = below.device.facts();
             let inner = below.device.clone();
-            let reader = Reader { packed: facts.size, scratch: Scratch::for_device(&inner), inner };
+            let reader = PackedReader {
+                packed: facts.size,
+                scratch: ScratchMemory::for_device(&inner),
+                inner,
+            };
             let index = async {
-                let index = Index::make(&reader, self.memory / 2).await;
+                let index = GzIndex::make(&reader, self.memory / 2).await;
                 index.map_err(|error| {
                     error.reworded(format!("gz: {}: {}", facts.name, error.text()))
                 })
             };
             let most = usize::try_from(self.memory / 2 / PART).unwrap_or(usize::MAX);
-            let content = Content::open(&self.files, &below, most, index).await?;
-            Ok(Unpacked::over(&facts, File { content, reader }))
+            let content = PackedContent::open(&self.files, &below, most, index).await?;
+            Ok(UnpackedDevice::over(&facts, GzHandle { content, reader }))
         })
     }
 }
 
 /// The places from which decoding can continue.
-struct Index {
+struct GzIndex {
     /// In order; the first is the start.
     places: Vec<Inflater>,
     /// Length of the contents in bytes.
@@ -99,23 +103,23 @@ struct Index {
     last: Mutex<Option<Cursor>>,
 }
 
-impl PackedIndex for Index {
+impl PackedIndex for GzIndex {
     const FILE: &'static str = "a gzip file";
 
     fn size(&self) -> u64 {
         self.size
     }
 
-    fn part_at(&self, at: u64) -> Option<Part> {
+    fn part_at(&self, at: u64) -> Option<PackedPart> {
         let number = at / PART;
         let start = number * PART;
-        (at < self.size).then(|| Part { number, start, len: PART.min(self.size - start) })
+        (at < self.size).then(|| PackedPart { number, start, len: PART.min(self.size - start) })
     }
 }
 
-impl Index {
+impl GzIndex {
     /// Reads the whole file.
-    async fn make(reader: &Reader, memory: u64) -> Result<Index> {
+    async fn make(reader: &PackedReader, memory: u64) -> Result<GzIndex> {
         let most = usize::try_from(memory / Inflater::COST).unwrap_or(usize::MAX).max(2);
         let mut places = vec![Inflater::new()];
         let mut apart = APART;
@@ -143,7 +147,7 @@ impl Index {
             }
         }
         cursor.inflater.finish().map_err(damaged)?;
-        Ok(Index { places, size: cursor.inflater.made, last: Mutex::default() })
+        Ok(GzIndex { places, size: cursor.inflater.made, last: Mutex::default() })
     }
 
     /// The last place not after an offset of the contents.
@@ -180,13 +184,13 @@ impl Cursor {
 }
 
 /// Reads the file for a decoder.
-struct Reader {
+struct PackedReader {
     inner: Arc<dyn Device>,
     packed: u64,
-    scratch: Scratch,
+    scratch: ScratchMemory,
 }
 
-impl Reader {
+impl PackedReader {
     /// Continues decoding up to `until` or the end of a piece of the file; at most some KiB
     /// further.
     async fn step(&self, cursor: Cursor, until: u64) -> Result<Cursor> {
@@ -227,24 +231,24 @@ impl Reader {
 }
 
 /// A handle.
-struct File {
-    content: Arc<Content<Index>>,
-    reader: Reader,
+struct GzHandle {
+    content: Arc<PackedContent<GzIndex>>,
+    reader: PackedReader,
 }
 
-impl Unpack for File {
-    type Index = Index;
+impl PackedFile for GzHandle {
+    type Index = GzIndex;
 
-    fn content(&self) -> &Content<Index> {
+    fn content(&self) -> &PackedContent<GzIndex> {
         &self.content
     }
 
     /// One for all: it continues where the last read ended.
-    fn decoder(&self, _part: Part) -> u64 {
+    fn decoder(&self, _part: PackedPart) -> u64 {
         0
     }
 
-    async fn decode(&self, part: Part) -> Result<Data> {
+    async fn decode(&self, part: PackedPart) -> Result<Data> {
         let content = &self.content;
         let place = content.index.before(part.start);
         let last = content.index.last().take();
@@ -266,7 +270,7 @@ impl Unpack for File {
     }
 }
 
-impl File {
+impl GzHandle {
     /// Caches the parts that a decoder has available; returns the requested one.
     fn hand_on(&self, cursor: &mut Cursor, wanted: u64, keep_from: u64) -> Option<Data> {
         let content = &self.content;

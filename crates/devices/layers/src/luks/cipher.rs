@@ -14,12 +14,12 @@ pub(super) const SECTOR: u64 = 512;
 /// How sectors are encrypted.
 #[derive(Clone, Copy)]
 pub(super) struct Suite {
-    chain: Chain,
+    chain: CipherMode,
     iv: Iv,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Chain {
+enum CipherMode {
     Xts,
     Cbc,
     Ecb,
@@ -50,13 +50,13 @@ impl Suite {
         }
         let (chain, iv) = mode.split_once('-').unwrap_or((mode, ""));
         let chain = match chain {
-            "xts" => Chain::Xts,
-            "cbc" => Chain::Cbc,
-            "ecb" => Chain::Ecb,
+            "xts" => CipherMode::Xts,
+            "cbc" => CipherMode::Cbc,
+            "ecb" => CipherMode::Ecb,
             _ => return Err(unknown()),
         };
         let iv = match iv {
-            _ if chain == Chain::Ecb => Iv::None,
+            _ if chain == CipherMode::Ecb => Iv::None,
             "plain" => Iv::Plain,
             "plain64" => Iv::Plain64,
             _ => {
@@ -70,14 +70,14 @@ impl Suite {
     /// A cipher with this key; an error says what is wrong.
     pub(super) fn with_key(self, key: &[u8]) -> Result<Sectors, String> {
         let cipher = match (self.chain, key.len()) {
-            (Chain::Xts, 32) => Cipher::aes_128_xts(),
-            (Chain::Xts, 64) => Cipher::aes_256_xts(),
-            (Chain::Cbc, 16) => Cipher::aes_128_cbc(),
-            (Chain::Cbc, 24) => Cipher::aes_192_cbc(),
-            (Chain::Cbc, 32) => Cipher::aes_256_cbc(),
-            (Chain::Ecb, 16) => Cipher::aes_128_ecb(),
-            (Chain::Ecb, 24) => Cipher::aes_192_ecb(),
-            (Chain::Ecb, 32) => Cipher::aes_256_ecb(),
+            (CipherMode::Xts, 32) => Cipher::aes_128_xts(),
+            (CipherMode::Xts, 64) => Cipher::aes_256_xts(),
+            (CipherMode::Cbc, 16) => Cipher::aes_128_cbc(),
+            (CipherMode::Cbc, 24) => Cipher::aes_192_cbc(),
+            (CipherMode::Cbc, 32) => Cipher::aes_256_cbc(),
+            (CipherMode::Ecb, 16) => Cipher::aes_128_ecb(),
+            (CipherMode::Ecb, 24) => Cipher::aes_192_ecb(),
+            (CipherMode::Ecb, 32) => Cipher::aes_256_ecb(),
             (_, len) => return Err(format!("a key of {} bits does not fit the cipher", 8 * len)),
         };
         let essiv = match self.iv {
@@ -129,16 +129,16 @@ pub(super) struct Sectors {
     iv: Iv,
     essiv: Option<Essiv>,
     /// Contexts with the key already set, which takes longer than a sector: per direction.
-    idle: Mutex<[Vec<Contexts>; 2]>,
+    idle: Mutex<[Vec<CipherContexts>; 2]>,
 }
 
 /// The contexts of one thread: the data cipher, and that of the initialization vectors.
-struct Contexts {
+struct CipherContexts {
     data: CipherCtx,
     essiv: Option<CipherCtx>,
 }
 
-impl Contexts {
+impl CipherContexts {
     /// Encrypts or decrypts a sector.
     fn update(&mut self, sector: &mut [u8]) -> Result<(), ErrorStack> {
         if self.data.block_size() == 1 {
@@ -180,7 +180,11 @@ impl Sectors {
         })
     }
 
-    fn iv(&self, number: u64, contexts: &mut Contexts) -> Result<Option<[u8; 16]>, ErrorStack> {
+    fn iv(
+        &self,
+        number: u64,
+        contexts: &mut CipherContexts,
+    ) -> Result<Option<[u8; 16]>, ErrorStack> {
         let mut iv = [0; 16];
         match self.iv {
             Iv::None => return Ok(None),
@@ -200,7 +204,7 @@ impl Sectors {
     fn with_contexts(
         &self,
         encrypts: bool,
-        work: impl FnOnce(&mut Contexts) -> Result<(), ErrorStack>,
+        work: impl FnOnce(&mut CipherContexts) -> Result<(), ErrorStack>,
     ) -> Result<()> {
         let idle = || self.idle.lock().unwrap_or_else(PoisonError::into_inner);
         let direction = usize::from(encrypts);
@@ -214,7 +218,7 @@ impl Sectors {
         Ok(())
     }
 
-    fn contexts(&self, encrypts: bool) -> Result<Contexts, ErrorStack> {
+    fn contexts(&self, encrypts: bool) -> Result<CipherContexts, ErrorStack> {
         let mut data = CipherCtx::new()?;
         let cipher = Some(self.cipher);
         let key = Some(&self.key[..]);
@@ -235,7 +239,7 @@ impl Sectors {
                 Some(context)
             }
         };
-        Ok(Contexts { data, essiv })
+        Ok(CipherContexts { data, essiv })
     }
 }
 

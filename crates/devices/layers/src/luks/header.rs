@@ -26,12 +26,12 @@ pub(super) struct Header {
     key_digest: [u8; 20],
     key_salt: [u8; 32],
     key_rounds: u32,
-    pub(super) slots: Vec<Slot>,
+    pub(super) slots: Vec<KeySlot>,
 }
 
 /// A key slot: the key, encrypted with a passphrase.
 #[derive(Clone)]
-pub(super) struct Slot {
+pub(super) struct KeySlot {
     pub(super) active: bool,
     rounds: u32,
     salt: [u8; 32],
@@ -73,8 +73,8 @@ impl Header {
         if !matches!(key_len, 16 | 24 | 32 | 64) {
             return Err(invalid(&format!("a key of {key_len} bytes")));
         }
-        let slots: Vec<Slot> =
-            (0..SLOTS).map(|slot| Slot::parse(&bytes[208 + 48 * slot..])).collect();
+        let slots: Vec<KeySlot> =
+            (0..SLOTS).map(|slot| KeySlot::parse(&bytes[208 + 48 * slot..])).collect();
         let rounds = be32(bytes, 164);
         let all = slots.iter().filter(|slot| slot.active);
         if rounds == 0 || !all.clone().all(|slot| slot.fits()) {
@@ -103,7 +103,7 @@ impl Header {
     }
 
     /// Length of a slot's material in bytes, in whole sectors.
-    pub(super) fn material_len(&self, slot: &Slot) -> u64 {
+    pub(super) fn material_len(&self, slot: &KeySlot) -> u64 {
         (self.key_len as u64 * u64::from(slot.stripes)).next_multiple_of(SECTOR)
     }
 
@@ -112,7 +112,7 @@ impl Header {
     pub(super) async fn unlock(
         &self,
         passphrase: &[u8],
-        slots: Vec<(Slot, Vec<u8>)>,
+        slots: Vec<(KeySlot, Vec<u8>)>,
     ) -> Result<Option<Sectors>, String> {
         for (slot, material) in slots {
             let derived = self.derive(passphrase, &slot.salt, slot.rounds, self.key_len).await?;
@@ -160,9 +160,9 @@ impl Header {
     }
 }
 
-impl Slot {
-    fn parse(bytes: &[u8]) -> Slot {
-        Slot {
+impl KeySlot {
+    fn parse(bytes: &[u8]) -> KeySlot {
+        KeySlot {
             active: be32(bytes, 0) == ACTIVE,
             rounds: be32(bytes, 4),
             salt: bytes[8..40].try_into().expect("32 bytes"),

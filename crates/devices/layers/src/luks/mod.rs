@@ -12,18 +12,18 @@ mod passphrase;
 use std::sync::Arc;
 
 use blockhaul_block::{
-    BlockSizes, Can, Device, DeviceExt, Error, Facts, Hints, Kind, Op, Outcome, Pending, Reply,
-    Request, Result,
+    BlockSizes, Can, Device, DeviceExt, Error, Facts, Hints, Kind, Op, Outcome, PendingRequest,
+    Reply, Request, Result,
 };
-use blockhaul_catalog::{Below, Layer, LayerKind, Opening, ParamKind};
+use blockhaul_catalog::{Layer, LayerBase, LayerKind, OpenFuture, ParamKind};
 use blockhaul_io::{Buf, Data, Reservation};
 
 use crate::declared::{param, param_or, usage};
 use crate::per_disk::PerDisk;
-use crate::scratch::Scratch;
+use crate::scratch::ScratchMemory;
 use cipher::{SECTOR, Sectors};
 use header::{HEADER, Header};
-use passphrase::Source;
+use passphrase::PassphraseSource;
 
 /// Longest payload processed on the worker itself: about 100 us.
 const INLINE_MAX: usize = 512 << 10;
@@ -75,13 +75,13 @@ blockhaul serve --layer 'luks?passphrase=+key' disk.luks \
             ));
         };
         let iterations = args.number("max-iterations").unwrap_or(32_000_000);
-        let passphrase = Arc::new(Source::parse(text)?);
+        let passphrase = Arc::new(PassphraseSource::parse(text)?);
         Ok(Arc::new(Luks { passphrase, iterations, turns: PerDisk::default() }))
     },
 };
 
 struct Luks {
-    passphrase: Arc<Source>,
+    passphrase: Arc<PassphraseSource>,
     /// Maximum iterations for a key.
     iterations: u64,
     /// Only one client at a time tries the passphrase of a container.
@@ -97,7 +97,7 @@ impl Layer for Luks {
         true
     }
 
-    fn open(self: Arc<Self>, below: Below) -> Opening<Arc<dyn Device>> {
+    fn open(self: Arc<Self>, below: LayerBase) -> OpenFuture<Arc<dyn Device>> {
         Box::pin(async move {
             let source = self.passphrase.clone();
             // It may wait for user input.
@@ -160,24 +160,24 @@ async fn open(
     let BlockSizes { minimum, preferred, maximum } = facts.block;
     let minimum = minimum.max(SECTOR as u32);
     facts.block = BlockSizes { minimum, preferred, maximum: maximum - maximum % minimum };
-    let scratch = Scratch::new(Scratch::PIECE.min(u64::from(facts.block.maximum)));
+    let scratch = ScratchMemory::new(ScratchMemory::PIECE.min(u64::from(facts.block.maximum)));
     let sectors = Arc::new(sectors);
-    let inside = Arc::new(Inside { inner, offset, sectors, scratch });
+    let inside = Arc::new(LuksState { inner, offset, sectors, scratch });
     Ok(Arc::new(LuksDevice { facts: Arc::new(facts), inside }))
 }
 
 struct LuksDevice {
     facts: Arc<Facts>,
-    inside: Arc<Inside>,
+    inside: Arc<LuksState>,
 }
 
 /// State shared by requests in flight.
-struct Inside {
+struct LuksState {
     inner: Arc<dyn Device>,
     /// Start of the payload in bytes.
     offset: u64,
     sectors: Arc<Sectors>,
-    scratch: Scratch,
+    scratch: ScratchMemory,
 }
 
 impl Device for LuksDevice {
@@ -185,7 +185,7 @@ impl Device for LuksDevice {
         self.facts.clone()
     }
 
-    fn submit(&self, request: Request) -> Pending {
+    fn submit(&self, request: Request) -> PendingRequest {
         let inside = self.inside.clone();
         let Request { op, at, len, flags } = request;
         match op {
@@ -193,7 +193,7 @@ impl Device for LuksDevice {
                 let kept = room.keep();
                 let asked = Request::read(at + inside.offset, room.in_memory());
                 let pending = inside.inner.submit(asked);
-                Pending::start(async move {
+                PendingRequest::start(async move {
                     let buf = match pending.await? {
                         Reply::Data(data) => own(data),
                         // Zeroes count as encrypted data, too.
@@ -210,7 +210,9 @@ impl Device for LuksDevice {
                     inside.decrypt(at, buf).await
                 })
             }
-            Op::Write(data) => Pending::start(async move { inside.write(at, data, flags).await }),
+            Op::Write(data) => {
+                PendingRequest::start(async move { inside.write(at, data, flags).await })
+            }
             Op::Flush => inside.inner.submit(Request::flush()),
             Op::Cache => inside.inner.submit(Request::cache(at + inside.offset, len)),
             // The fence rejects them.
@@ -221,7 +223,7 @@ impl Device for LuksDevice {
     }
 }
 
-impl Inside {
+impl LuksState {
     async fn decrypt(&self, at: u64, buf: Buf) -> Outcome {
         let mut buf = buf;
         if buf.len() <= INLINE_MAX {
@@ -235,7 +237,7 @@ impl Inside {
         Ok(Reply::Data(buf.into()))
     }
 
-    async fn write(&self, at: u64, data: Data, flags: blockhaul_block::Flags) -> Outcome {
+    async fn write(&self, at: u64, data: Data, flags: blockhaul_block::RequestFlags) -> Outcome {
         let mut out = Vec::new();
         let mut done = 0;
         let mut failed = None;

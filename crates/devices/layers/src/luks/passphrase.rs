@@ -12,35 +12,35 @@ use crate::declared::usage;
 const MOST: u64 = 8 << 20;
 
 /// A passphrase that is read on first use.
-pub(super) struct Source {
-    place: Place,
+pub(super) struct PassphraseSource {
+    place: PassphraseOrigin,
     read: Mutex<Option<Arc<Vec<u8>>>>,
 }
 
-enum Place {
+enum PassphraseOrigin {
     Given(String),
     File(String),
     Descriptor(i32),
     Asked,
 }
 
-impl Source {
+impl PassphraseSource {
     /// Parses SECRET, `+FILE`, `-FD` or `-`.
-    pub(super) fn parse(text: &str) -> Result<Source> {
+    pub(super) fn parse(text: &str) -> Result<PassphraseSource> {
         let place = match (text.strip_prefix('+'), text.strip_prefix('-')) {
             (Some(""), _) => return Err(usage("luks: passphrase=+ requires the name of a file")),
-            (Some(path), _) => Place::File(path.into()),
-            (_, Some("")) => Place::Asked,
+            (Some(path), _) => PassphraseOrigin::File(path.into()),
+            (_, Some("")) => PassphraseOrigin::Asked,
             (_, Some(number)) => {
                 let number = number.parse().ok().filter(|&number: &i32| number >= 0);
                 let number = number.ok_or_else(|| {
                     usage("luks: passphrase=-FD requires the number of a descriptor")
                 })?;
-                Place::Descriptor(number)
+                PassphraseOrigin::Descriptor(number)
             }
-            (None, None) => Place::Given(text.into()),
+            (None, None) => PassphraseOrigin::Given(text.into()),
         };
-        Ok(Source { place, read: Mutex::default() })
+        Ok(PassphraseSource { place, read: Mutex::default() })
     }
 
     /// The passphrase; the first call reads it, which may wait for user input.
@@ -55,19 +55,19 @@ impl Source {
     }
 }
 
-impl Place {
+impl PassphraseOrigin {
     fn read(&self) -> Result<Vec<u8>> {
         match self {
-            Place::Given(text) => Ok(text.clone().into_bytes()),
-            Place::File(path) => {
+            PassphraseOrigin::Given(text) => Ok(text.clone().into_bytes()),
+            PassphraseOrigin::File(path) => {
                 let what = format!("luks: cannot read the passphrase from {path}");
                 read_line(File::open(path), what)
             }
-            Place::Descriptor(number) => {
+            PassphraseOrigin::Descriptor(number) => {
                 let what = format!("luks: cannot read the passphrase from descriptor {number}");
                 read_line(File::open(format!("/proc/self/fd/{number}")), what)
             }
-            Place::Asked => ask(),
+            PassphraseOrigin::Asked => ask(),
         }
     }
 }
@@ -94,7 +94,7 @@ fn ask() -> Result<Vec<u8>> {
     let failed = |error| Error::system("luks: cannot prompt for the passphrase", error);
     let input = std::io::stdin();
     let mut line = Vec::new();
-    let hidden = input.is_terminal().then(|| Hidden::new(&input)).flatten();
+    let hidden = input.is_terminal().then(|| EchoGuard::new(&input)).flatten();
     if hidden.is_some() {
         // Ignore a closed standard error.
         let _ = write!(std::io::stderr(), "passphrase: ");
@@ -111,23 +111,23 @@ fn ask() -> Result<Vec<u8>> {
 }
 
 /// A terminal with echo off; restored on drop.
-struct Hidden<'a> {
+struct EchoGuard<'a> {
     input: &'a std::io::Stdin,
     before: rustix::termios::Termios,
 }
 
-impl Hidden<'_> {
-    fn new(input: &std::io::Stdin) -> Option<Hidden<'_>> {
+impl EchoGuard<'_> {
+    fn new(input: &std::io::Stdin) -> Option<EchoGuard<'_>> {
         use rustix::termios::{LocalModes, OptionalActions, tcgetattr, tcsetattr};
         let before = tcgetattr(input).ok()?;
         let mut quiet = before.clone();
         quiet.local_modes -= LocalModes::ECHO;
         tcsetattr(input, OptionalActions::Flush, &quiet).ok()?;
-        Some(Hidden { input, before })
+        Some(EchoGuard { input, before })
     }
 }
 
-impl Drop for Hidden<'_> {
+impl Drop for EchoGuard<'_> {
     fn drop(&mut self) {
         // The terminal may be gone.
         let _ = rustix::termios::tcsetattr(
@@ -147,7 +147,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("secret");
         std::fs::write(&path, "open sesame\nanother line\n").unwrap();
-        let get = |text: &str| Source::parse(text).unwrap().get().map(|found| found.to_vec());
+        let get =
+            |text: &str| PassphraseSource::parse(text).unwrap().get().map(|found| found.to_vec());
         assert_eq!(get("plain").unwrap(), b"plain");
         assert_eq!(get(&format!("+{}", path.display())).unwrap(), b"open sesame");
         let file = File::open(&path).unwrap();
@@ -155,7 +156,7 @@ mod tests {
         assert_eq!(get(&format!("-{number}")).unwrap(), b"open sesame");
         assert!(get("+/nonexistent").unwrap_err().to_string().contains("from /nonexistent"));
         for wrong in ["+", "-x", "--1"] {
-            assert!(Source::parse(wrong).is_err(), "{wrong}");
+            assert!(PassphraseSource::parse(wrong).is_err(), "{wrong}");
         }
     }
 }

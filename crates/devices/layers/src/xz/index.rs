@@ -16,7 +16,7 @@ const PADDING_MAX: u64 = 1 << 20;
 
 /// A part of the file that can be decoded independently.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Block {
+pub(super) struct XzBlock {
     /// Its offset in the file, and its length there without padding.
     pub(super) at: u64,
     pub(super) packed: u64,
@@ -27,7 +27,7 @@ pub(super) struct Block {
     pub(super) check: u8,
 }
 
-impl Block {
+impl XzBlock {
     /// The index and footer of a stream with only this block.
     pub(super) fn end_of_stream(self) -> Vec<u8> {
         let mut index = vec![0, 1];
@@ -46,15 +46,15 @@ impl Block {
 
 /// All blocks of a file, in order.
 #[derive(Debug, Default)]
-pub(super) struct Index {
-    pub(super) blocks: Vec<Block>,
+pub(super) struct XzIndex {
+    pub(super) blocks: Vec<XzBlock>,
     pub(super) size: u64,
     /// Contents of the longest block, in bytes.
     pub(super) longest: u64,
 }
 
-impl Index {
-    pub(super) async fn read(file: &Arc<dyn Device>) -> Result<Index> {
+impl XzIndex {
+    pub(super) async fn read(file: &Arc<dyn Device>) -> Result<XzIndex> {
         let facts = file.facts();
         let wrong = |why: &str| Error::new(Kind::Invalid, format!("xz: {}: {why}", facts.name));
         if facts.size == 0 {
@@ -97,12 +97,12 @@ impl Index {
             streams.push((start + ENDS, blocks));
             end = start;
         }
-        let mut all = Index::default();
+        let mut all = XzIndex::default();
         for (at, blocks) in streams.into_iter().rev() {
             let mut at = at;
             for block in blocks {
                 if block.len > 0 {
-                    all.blocks.push(Block { at, start: all.size, ..block });
+                    all.blocks.push(XzBlock { at, start: all.size, ..block });
                     all.longest = all.longest.max(block.len);
                 }
                 at += block.packed.next_multiple_of(4);
@@ -137,7 +137,7 @@ async fn without_padding(file: &Arc<dyn Device>, end: u64) -> Result<u64> {
 }
 
 /// The blocks of an index, without their offsets.
-fn parse(bytes: &[u8], check: u8) -> Option<Vec<Block>> {
+fn parse(bytes: &[u8], check: u8) -> Option<Vec<XzBlock>> {
     let (content, sum) = bytes.split_at_checked(bytes.len().checked_sub(4)?)?;
     if crc32(content) != le32(sum, 0) {
         return None;
@@ -155,7 +155,7 @@ fn parse(bytes: &[u8], check: u8) -> Option<Vec<Block>> {
         if packed == 0 || packed > i64::MAX as u64 {
             return None;
         }
-        blocks.push(Block { at: 0, packed, start: 0, len, check });
+        blocks.push(XzBlock { at: 0, packed, start: 0, len, check });
     }
     (rest.len() < 4 && rest.iter().all(|&byte| byte == 0)).then_some(blocks)
 }

@@ -7,16 +7,16 @@ mod index;
 use std::sync::Arc;
 
 use blockhaul_block::{Device, Error, Kind, Result};
-use blockhaul_catalog::{Args, Below, Layer, LayerKind, Opening, ParamKind};
+use blockhaul_catalog::{Layer, LayerBase, LayerKind, OpenFuture, ParamKind, ParamValues};
 use blockhaul_io::{Data, Reservation};
 use crc32fast::hash as crc32;
 use lzma_rust2::{Action, Status, XzStream};
 
 use crate::declared::{param_or, usage};
-use crate::packed::{Content, PackedIndex, Part, Unpack, Unpacked};
+use crate::packed::{PackedContent, PackedFile, PackedIndex, PackedPart, UnpackedDevice};
 use crate::per_disk::PerDisk;
-use crate::scratch::Scratch;
-use index::{Block, Index};
+use crate::scratch::ScratchMemory;
+use index::{XzBlock, XzIndex};
 
 /// The layer `xz`.
 pub static XZ: LayerKind = LayerKind {
@@ -52,7 +52,7 @@ const DECODERS: u64 = 2;
 /// Maximum dictionary besides that of the longest block: that of `xz -9`.
 const DICTIONARY: u64 = 64 << 20;
 
-fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
+fn configure(args: &ParamValues) -> Result<Arc<dyn Layer>> {
     let most = args.size("xz-max-block").unwrap_or(512 << 20);
     let depth = args.number("xz-max-depth").unwrap_or(8);
     if depth == 0 || depth > 1 << 16 {
@@ -68,7 +68,7 @@ fn configure(args: &Args) -> Result<Arc<dyn Layer>> {
 struct Xz {
     most: u64,
     depth: usize,
-    files: PerDisk<Content<Index>>,
+    files: PerDisk<PackedContent<XzIndex>>,
 }
 
 impl Layer for Xz {
@@ -80,11 +80,11 @@ impl Layer for Xz {
         true
     }
 
-    fn open(self: Arc<Self>, below: Below) -> Opening<Arc<dyn Device>> {
+    fn open(self: Arc<Self>, below: LayerBase) -> OpenFuture<Arc<dyn Device>> {
         Box::pin(async move {
             let facts = below.device.facts();
             let index = async {
-                let index = Index::read(&below.device).await?;
+                let index = XzIndex::read(&below.device).await?;
                 if index.longest > self.most {
                     return Err(Error::new(
                         Kind::TooLarge,
@@ -97,47 +97,47 @@ impl Layer for Xz {
                 }
                 Ok(index)
             };
-            let content = Content::open(&self.files, &below, self.depth, index).await?;
+            let content = PackedContent::open(&self.files, &below, self.depth, index).await?;
             let inner = below.device;
-            let scratch = Scratch::for_device(&inner);
-            Ok(Unpacked::over(&facts, File { inner, content, scratch }))
+            let scratch = ScratchMemory::for_device(&inner);
+            Ok(UnpackedDevice::over(&facts, XzHandle { inner, content, scratch }))
         })
     }
 }
 
-impl PackedIndex for Index {
+impl PackedIndex for XzIndex {
     const FILE: &'static str = "an xz file";
 
     fn size(&self) -> u64 {
         self.size
     }
 
-    fn part_at(&self, at: u64) -> Option<Part> {
+    fn part_at(&self, at: u64) -> Option<PackedPart> {
         let number = self.find(at);
         let block = self.blocks.get(number)?;
-        Some(Part { number: number as u64, start: block.start, len: block.len })
+        Some(PackedPart { number: number as u64, start: block.start, len: block.len })
     }
 }
 
 /// A handle.
-struct File {
+struct XzHandle {
     inner: Arc<dyn Device>,
-    content: Arc<Content<Index>>,
-    scratch: Scratch,
+    content: Arc<PackedContent<XzIndex>>,
+    scratch: ScratchMemory,
 }
 
-impl Unpack for File {
-    type Index = Index;
+impl PackedFile for XzHandle {
+    type Index = XzIndex;
 
-    fn content(&self) -> &Content<Index> {
+    fn content(&self) -> &PackedContent<XzIndex> {
         &self.content
     }
 
-    fn decoder(&self, part: Part) -> u64 {
+    fn decoder(&self, part: PackedPart) -> u64 {
         part.number % DECODERS
     }
 
-    async fn decode(&self, part: Part) -> Result<Data> {
+    async fn decode(&self, part: PackedPart) -> Result<Data> {
         let content = &self.content;
         let number = part.number;
         let block = content.index.blocks[number as usize];
@@ -155,9 +155,9 @@ impl Unpack for File {
     }
 }
 
-impl File {
+impl XzHandle {
     /// A stream's header and the block as it is in the file, with its padding.
-    async fn packed(&self, block: Block) -> Result<Vec<u8>> {
+    async fn packed(&self, block: XzBlock) -> Result<Vec<u8>> {
         let len = block.packed.next_multiple_of(4);
         let most = block.len.saturating_add(block.len / 8).saturating_add(1 << 20);
         if len > most {
@@ -175,7 +175,7 @@ impl File {
 }
 
 /// Decodes a block after its stream's header, and verifies it.
-fn decode(packed: &[u8], block: Block, longest: u64) -> Result<Data, String> {
+fn decode(packed: &[u8], block: XzBlock, longest: u64) -> Result<Data, String> {
     let dictionary = longest.max(DICTIONARY) + (1 << 20);
     let limit = u32::try_from(dictionary / 1024).unwrap_or(u32::MAX);
     let mut stream = XzStream::new_mem_limit(false, limit);

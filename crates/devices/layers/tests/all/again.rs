@@ -8,12 +8,12 @@ use std::time::Duration;
 
 use crate::common::{layer, on_workers, read, refused, write};
 use blockhaul_block::{
-    Can, Device, DeviceExt, Error, Facts, Flags, Kind, OpKind, Pending, Request,
+    Can, Device, DeviceExt, Error, Facts, Kind, OpKind, PendingRequest, Request, RequestFlags,
 };
-use blockhaul_catalog::{Another, Below, Layer, Opening};
+use blockhaul_catalog::{HandleOpener, Layer, LayerBase, OpenFuture};
 use blockhaul_io::Data;
 use blockhaul_layers::StatsLayer;
-use blockhaul_testkit::fault::{FaultDevice, Rule, Then};
+use blockhaul_testkit::fault::{FaultDevice, FaultEffect, FaultRule};
 
 /// Memory behind connections that end after a number of requests, with this kind of error.
 struct Fragile {
@@ -27,7 +27,7 @@ impl Device for Fragile {
         self.memory.facts()
     }
 
-    fn submit(&self, request: Request) -> Pending {
+    fn submit(&self, request: Request) -> PendingRequest {
         let left = |left: u64| left.checked_sub(1);
         match self.left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, left) {
             Ok(_) => self.memory.submit(request),
@@ -44,8 +44,8 @@ struct Dialer {
     dialed: AtomicU64,
 }
 
-impl Another for Dialer {
-    fn another(&self) -> Opening<Arc<dyn Device>> {
+impl HandleOpener for Dialer {
+    fn another(&self) -> OpenFuture<Arc<dyn Device>> {
         self.dialed.fetch_add(1, Ordering::SeqCst);
         let left = Arc::new(AtomicU64::new(self.requests));
         let device = Arc::new(Fragile { memory: self.memory.clone(), left, kind: self.kind });
@@ -57,7 +57,7 @@ async fn fragile(text: &str, requests: u64, kind: Kind) -> (Arc<dyn Device>, Arc
     let memory = blockhaul_backends::memory(1 << 20);
     let dialer = Arc::new(Dialer { memory, requests, kind, dialed: AtomicU64::new(0) });
     let device = dialer.another().await.unwrap();
-    let below = Below { reopen: Some(dialer.clone()), ..Below::alone(device) };
+    let below = LayerBase { reopen: Some(dialer.clone()), ..LayerBase::alone(device) };
     (layer(text).unwrap().open(below).await.unwrap(), dialer)
 }
 
@@ -110,8 +110,8 @@ struct Late {
     kind: Kind,
 }
 
-impl Another for Late {
-    fn another(&self) -> Opening<Arc<dyn Device>> {
+impl HandleOpener for Late {
+    fn another(&self) -> OpenFuture<Arc<dyn Device>> {
         let left = |left: u64| left.checked_sub(1);
         match self.absent.fetch_update(Ordering::SeqCst, Ordering::SeqCst, left) {
             Ok(_) => {
@@ -134,7 +134,7 @@ fn a_flush_waits_for_a_server_that_is_not_there_yet() {
             let dialer = Arc::new(dialer);
             let first = dialer.another().await.unwrap();
             let late = Arc::new(Late { dialer, absent: AtomicU64::new(3), kind });
-            let below = Below { reopen: Some(late.clone()), ..Below::alone(first) };
+            let below = LayerBase { reopen: Some(late.clone()), ..LayerBase::alone(first) };
             let text = "retry?retry-delay=1ms&retry-exponential=off&retries=5";
             let device = layer(text).unwrap().open(below).await.unwrap();
             write(&device, 0, b"x").await;
@@ -189,7 +189,7 @@ fn a_connection_that_is_made_again_may_have_lost_what_another_has_written() {
             let memory = memory.clone();
             let dialer = Dialer { memory, requests, kind, dialed: AtomicU64::new(0) };
             let first = dialer.another().await.unwrap();
-            let below = Below { reopen: Some(Arc::new(dialer)), ..Below::alone(first) };
+            let below = LayerBase { reopen: Some(Arc::new(dialer)), ..LayerBase::alone(first) };
             layer.clone().open(below).await.unwrap()
         };
         let (one, other) = (open(2).await, open(1).await);
@@ -214,7 +214,7 @@ fn a_connection_that_is_made_again_may_have_lost_what_another_has_written() {
 fn a_flush_does_not_cover_a_write_that_ended_during_it() {
     on_workers(|| async {
         let faults = FaultDevice::over(blockhaul_backends::memory(1 << 20), 1);
-        faults.add(Rule::new(Then::HangAfter).kind(OpKind::Flush).times(1));
+        faults.add(FaultRule::new(FaultEffect::HangAfter).kind(OpKind::Flush).times(1));
         let dialer = Dialer {
             memory: faults.clone(),
             requests: 2,
@@ -222,7 +222,7 @@ fn a_flush_does_not_cover_a_write_that_ended_during_it() {
             dialed: AtomicU64::new(0),
         };
         let below = dialer.another().await.unwrap();
-        let below = Below { reopen: Some(Arc::new(dialer)), ..Below::alone(below) };
+        let below = LayerBase { reopen: Some(Arc::new(dialer)), ..LayerBase::alone(below) };
         let text = "retry?retry-delay=1ms&unflushed=fail";
         let device = layer(text).unwrap().open(below).await.unwrap();
         let flush = device.submit(Request::flush());
@@ -253,8 +253,8 @@ impl Device for Forgetful {
         self.memory.facts()
     }
 
-    fn submit(&self, request: Request) -> Pending {
-        if request.kind() == OpKind::Flush || request.flags.contains(Flags::FUA) {
+    fn submit(&self, request: Request) -> PendingRequest {
+        if request.kind() == OpKind::Flush || request.flags.contains(RequestFlags::FUA) {
             self.asked.fetch_add(1, Ordering::SeqCst);
             if self.has_lost.swap(false, Ordering::SeqCst) {
                 return Error::new(Kind::Io, "writeback failed").into();
@@ -294,8 +294,8 @@ fn a_failed_flush_is_not_repeated_and_no_later_one_succeeds() {
                         _ => Request::zero(0, 4096),
                     };
                     let flags = match first {
-                        OpKind::Flush => Flags::empty(),
-                        _ => Flags::FUA,
+                        OpKind::Flush => RequestFlags::empty(),
+                        _ => RequestFlags::FUA,
                     };
                     let error = one.submit(request.with(flags)).await.unwrap_err();
                     assert_eq!(error.kind(), Kind::Io, "{text}: {first:?}");
@@ -303,8 +303,8 @@ fn a_failed_flush_is_not_repeated_and_no_later_one_succeeds() {
                 for device in [&two, &one] {
                     for request in [
                         Request::flush(),
-                        Request::write(5, Data::copy_of(b"y")).with(Flags::FUA),
-                        Request::zero(0, 8192).with(Flags::FUA),
+                        Request::write(5, Data::copy_of(b"y")).with(RequestFlags::FUA),
+                        Request::zero(0, 8192).with(RequestFlags::FUA),
                         Request::flush(),
                     ] {
                         let error = device.submit(request).await.unwrap_err();
@@ -329,7 +329,7 @@ fn storage_that_is_opened_again_can_be_flushed() {
             let storage = Forgetful::new();
             let layer = layer(text).unwrap();
             let device = layer.wrap(storage.clone()).unwrap();
-            let request = Request::write(0, Data::copy_of(b"x")).with(Flags::FUA);
+            let request = Request::write(0, Data::copy_of(b"x")).with(RequestFlags::FUA);
             device.submit(request).await.unwrap_err();
             device.flush().await.unwrap_err();
             drop(device);

@@ -6,14 +6,16 @@ use std::time::Duration;
 use crate::common::{
     disk_of_clients, layer, on_workers, opened, read, refused, runs, stacked, write,
 };
-use blockhaul_block::{Can, Device, DeviceExt, Flags, HOLE, Kind, OpKind, Reply, Request, ZERO};
-use blockhaul_catalog::{Another, Layer, Opened, Opening};
-use blockhaul_io::{Config, Data, Runtime};
+use blockhaul_block::{
+    Can, Device, DeviceExt, HOLE, Kind, OpKind, Reply, Request, RequestFlags, ZERO,
+};
+use blockhaul_catalog::{HandleOpener, Layer, OpenFuture, OpenedDevice};
+use blockhaul_io::{Data, Runtime, RuntimeConfig};
 use blockhaul_layers::StatsLayer;
-use blockhaul_testkit::conform::{self, Options, Subject};
+use blockhaul_testkit::conform::{self, ConformOptions, Subject};
 use blockhaul_testkit::crash::CrashDevice;
-use blockhaul_testkit::fault::{FaultDevice, Rule, Then};
-use blockhaul_testkit::model::{Completion, Model, ModelDevice};
+use blockhaul_testkit::fault::{FaultDevice, FaultEffect, FaultRule};
+use blockhaul_testkit::model::{CompletionOrder, Model, ModelDevice};
 
 const BLOCK: u64 = 64 << 10;
 const SIZE: u64 = 10 * BLOCK + 100;
@@ -21,7 +23,7 @@ const SIZE: u64 = 10 * BLOCK + 100;
 /// A device with a pattern, and counters of its requests.
 fn counted(size: u64) -> (Arc<ModelDevice>, StatsLayer, Arc<dyn Device>) {
     let bytes = (0..size).map(|at| (at / 7 % 251) as u8 + 1).collect();
-    let model = ModelDevice::new(Model::new(size).with_content(bytes), Completion::Deferred);
+    let model = ModelDevice::new(Model::new(size).with_content(bytes), CompletionOrder::Deferred);
     let counter = StatsLayer::new();
     let device = counter.wrap(blockhaul_block::emulate::emulate(model.clone())).unwrap();
     (model, counter, device)
@@ -139,7 +141,7 @@ fn modes_differ_in_what_reaches_the_device_and_when() {
 
         let before = model.bytes();
         let lazy = stacked(device.clone(), &["cache?cache=unsafe"]).unwrap();
-        let durable = Request::write(0, Data::copy_of(b"lost")).with(Flags::FUA);
+        let durable = Request::write(0, Data::copy_of(b"lost")).with(RequestFlags::FUA);
         lazy.submit(durable).await.unwrap();
         lazy.flush().await.unwrap();
         assert_eq!(read(&lazy, 0, 4).await, b"lost");
@@ -147,7 +149,7 @@ fn modes_differ_in_what_reaches_the_device_and_when() {
 
         let back = stacked(device, &["cache"]).unwrap();
         write(&back, 0, b"later").await;
-        let durable = Request::write(4 * BLOCK, Data::copy_of(b"now")).with(Flags::FUA);
+        let durable = Request::write(4 * BLOCK, Data::copy_of(b"now")).with(RequestFlags::FUA);
         back.submit(durable).await.unwrap();
         assert_eq!(model.bytes()[4 * BLOCK as usize..][..3], *b"now");
         assert!(model.bytes()[..5] == before[..5]);
@@ -160,7 +162,8 @@ fn modes_differ_in_what_reaches_the_device_and_when() {
 #[test]
 fn the_end_carries_what_was_not_flushed() {
     let (model, _, device) = counted(SIZE);
-    let runtime = Runtime::start(&Config { workers: 2, ..Config::default() }).unwrap();
+    let runtime =
+        Runtime::start(&RuntimeConfig { workers: 2, ..RuntimeConfig::default() }).unwrap();
     let cache = runtime.block_on(|| async move {
         let slow = layer("delay?write=30ms").unwrap().wrap(device).unwrap();
         let cache = stacked(slow, &["cache"]).unwrap();
@@ -188,7 +191,8 @@ fn the_end_carries_what_was_not_flushed_below_layers_that_work_in_the_background
             &["delay?cache=20ms", "readahead"],
         ] {
             let (model, _, device) = counted(SIZE);
-            let runtime = Runtime::start(&Config { workers: 2, ..Config::default() }).unwrap();
+            let runtime =
+                Runtime::start(&RuntimeConfig { workers: 2, ..RuntimeConfig::default() }).unwrap();
             let cache = runtime.block_on(move || async move {
                 let cache = stacked(device, &[&["cache"], above].concat()).unwrap();
                 for block in 0..10 {
@@ -217,7 +221,7 @@ fn a_zeroing_that_is_refused_has_changed_nothing() {
         let (_, _, device) = counted(SIZE);
         let cache = stacked(device, &["cow", "cache"]).unwrap();
         let before = read(&cache, 0, SIZE as usize).await;
-        let flags = Flags::FAST | Flags::NO_HOLE;
+        let flags = RequestFlags::FAST | RequestFlags::NO_HOLE;
         for (at, len) in [(BLOCK - 10, 2 * BLOCK), (5, SIZE - 5), (100, 3000)] {
             let outcome = cache.submit(Request::zero(at, len).with(flags)).await;
             assert_eq!(outcome.unwrap_err().kind(), Kind::Unsupported);
@@ -244,7 +248,11 @@ fn a_client_that_connects_while_the_last_one_leaves_loses_nothing() {
     on_workers(|| async {
         let disk = disk_of_clients(SIZE, false);
         let faults = FaultDevice::over(disk.clone(), 1);
-        faults.add(Rule::new(Then::Delay(Duration::from_millis(300))).kind(OpKind::Flush).times(1));
+        faults.add(
+            FaultRule::new(FaultEffect::Delay(Duration::from_millis(300)))
+                .kind(OpKind::Flush)
+                .times(1),
+        );
         let below: Arc<dyn Device> = faults.clone();
         let cache = layer("cache").unwrap();
         let first = opened(&cache, &below, "a").await;
@@ -277,7 +285,11 @@ fn a_failed_flush_keeps_what_it_could_not_carry() {
         for block in [1, 4, 8] {
             write(&cache, block * BLOCK, b"dirty").await;
         }
-        faults.add(Rule::new(Then::Fail(Kind::Io)).range(4 * BLOCK..5 * BLOCK).kind(OpKind::Write));
+        faults.add(
+            FaultRule::new(FaultEffect::Fail(Kind::Io))
+                .range(4 * BLOCK..5 * BLOCK)
+                .kind(OpKind::Write),
+        );
         assert_eq!(cache.flush().await.unwrap_err().kind(), Kind::Io);
         assert_eq!(read(&cache, 4 * BLOCK, 5).await, b"dirty");
         faults.heal();
@@ -293,7 +305,11 @@ fn a_bad_place_spoils_no_more_than_itself() {
     on_workers(|| async {
         let (model, _, device) = counted(SIZE);
         let faults = FaultDevice::over(device, 1);
-        faults.add(Rule::new(Then::Fail(Kind::Io)).range(BLOCK..BLOCK + 512).kind(OpKind::Read));
+        faults.add(
+            FaultRule::new(FaultEffect::Fail(Kind::Io))
+                .range(BLOCK..BLOCK + 512)
+                .kind(OpKind::Read),
+        );
         let cache = stacked(faults, &["cache?cache-on-read=true"]).unwrap();
         let at = BLOCK + 4096;
         assert_eq!(read(&cache, at, 9).await, model.bytes()[at as usize..][..9]);
@@ -368,8 +384,8 @@ impl More {
     }
 }
 
-impl Another for More {
-    fn another(&self) -> Opening<Arc<dyn Device>> {
+impl HandleOpener for More {
+    fn another(&self) -> OpenFuture<Arc<dyn Device>> {
         Box::pin(std::future::ready(Ok(self.device())))
     }
 }
@@ -381,12 +397,12 @@ fn what_was_flushed_survives_a_power_cut() {
     {
         conform::check(
             text,
-            Options { rounds: 2, steps: 60, ..Options::default() },
+            ConformOptions { rounds: 2, steps: 60, ..ConformOptions::default() },
             move || async move {
-                let below = CrashDevice::new(Model::new(200_000), Completion::Deferred);
+                let below = CrashDevice::new(Model::new(200_000), CompletionOrder::Deferred);
                 let more = More { cache: layer(text)?, below: below.clone() };
                 let device = more.device();
-                let opened = Opened { device, more: Some(Arc::new(more)) };
+                let opened = OpenedDevice { device, more: Some(Arc::new(more)) };
                 Ok(Subject::from(opened).durable(move || below.durable()))
             },
         );

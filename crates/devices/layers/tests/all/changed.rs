@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use crate::common::{layer, on_workers, read, refused, runs, stacked, write};
 use blockhaul_block::{
-    BASE_ALLOCATION, Can, Device, DeviceExt, Error, Extents, Facts, Flags, HOLE, Kind, OpKind,
-    Reply, Request, Result, ZERO,
+    BASE_ALLOCATION, Can, Device, DeviceExt, Error, Extents, Facts, HOLE, Kind, OpKind, Reply,
+    Request, RequestFlags, Result, ZERO,
 };
-use blockhaul_catalog::{Below, Layer};
+use blockhaul_catalog::{Layer, LayerBase};
 use blockhaul_io::{Data, Reservation};
 use blockhaul_layers::StatsLayer;
 
@@ -18,7 +18,7 @@ fn over_memory(texts: &[&str]) -> Arc<dyn Device> {
 
 /// Opens a layer over a device, as a stack does.
 async fn open(text: &str, device: Arc<dyn Device>) -> Result<Arc<dyn Device>> {
-    let below = Below::alone(blockhaul_block::emulate::emulate(device));
+    let below = LayerBase::alone(blockhaul_block::emulate::emulate(device));
     layer(text)?.open(below).await
 }
 
@@ -46,7 +46,7 @@ fn masks_hide_replace_and_tame() {
         device.zero(0, 65536).await.unwrap();
         assert_eq!(runs(&device, 0, 65536).await, [(65536, 0)], "zeroed, and still allocated");
         let slow = over_memory(&["nozero?zeromode=plugin&fastzeromode=slow"]);
-        let error = slow.submit(Request::zero(0, 4096).with(Flags::FAST)).await.unwrap_err();
+        let error = slow.submit(Request::zero(0, 4096).with(RequestFlags::FAST)).await.unwrap_err();
         assert_eq!(error.kind(), Kind::Unsupported);
 
         let device = over_memory(&["noextents"]);
@@ -90,7 +90,7 @@ fn extents_are_in_whole_blocks_of_the_size_that_is_told() {
         assert_eq!(runs(&device, 512, 600).await[0], (512, 0));
         assert_eq!(runs(&device, 3584, 416).await, [(416, HOLE | ZERO)]);
         let context = device.facts().all_contexts();
-        let asked = Request::extents(512, 3488, context).with(Flags::ONE_EXTENT);
+        let asked = Request::extents(512, 3488, context).with(RequestFlags::ONE_EXTENT);
         match device.submit(asked).await.unwrap() {
             Reply::Extents(lists) => assert_eq!(lists, [Extents::one(512, 0)]),
             other => panic!("{other:?}"),
@@ -127,7 +127,7 @@ fn fua_can_be_forced_and_dropped() {
             // Below, each durable write is a write and a flush, which can be counted.
             let device = stacked(counted, &["fua?fuamode=emulate", text]).unwrap();
             write(&device, 0, b"x").await;
-            device.submit(Request::zero(0, 1).with(Flags::FUA)).await.unwrap();
+            device.submit(Request::zero(0, 1).with(RequestFlags::FUA)).await.unwrap();
             device.flush().await.unwrap();
             assert_eq!(counter.counts(OpKind::Flush).requests, flushes, "{text}");
         }
@@ -337,7 +337,7 @@ impl Device for Disk {
         self.0.clone()
     }
 
-    fn submit(&self, request: Request) -> blockhaul_block::Pending {
+    fn submit(&self, request: Request) -> blockhaul_block::PendingRequest {
         let reply = match request.op {
             blockhaul_block::Op::Read(room) => {
                 let mut buf = room.into_buf();
@@ -353,7 +353,7 @@ impl Device for Disk {
             }
             _ => Reply::Extents(vec![Extents::one(request.len, 0)]),
         };
-        blockhaul_block::Pending::ready(Ok(reply))
+        blockhaul_block::PendingRequest::ready(Ok(reply))
     }
 }
 
@@ -469,11 +469,11 @@ impl Device for FastAtFront {
         Arc::new(facts)
     }
 
-    fn submit(&self, request: Request) -> blockhaul_block::Pending {
-        if request.flags.contains(Flags::FAST) && request.at >= 4096 {
+    fn submit(&self, request: Request) -> blockhaul_block::PendingRequest {
+        if request.flags.contains(RequestFlags::FAST) && request.at >= 4096 {
             return Error::new(Kind::Unsupported, "not fast here").into();
         }
-        self.0.submit(Request { flags: request.flags - Flags::FAST, ..request })
+        self.0.submit(Request { flags: request.flags - RequestFlags::FAST, ..request })
     }
 }
 
@@ -485,7 +485,7 @@ fn a_fast_zeroing_in_pieces_is_refused_as_a_whole_or_not_at_all() {
         let device = stacked(device, &["blocksize?maxlen=4k"]).unwrap();
         for (at, is_refused) in [(0, false), (4096, true)] {
             write(&device, 0, &[1; 32 << 10]).await;
-            let zeroed = device.submit(Request::zero(at, 16 << 10).with(Flags::FAST)).await;
+            let zeroed = device.submit(Request::zero(at, 16 << 10).with(RequestFlags::FAST)).await;
             assert_eq!(zeroed.is_err(), is_refused);
             let expected = if is_refused { 1 } else { 0 };
             assert_eq!(read(&device, at, 16 << 10).await, [expected; 16 << 10]);
@@ -501,7 +501,7 @@ impl Device for ShortRequests {
         self.0.facts()
     }
 
-    fn submit(&self, request: Request) -> blockhaul_block::Pending {
+    fn submit(&self, request: Request) -> blockhaul_block::PendingRequest {
         if request.len > 4096 {
             return Error::new(Kind::Invalid, "more than 4 KiB").into();
         }
@@ -523,7 +523,7 @@ fn the_longest_request_is_the_longest_of_data_as_well() {
         let asked = Request::extents(0, 1 << 20, contexts);
         let Reply::Extents(lists) = device.submit(asked).await.unwrap() else { panic!() };
         assert_eq!(lists[0].total(), 256 << 10);
-        let asked = Request::extents(0, 1 << 20, contexts).with(Flags::ONE_EXTENT);
+        let asked = Request::extents(0, 1 << 20, contexts).with(RequestFlags::ONE_EXTENT);
         let Reply::Extents(lists) = device.submit(asked).await.unwrap() else { panic!() };
         assert_eq!(lists[0].runs().len(), 1);
     });

@@ -4,12 +4,12 @@ use std::ffi::OsStr;
 use std::time::Duration;
 
 use blockhaul_block::{Can, Facts};
-use blockhaul_catalog::{Below, Intent, Registry, Spec};
-use blockhaul_testkit::conform::{self, Content, Options, Subject};
-use blockhaul_testkit::model::{Completion, Model, ModelDevice};
+use blockhaul_catalog::{DeviceSpec, Intent, LayerBase, Registry};
+use blockhaul_testkit::conform::{self, ConformOptions, InitialContent, Subject};
+use blockhaul_testkit::model::{CompletionOrder, Model, ModelDevice};
 
 /// Puts layers over a device, the last one outermost, and runs the suite.
-fn check(device: &'static str, layers: &'static [&'static str], options: Options) {
+fn check(device: &'static str, layers: &'static [&'static str], options: ConformOptions) {
     let name = format!("{} over {device}", layers.join(" over "));
     conform::check(&name, options, move || async move {
         let registry = Registry {
@@ -20,19 +20,19 @@ fn check(device: &'static str, layers: &'static [&'static str], options: Options
         };
         let configured =
             layers.iter().map(|text| registry.layer(text)).collect::<Result<_, _>>()?;
-        registry.open(&Spec::parse(OsStr::new(device))?, configured, Intent::WRITE).await
+        registry.open(&DeviceSpec::parse(OsStr::new(device))?, configured, Intent::WRITE).await
     });
 }
 
-fn zeroes() -> Options {
-    Options::default().content(Content::Zeroes)
+fn zeroes() -> ConformOptions {
+    ConformOptions::default().content(InitialContent::Zeroes)
 }
 
 #[test]
 fn offset() {
     check("memory:9M", &["offset?offset=4097&range=5000001"], zeroes());
     let shifted = |at: u64| ((at + 4099) & !7).to_be_bytes()[((at + 4099) % 8) as usize];
-    let options = Options::default().content(Content::oracle(shifted));
+    let options = ConformOptions::default().content(InitialContent::oracle(shifted));
     check("pattern:9M", &["offset?offset=4099"], options);
     // It ends within a block of a device that refuses parts of blocks.
     let layers = &["blocksize?minimum=4k&error-policy=error", "offset?range=300001"];
@@ -42,15 +42,15 @@ fn offset() {
 #[test]
 fn allocation_depth() {
     check("memory:5M", &["allocation-depth"], zeroes());
-    check("pattern:2M", &["noextents", "allocation-depth"], short(Options::default()));
+    check("pattern:2M", &["noextents", "allocation-depth"], short(ConformOptions::default()));
 }
 
 #[test]
 fn contexts() {
     check("memory:5M", &["allocation-depth", "contexts"], zeroes());
     let both = &["allocation-depth", "contexts?show=qemu:allocation-depth"];
-    check("pattern:2M", both, short(Options::default()));
-    check("pattern:2M", &["noextents", "contexts"], short(Options::default()));
+    check("pattern:2M", both, short(ConformOptions::default()));
+    check("pattern:2M", &["noextents", "contexts"], short(ConformOptions::default()));
 }
 
 #[test]
@@ -68,7 +68,7 @@ fn readonly() {
 #[test]
 fn delay() {
     let latency = Duration::from_millis(10);
-    let options = Options { latency: Some(latency), rounds: 1, steps: 40, ..zeroes() };
+    let options = ConformOptions { latency: Some(latency), rounds: 1, steps: 40, ..zeroes() };
     let all =
         &["delay?read=10ms&write=10ms&zero=10ms&trim=10ms&flush=10ms&cache=10ms&extents=10ms"];
     check("memory:1M", all, options);
@@ -102,12 +102,12 @@ fn extents_cache() {
     // Hardly any memory: everything is dropped all the time.
     check("memory:9M", &["extents-cache?memory=1k&bulk=64k", "delay?extents=1ms"], zeroes());
     check("memory:5M", &["delay?extents=1ms&write=1ms", "extents-cache"], zeroes());
-    check("sample:5M", &["extents-cache?bulk=1M"], Options::default());
+    check("sample:5M", &["extents-cache?bulk=1M"], ConformOptions::default());
 }
 
 /// Fewer random requests, for layers that change little.
-fn short(options: Options) -> Options {
-    Options { rounds: 2, steps: 60, ..options }
+fn short(options: ConformOptions) -> ConformOptions {
+    ConformOptions { rounds: 2, steps: 60, ..options }
 }
 
 #[test]
@@ -116,28 +116,28 @@ fn evil() {
     check("memory:2M", &["evil?evil-probability=0"], short(zeroes()));
     // The same bits are stuck on every read.
     const STUCK: &str = "evil?evil-probability=1e-4&evil-seed=5";
-    check("pattern:2M", &[STUCK], short(Options::default()));
+    check("pattern:2M", &[STUCK], short(ConformOptions::default()));
 }
 
 #[test]
 fn blocksize() {
     check("memory:2M", &["blocksize?minimum=4k&maximum=64k&preferred=32k"], short(zeroes()));
     check("memory:2M", &["blocksize?minblock=4k&maxdata=8k&maxlen=64k"], short(zeroes()));
-    let unaligned = Options { only: vec!["submit_never_blocks"], ..zeroes() };
+    let unaligned = ConformOptions { only: vec!["submit_never_blocks"], ..zeroes() };
     check("memory:2M", &["blocksize?minimum=1&maximum=32M&error-policy=error"], unaligned);
 }
 
 #[test]
 fn checkwrite() {
     // Its replies depend on the data, which has a separate test. Here it only reads.
-    check("pattern:2M", &["checkwrite", "readonly"], short(Options::default()));
+    check("pattern:2M", &["checkwrite", "readonly"], short(ConformOptions::default()));
 }
 
 #[test]
 fn cow() {
     check("memory:9000001", &["cow?cow-block-size=4k"], zeroes());
-    check("sample:5M", &["readonly", "cow"], Options::default());
-    check("pattern:2000003", &["delay?read=1ms", "cow"], short(Options::default()));
+    check("sample:5M", &["readonly", "cow"], ConformOptions::default());
+    check("pattern:2000003", &["delay?read=1ms", "cow"], short(ConformOptions::default()));
 }
 
 #[test]
@@ -148,9 +148,9 @@ fn cache() {
     check(
         "pattern:2000003",
         &["delay?read=1ms", "cache?cache-on-read=on"],
-        short(Options::default()),
+        short(ConformOptions::default()),
     );
-    check("sample:5M", &["readonly", "cache?cache-on-read=1"], short(Options::default()));
+    check("sample:5M", &["readonly", "cache?cache-on-read=1"], short(ConformOptions::default()));
     // Hardly any space: blocks are cached and evicted all the time.
     const SMALL: &str = "cache?cache-on-read=true&cache-min-block-size=4k&cache-max-size=64k";
     check("memory:2M", &[SMALL], short(zeroes()));
@@ -167,7 +167,7 @@ fn extentlist() {
     // No list fits random writes: a read-only device of data, and a list that says so.
     const LIST: &str =
         concat!("extentlist?extentlist=", env!("CARGO_MANIFEST_DIR"), "/tests/all-data.txt");
-    check("pattern:2M", &[LIST], short(Options::default()));
+    check("pattern:2M", &[LIST], short(ConformOptions::default()));
 }
 
 #[test]
@@ -206,7 +206,7 @@ fn partition() {
 #[test]
 fn protect() {
     check("memory:5M", &["protect?protect=6M-"], short(zeroes()));
-    check("pattern:2M", &["protect?protect=0-"], short(Options::default()));
+    check("pattern:2M", &["protect?protect=0-"], short(ConformOptions::default()));
 }
 
 #[test]
@@ -248,7 +248,11 @@ fn pause() {
 fn swab() {
     check("memory:2M", &["swab"], zeroes());
     check("memory:2097149", &["swab?swab-bits=64"], short(zeroes()));
-    check("sample:2M", &["offset?offset=511", "swab?swab-bits=64"], short(Options::default()));
+    check(
+        "sample:2M",
+        &["offset?offset=511", "swab?swab-bits=64"],
+        short(ConformOptions::default()),
+    );
 }
 
 /// Each keeps the memory of a read for its retry: those that hold the rest of the pool wait for it.
@@ -264,7 +268,7 @@ fn repetitions_do_not_wait_for_memory() {
     ];
     for layers in STACKS {
         let only = vec!["a_pool_of_one_request_is_enough"];
-        check("pattern:2M", layers, Options { only, ..Options::default() });
+        check("pattern:2M", layers, ConformOptions { only, ..ConformOptions::default() });
     }
 }
 
@@ -389,13 +393,17 @@ fn layers_honour_the_hints_that_they_keep() {
             }
             _ => Vec::new(),
         };
-        conform::check(text, Options { only, skip, ..Options::default() }, move || async move {
-            let registry = Registry { layers: crate::common::kinds(), ..Registry::default() };
-            let model = Model::with_facts(Model::hinting_facts(2 << 20));
-            let model = ModelDevice::new(model, Completion::Deferred);
-            let device = registry.layer(text)?.open(Below::alone(model.clone())).await?;
-            assert_eq!(hints(&device.facts()), kept, "{text}");
-            Ok(Subject::new(device).over(model))
-        });
+        conform::check(
+            text,
+            ConformOptions { only, skip, ..ConformOptions::default() },
+            move || async move {
+                let registry = Registry { layers: crate::common::kinds(), ..Registry::default() };
+                let model = Model::with_facts(Model::hinting_facts(2 << 20));
+                let model = ModelDevice::new(model, CompletionOrder::Deferred);
+                let device = registry.layer(text)?.open(LayerBase::alone(model.clone())).await?;
+                assert_eq!(hints(&device.facts()), kept, "{text}");
+                Ok(Subject::new(device).over(model))
+            },
+        );
     }
 }

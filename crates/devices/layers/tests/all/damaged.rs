@@ -10,7 +10,7 @@ use crate::peers::{content, open, run};
 use blockhaul_catalog::Intent;
 use blockhaul_testkit::mutate::{look, mutated_at_edges};
 use blockhaul_testkit::rng::{Rng, seed};
-use blockhaul_testkit::tools::Peer;
+use blockhaul_testkit::tools::PeerProgram;
 
 /// Changed copies of each file; a hundred times as many with BLOCKHAUL_LONG.
 const COPIES: u64 = 150;
@@ -54,7 +54,7 @@ async fn use_copy(path: &Path, layer: &str) -> bool {
 }
 
 fn packed(program: &str, words: &[&str], name: &str) -> Option<Vec<u8>> {
-    let _ = Peer::require(program)?;
+    let _ = PeerProgram::require(program)?;
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("disk"), content(100_000)).unwrap();
     run(Command::new(program).current_dir(dir.path()).args(words));
@@ -105,7 +105,7 @@ fn pc_disk() -> Vec<u8> {
 fn partition_tables() {
     survives("primary", "partition?partition=1", &pc_disk());
     survives("logical", "partition?partition=5", &pc_disk());
-    let Some(sfdisk) = Peer::require("sfdisk") else { return };
+    let Some(sfdisk) = PeerProgram::require("sfdisk") else { return };
     let dir = tempfile::tempdir().unwrap();
     let disk = dir.path().join("disk");
     std::fs::write(&disk, vec![0; 2 << 20]).unwrap();
@@ -117,7 +117,7 @@ fn partition_tables() {
 #[test]
 #[cfg(feature = "luks")]
 fn luks_containers() {
-    let Some(qemu_img) = Peer::require("qemu-img") else { return };
+    let Some(qemu_img) = PeerProgram::require("qemu-img") else { return };
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("disk");
     let mut command = qemu_img.command();

@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use crate::common::{layer, on_workers, runs, write};
 use blockhaul_block::{
-    Contexts, Device, DeviceExt, Flags, HOLE, OpKind, Reply, Request, ZERO, fence,
+    ContextSet, Device, DeviceExt, HOLE, OpKind, Reply, Request, RequestFlags, ZERO, fence,
 };
 use blockhaul_catalog::Layer;
 use blockhaul_layers::StatsLayer;
-use blockhaul_testkit::fault::{FaultDevice, Rule, Then};
-use blockhaul_testkit::model::{Completion, Model, ModelDevice};
+use blockhaul_testkit::fault::{FaultDevice, FaultEffect, FaultRule};
+use blockhaul_testkit::model::{CompletionOrder, Model, ModelDevice};
 
 #[test]
 fn many_questions_make_one() {
@@ -24,12 +24,13 @@ fn many_questions_make_one() {
         let cache = layer("extents-cache").unwrap();
         let one = cache.wrap(counted.clone()).unwrap();
         let other = cache.wrap(counted.clone()).unwrap();
-        let ask = |at: u64, len: u64| Request::extents(at, len, Contexts::first());
+        let ask = |at: u64, len: u64| Request::extents(at, len, ContextSet::first());
         // All at once, through two handles, some for one extent only.
         let asked: Vec<_> = (0..60_u64)
             .map(|index| {
                 let device = if index % 2 == 0 { &one } else { &other };
-                let flags = if index % 3 == 0 { Flags::ONE_EXTENT } else { Flags::empty() };
+                let flags =
+                    if index % 3 == 0 { RequestFlags::ONE_EXTENT } else { RequestFlags::empty() };
                 device.submit(ask(index << 24, 1 << 24).with(flags))
             })
             .collect();
@@ -56,7 +57,7 @@ fn changes_keep_it_true() {
         let device = layer("extents-cache").unwrap().wrap(counted).unwrap();
         assert_eq!(runs(&device, 0, 1 << 20).await, [(1 << 20, HOLE | ZERO)]);
         write(&device, 4096, &[1; 100]).await;
-        device.submit(Request::zero(512 << 10, 4096).with(Flags::FUA)).await.unwrap();
+        device.submit(Request::zero(512 << 10, 4096).with(RequestFlags::FUA)).await.unwrap();
         let found = runs(&device, 0, 1 << 20).await;
         let hole = HOLE | ZERO;
         let head = 4096;
@@ -149,7 +150,7 @@ fn queries_that_hold_up_reads_are_slow() {
             let (counter, counted) = pieces(&delay).await;
             let cache = layer("extents-cache?slow=500ms").unwrap().wrap(counted).unwrap();
             for step in 0..64_u64 {
-                let asked = Request::extents(step << 24, 1 << 24, Contexts::first());
+                let asked = Request::extents(step << 24, 1 << 24, ContextSet::first());
                 let asked = cache.submit(asked);
                 let read = blockhaul_io::start({
                     let cache = cache.clone();
@@ -174,9 +175,9 @@ fn a_source_with_a_limit_is_asked_in_parallel() {
             assert!(!runs(&cache, at, 1 << 20).await.is_empty());
         }
         let before = counter.counts(OpKind::Extents).requests;
-        faults.add(Rule::new(Then::Hang).kind(OpKind::Extents));
+        faults.add(FaultRule::new(FaultEffect::Hang).kind(OpKind::Extents));
         let asked: Vec<_> = (2..8_u64)
-            .map(|step| cache.submit(Request::extents(step << 27, 1 << 27, Contexts::first())))
+            .map(|step| cache.submit(Request::extents(step << 27, 1 << 27, ContextSet::first())))
             .collect();
         let all_asked = async {
             while faults.hanging() < 6 {
@@ -203,7 +204,7 @@ impl Device for Limited {
         self.0.facts()
     }
 
-    fn submit(&self, mut request: Request) -> blockhaul_block::Pending {
+    fn submit(&self, mut request: Request) -> blockhaul_block::PendingRequest {
         request.len = request.len.min(128 << 20);
         self.0.submit(request)
     }
@@ -216,7 +217,7 @@ fn the_end_need_not_be_a_whole_block() {
         const SIZE: u64 = 100_003;
         let mut facts = Model::all_facts(SIZE);
         facts.block.minimum = 4096;
-        let model = ModelDevice::new(Model::with_facts(facts), Completion::Immediate);
+        let model = ModelDevice::new(Model::with_facts(facts), CompletionOrder::Immediate);
         let start = SIZE - SIZE % 4096;
         for at in [start, start - 4096, 0] {
             let device = fence(layer("extents-cache").unwrap().wrap(fence(model.clone())).unwrap());

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use blockhaul_block::{Can, Device, emulate};
-use blockhaul_catalog::{Another, Below, Opening, Registry};
-use blockhaul_testkit::conform::{self, Options, Subject};
+use blockhaul_catalog::{HandleOpener, LayerBase, OpenFuture, Registry};
+use blockhaul_testkit::conform::{self, ConformOptions, Subject};
 use blockhaul_testkit::fault::FaultDevice;
-use blockhaul_testkit::model::{Completion, Model, ModelDevice};
+use blockhaul_testkit::model::{CompletionOrder, Model, ModelDevice};
 
 const SIZE: u64 = 2 << 20;
 
@@ -64,8 +64,8 @@ fn registry() -> Registry {
 /// Opens the same device again.
 struct Same(Arc<FaultDevice>);
 
-impl Another for Same {
-    fn another(&self) -> Opening<Arc<dyn Device>> {
+impl HandleOpener for Same {
+    fn another(&self) -> OpenFuture<Arc<dyn Device>> {
         let device = emulate::emulate(self.0.clone());
         Box::pin(std::future::ready(Ok(device)))
     }
@@ -75,25 +75,25 @@ impl Another for Same {
 async fn over(text: &str, fua: bool) -> blockhaul_block::Result<Subject> {
     let mut facts = Model::all_facts(SIZE);
     facts.can.set(Can::FUA, fua);
-    let model = ModelDevice::new(Model::with_facts(facts), Completion::Immediate);
+    let model = ModelDevice::new(Model::with_facts(facts), CompletionOrder::Immediate);
     let below = FaultDevice::over(model, 1);
     let layer = registry().layer(text)?;
     let open = async || {
         let device = emulate::emulate(below.clone());
-        let reopen: Option<Arc<dyn Another>> = Some(Arc::new(Same(below.clone())));
-        layer.clone().open(Below { reopen, ..Below::alone(device) }).await
+        let reopen: Option<Arc<dyn HandleOpener>> = Some(Arc::new(Same(below.clone())));
+        layer.clone().open(LayerBase { reopen, ..LayerBase::alone(device) }).await
     };
     let handles = (open().await?, open().await?);
     let second = Arc::new(Second(handles.1));
-    let opened = blockhaul_catalog::Opened { device: handles.0, more: Some(second) };
+    let opened = blockhaul_catalog::OpenedDevice { device: handles.0, more: Some(second) };
     Ok(Subject::from(opened).below(below))
 }
 
 /// A second handle.
 struct Second(Arc<dyn Device>);
 
-impl Another for Second {
-    fn another(&self) -> Opening<Arc<dyn Device>> {
+impl HandleOpener for Second {
+    fn another(&self) -> OpenFuture<Arc<dyn Device>> {
         Box::pin(std::future::ready(Ok(self.0.clone())))
     }
 }
@@ -103,7 +103,7 @@ fn failures(text: &'static str) -> Vec<String> {
     let mut failures = Vec::new();
     let native: &[bool] = if text.contains("native") { &[true] } else { &[true, false] };
     for &fua in native {
-        let options = Options { only: CHECKS.to_vec(), ..Options::default() };
+        let options = ConformOptions { only: CHECKS.to_vec(), ..ConformOptions::default() };
         let report = conform::run(text, options, move || over(text, fua));
         for check in CHECKS {
             if let Some(reason) = report.skipped(check) {

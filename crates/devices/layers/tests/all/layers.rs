@@ -5,17 +5,18 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use blockhaul_block::{
-    Access, Can, Contexts, Device, DeviceExt, Error, Facts, Flags, HOLE, Kind, OpKind, Pending,
-    Reply, Request, Result, ZERO,
+    Can, ContextSet, Device, DeviceExt, Error, Facts, HOLE, Kind, LeaseAccess, OpKind,
+    PendingRequest, Reply, Request, RequestFlags, Result, ZERO,
 };
 use blockhaul_catalog::{Layer, Registry};
-use blockhaul_io::{Config, Data, Remote, Reservation, Runtime};
+use blockhaul_io::{Data, Reservation, Runtime, RuntimeConfig, WorkerHandle};
 
 fn on_workers<F>(check: fn() -> F)
 where
     F: Future<Output = ()> + 'static,
 {
-    let runtime = Runtime::start(&Config { workers: 2, ..Config::default() }).unwrap();
+    let runtime =
+        Runtime::start(&RuntimeConfig { workers: 2, ..RuntimeConfig::default() }).unwrap();
     runtime.block_on(check);
 }
 
@@ -50,7 +51,7 @@ fn every_layer_has_a_name_of_its_own_and_declares_its_options() {
             // A default is a value that could be typed.
             if let Some(default) = param.default {
                 let typed = [(param.name.to_string(), default.to_string())];
-                blockhaul_catalog::Args::check(kind.name(), kind.params(), &typed).unwrap();
+                blockhaul_catalog::ParamValues::check(kind.name(), kind.params(), &typed).unwrap();
             }
         }
         let unknown = registry.layer_or_gate(&format!("{}?colour=red", kind.name())).err();
@@ -68,7 +69,7 @@ fn offset_shows_a_part() {
         part.flush().await.unwrap();
         assert_eq!(memory.read(4096 + 10, 4).await.unwrap().bytes(), b"here");
         memory.zero(0, 4096).await.unwrap();
-        let found = part.extents(0, 64 << 10, Contexts::first()).await.unwrap();
+        let found = part.extents(0, 64 << 10, ContextSet::first()).await.unwrap();
         assert_eq!(found[0].total(), 64 << 10);
         let page = u64::from(memory.facts().allocation_unit);
         assert_eq!(found[0].runs()[0].len, page - 4096, "up to the end of the page below");
@@ -94,11 +95,16 @@ impl Device for Lessor {
         self.0.clone()
     }
 
-    fn submit(&self, _request: Request) -> Pending {
+    fn submit(&self, _request: Request) -> PendingRequest {
         Error::new(Kind::Io, "not asked for here").into()
     }
 
-    fn file_at(&self, at: u64, len: u64, _access: Access) -> Option<blockhaul_block::FileRange> {
+    fn file_at(
+        &self,
+        at: u64,
+        len: u64,
+        _access: LeaseAccess,
+    ) -> Option<blockhaul_block::FileRange> {
         Some(blockhaul_block::FileRange { file: self.1.clone(), at, len, past_cache: false })
     }
 }
@@ -108,12 +114,12 @@ fn only_layers_that_leave_requests_alone_pass_leases_on() {
     let file = blockhaul_io::File::new(tempfile::tempfile().unwrap().into());
     let lessor = || Arc::new(Lessor(Arc::new(Facts::new("lessor", 1000)), file.clone()));
     let wrap = |text: &str| layer(text).unwrap().wrap(lessor()).unwrap();
-    let lease = wrap("offset?offset=100&range=50").file_at(20, 80, Access::Write).unwrap();
+    let lease = wrap("offset?offset=100&range=50").file_at(20, 80, LeaseAccess::Write).unwrap();
     assert_eq!((lease.at, lease.len), (120, 30));
-    assert!(wrap("readonly").file_at(0, 10, Access::Read).is_some());
-    assert!(wrap("readonly").file_at(0, 10, Access::Write).is_none());
+    assert!(wrap("readonly").file_at(0, 10, LeaseAccess::Read).is_some());
+    assert!(wrap("readonly").file_at(0, 10, LeaseAccess::Write).is_none());
     for text in ["delay?read=1s", "rate?rate=1M", "error", "log?file=/dev/null", "stats"] {
-        assert!(wrap(text).file_at(0, 10, Access::Read).is_none(), "{text}");
+        assert!(wrap(text).file_at(0, 10, LeaseAccess::Read).is_none(), "{text}");
     }
 }
 
@@ -158,10 +164,10 @@ fn with_exclusive_everything_waits_for_extents_and_they_for_everything() {
         let other = layer.wrap(blockhaul_backends::memory(1 << 20)).unwrap();
         let started = Instant::now();
         let before = device.submit(read(0, 512));
-        let extents = device.submit(Request::extents(0, 4096, Contexts::first()));
+        let extents = device.submit(Request::extents(0, 4096, ContextSet::first()));
         let behind = device.submit(Request::flush());
         let elsewhere =
-            Remote::to(1).spawn(move || async move { other.read(0, 512).await.map(drop) });
+            WorkerHandle::to(1).spawn(move || async move { other.read(0, 512).await.map(drop) });
         before.await.unwrap();
         let ended = |what: &str, least: u64| {
             let took = started.elapsed();
@@ -325,7 +331,7 @@ impl Device for HeldFlush {
         self.below.facts()
     }
 
-    fn submit(&self, request: Request) -> Pending {
+    fn submit(&self, request: Request) -> PendingRequest {
         let held = match request.kind() {
             OpKind::Flush => self.flush.lock().unwrap().take(),
             _ => None,
@@ -333,7 +339,7 @@ impl Device for HeldFlush {
         let below = self.below.submit(request);
         match held {
             None => below,
-            Some(held) => Pending::start(async move {
+            Some(held) => PendingRequest::start(async move {
                 held.await.unwrap();
                 below.await
             }),
@@ -354,9 +360,12 @@ fn the_log_has_a_line_for_begin_and_end_of_each_request() {
         let device = log.wrap(Arc::new(HeldFlush { below: failing, flush })).unwrap();
         let flush = device.submit(Request::flush());
         device.read(512, 1024).await.unwrap();
-        device.submit(Request::zero(0, 4096).with(blockhaul_block::Flags::FUA)).await.unwrap();
+        device
+            .submit(Request::zero(0, 4096).with(blockhaul_block::RequestFlags::FUA))
+            .await
+            .unwrap();
         device.trim(0, 10).await.unwrap_err();
-        device.extents(0, 4096, Contexts::first()).await.unwrap();
+        device.extents(0, 4096, ContextSet::first()).await.unwrap();
         blockhaul_io::sleep(Duration::from_millis(20)).await;
         let_go.complete(());
         flush.await.unwrap();
@@ -404,7 +413,7 @@ fn stats_count_and_are_printed_at_the_end() {
         assert!(read.total_us >= 10_000 && read.longest_us >= 5_000, "{read:?}");
         let trim = stats.counts(OpKind::Trim);
         assert_eq!((trim.requests, trim.errors, trim.bytes), (2, 2, 0));
-        assert_eq!(stats.counts(OpKind::Zero), blockhaul_layers::Counts::default());
+        assert_eq!(stats.counts(OpKind::Zero), blockhaul_layers::OperationCounts::default());
 
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("stats");
@@ -429,7 +438,7 @@ fn layers_stack() {
         let part = layer("offset?offset=4k").unwrap().wrap(memory).unwrap();
         let device = layer("readonly").unwrap().wrap(part).unwrap();
         assert_eq!(device.read(0, 3).await.unwrap().bytes(), b"abc");
-        let found = device.extents(512 << 10, 4096, Contexts::first()).await.unwrap();
+        let found = device.extents(512 << 10, 4096, ContextSet::first()).await.unwrap();
         assert_eq!(found[0].runs()[0].state, HOLE | ZERO);
     });
 }
@@ -457,7 +466,7 @@ fn only_the_named_contexts_are_shown() {
 }
 
 /// Records the kind and the flags of each request.
-struct RequestRecorder(Mutex<Vec<(OpKind, Flags)>>);
+struct RequestRecorder(Mutex<Vec<(OpKind, RequestFlags)>>);
 
 impl Device for RequestRecorder {
     fn facts(&self) -> Arc<Facts> {
@@ -466,25 +475,27 @@ impl Device for RequestRecorder {
         Arc::new(facts)
     }
 
-    fn submit(&self, request: Request) -> Pending {
+    fn submit(&self, request: Request) -> PendingRequest {
         self.0.lock().unwrap().push((request.kind(), request.flags));
-        Pending::ready(Ok(Reply::Done))
+        PendingRequest::ready(Ok(Reply::Done))
     }
 }
 
 #[test]
 fn writes_of_zeroes_become_zero_requests() {
     on_workers(|| async {
-        for (text, flags) in
-            [("detect-zeroes", Flags::NO_HOLE), ("detect-zeroes?unmap=on", Flags::empty())]
-        {
+        for (text, flags) in [
+            ("detect-zeroes", RequestFlags::NO_HOLE),
+            ("detect-zeroes?unmap=on", RequestFlags::empty()),
+        ] {
             let seen = Arc::new(RequestRecorder(Mutex::default()));
             let device = layer(text).unwrap().wrap(seen.clone()).unwrap();
             for byte in [0, 1] {
                 let data = Data::copy_of(&[byte; 4096]);
-                device.submit(Request::write(0, data).with(Flags::FUA)).await.unwrap();
+                device.submit(Request::write(0, data).with(RequestFlags::FUA)).await.unwrap();
             }
-            let expected = [(OpKind::Zero, flags | Flags::FUA), (OpKind::Write, Flags::FUA)];
+            let expected =
+                [(OpKind::Zero, flags | RequestFlags::FUA), (OpKind::Write, RequestFlags::FUA)];
             assert_eq!(*seen.0.lock().unwrap(), expected, "{text}");
         }
     });

@@ -14,7 +14,7 @@ const SIZE: usize = 1 << 20;
 
 /// Makes a container with a passphrase, filled with bytes.
 fn container(dir: &Path, options: &str, bytes: &[u8]) -> Option<PathBuf> {
-    let qemu_img = blockhaul_testkit::tools::Peer::require("qemu-img")?;
+    let qemu_img = blockhaul_testkit::tools::PeerProgram::require("qemu-img")?;
     let plain = dir.join("plain");
     let secret = dir.join("secret.luks");
     fs::write(&plain, bytes).unwrap();
@@ -31,7 +31,7 @@ fn container(dir: &Path, options: &str, bytes: &[u8]) -> Option<PathBuf> {
 
 /// The contents of a container as QEMU reads them.
 fn through_qemu(dir: &Path, path: &Path) -> Vec<u8> {
-    let qemu_img = blockhaul_testkit::tools::Peer::find("qemu-img").unwrap();
+    let qemu_img = blockhaul_testkit::tools::PeerProgram::find("qemu-img").unwrap();
     let out = dir.join("out");
     let image = format!("driver=luks,file.filename={},key-secret=sec0", path.display());
     let mut command = qemu_img.command();

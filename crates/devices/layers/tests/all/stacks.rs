@@ -7,9 +7,9 @@
 use std::ffi::OsStr;
 
 use blockhaul_block::{Kind, Result};
-use blockhaul_catalog::{Intent, Registry, Spec, Stack};
-use blockhaul_io::{Config, Runtime};
-use blockhaul_testkit::conform::{self, Content, Options};
+use blockhaul_catalog::{DeviceSpec, Intent, Registry, Stack};
+use blockhaul_io::{Runtime, RuntimeConfig};
+use blockhaul_testkit::conform::{self, ConformOptions, InitialContent};
 use blockhaul_testkit::rng::{self, Rng};
 
 /// Storages, and whether they are zero.
@@ -79,9 +79,9 @@ const LAYERS: &[&str] = &[
     "truncate?round-down=4k",
 ];
 
-fn random(rng: &mut Rng) -> (&'static str, Content, Vec<&'static str>) {
+fn random(rng: &mut Rng) -> (&'static str, InitialContent, Vec<&'static str>) {
     let (device, zeroes) = *rng.pick(DEVICES);
-    let content = if zeroes { Content::Zeroes } else { Content::Any };
+    let content = if zeroes { InitialContent::Zeroes } else { InitialContent::Any };
     let count = rng.between(2, 4);
     let mut layers: Vec<_> = (0..count).map(|_| *rng.pick(LAYERS)).collect();
     if rng.chance(25) {
@@ -105,13 +105,14 @@ async fn open(device: &str, layers: &[&str]) -> Result<Stack> {
         ..Registry::default()
     };
     let layers = layers.iter().map(|text| registry.layer(text)).collect::<Result<_>>()?;
-    registry.open(&Spec::parse(OsStr::new(device))?, layers, Intent::WRITE).await
+    registry.open(&DeviceSpec::parse(OsStr::new(device))?, layers, Intent::WRITE).await
 }
 
 /// The size of the stack; `None`: the layers do not go together, and say so.
 fn size(device: &'static str, layers: &[&'static str]) -> Option<u64> {
     let layers = layers.to_vec();
-    let runtime = Runtime::start(&Config { workers: 1, ..Config::default() }).unwrap();
+    let runtime =
+        Runtime::start(&RuntimeConfig { workers: 1, ..RuntimeConfig::default() }).unwrap();
     let opened = async move || open(device, &layers).await.map(|stack| stack.device().facts().size);
     match runtime.block_on(opened) {
         Ok(size) => Some(size),
@@ -144,7 +145,8 @@ fn layers_over_layers_keep_the_contract() {
         if !fit(device, &layers) {
             continue;
         }
-        let options = Options { rounds: 2, steps: 60, seed: Some(seed), ..Options::default() };
+        let options =
+            ConformOptions { rounds: 2, steps: 60, seed: Some(seed), ..ConformOptions::default() };
         let name = format!(
             "{} over {device}",
             layers.iter().rev().copied().collect::<Vec<_>>().join(" over ")

@@ -3,17 +3,18 @@
 
 use std::sync::Arc;
 
-use blockhaul_block::{Can, Contexts, Device, DeviceExt, Error, Result};
-use blockhaul_catalog::{Backend, Below, Layer, LayerKind, Registry};
-use blockhaul_io::{Config, Data, Runtime};
-use blockhaul_testkit::model::{Completion, Model, ModelDevice};
+use blockhaul_block::{Can, ContextSet, Device, DeviceExt, Error, Result};
+use blockhaul_catalog::{Backend, Layer, LayerBase, LayerKind, Registry};
+use blockhaul_io::{Data, Runtime, RuntimeConfig};
+use blockhaul_testkit::model::{CompletionOrder, Model, ModelDevice};
 
 /// Runs a check on a worker.
 pub fn on_workers<F>(check: impl FnOnce() -> F + Send + 'static)
 where
     F: Future<Output = ()> + 'static,
 {
-    let runtime = Runtime::start(&Config { workers: 2, ..Config::default() }).unwrap();
+    let runtime =
+        Runtime::start(&RuntimeConfig { workers: 2, ..RuntimeConfig::default() }).unwrap();
     runtime.block_on(check);
 }
 
@@ -41,12 +42,12 @@ pub fn layer(text: &str) -> Result<Arc<dyn Layer>> {
 pub fn disk_of_clients(size: u64, multi_conn: bool) -> Arc<dyn Device> {
     let mut facts = Model::all_facts(size);
     facts.can.set(Can::MULTI_CONN, multi_conn);
-    ModelDevice::new(Model::with_facts(facts), Completion::Immediate)
+    ModelDevice::new(Model::with_facts(facts), CompletionOrder::Immediate)
 }
 
 /// The layer over such a disk, as a client gets it that opens the export of this name.
 pub async fn opened(layer: &Arc<dyn Layer>, disk: &Arc<dyn Device>, name: &str) -> Arc<dyn Device> {
-    let below = Below { export: Some(name.to_string()), ..Below::alone(disk.clone()) };
+    let below = LayerBase { export: Some(name.to_string()), ..LayerBase::alone(disk.clone()) };
     layer.clone().open(below).await.unwrap()
 }
 
@@ -70,7 +71,7 @@ pub async fn runs(device: &Arc<dyn Device>, at: u64, len: u64) -> Vec<(u64, u64)
     let mut all = blockhaul_block::Extents::new();
     while all.total() < len {
         let from = at + all.total();
-        let lists = device.extents(from, len - all.total(), Contexts::first()).await.unwrap();
+        let lists = device.extents(from, len - all.total(), ContextSet::first()).await.unwrap();
         lists[0].runs().iter().for_each(|run| all.push(run.len, run.state));
     }
     all.runs().iter().map(|run| (run.len, run.state)).collect()

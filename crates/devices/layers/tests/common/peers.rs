@@ -7,8 +7,8 @@ use std::process::Command;
 use std::time::Duration;
 
 use blockhaul_block::Result;
-use blockhaul_catalog::{Intent, Registry, Spec, Stack};
-use blockhaul_testkit::conform::{self, Options};
+use blockhaul_catalog::{DeviceSpec, Intent, Registry, Stack};
+use blockhaul_testkit::conform::{self, ConformOptions};
 use blockhaul_testkit::tools::{among_peers, output};
 
 /// A file with layers over it, the last one outermost. On a worker.
@@ -20,14 +20,14 @@ pub async fn open(path: &Path, layers: &[&str], intent: Intent) -> Result<Stack>
         ..Registry::default()
     };
     let layers = layers.iter().map(|text| registry.layer(text)).collect::<Result<_, _>>()?;
-    registry.open(&Spec::parse(OsStr::new(path))?, layers, intent).await
+    registry.open(&DeviceSpec::parse(OsStr::new(path))?, layers, intent).await
 }
 
 /// Runs the conformance suite over a file with a layer.
 pub fn conform(path: &Path, layer: &'static str, intent: Intent) {
     let path = path.to_path_buf();
     let reason = "a file system calls space that it has only reserved a hole";
-    let options = Options { rounds: 1, steps: 40, ..Options::default() };
+    let options = ConformOptions { rounds: 1, steps: 40, ..ConformOptions::default() };
     let options = options.without("no_hole_keeps_the_range_allocated", reason);
     conform::check(layer, options, move || {
         let path = path.clone();

@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use blockhaul_block::{Can, Contexts, Flags, Kind, Request};
-use blockhaul_testkit::tools::Scratch;
+use blockhaul_block::{Can, ContextSet, Kind, Request, RequestFlags};
+use blockhaul_testkit::tools::ScratchDir;
 
 use crate::{Plugin, SOON, read, run, write};
 
@@ -169,7 +169,7 @@ def block_size(h): return (512, 4096, 0xffffffff)
         );
         assert_eq!((facts.size, facts.description.as_str()), (1 << 20, "what it is"));
         assert_eq!(facts.advertised.unwrap().minimum, 512);
-        let asked = Request::extents(512, 8192, Contexts::first()).with(Flags::ONE_EXTENT);
+        let asked = Request::extents(512, 8192, ContextSet::first()).with(RequestFlags::ONE_EXTENT);
         let blockhaul_block::Reply::Extents(lists) = device.submit(asked).await.unwrap() else {
             panic!("no extents")
         };
@@ -192,7 +192,7 @@ def zero(h, count, offset, flags): nbdkit.set_error(errno.EOPNOTSUPP)
         let found = read(&device, 0, 700_000).await.unwrap();
         assert_eq!((found[0], found[600_001]), (7, 7));
         assert!(found[1..=600_000].iter().all(|byte| *byte == 0));
-        let fast = device.submit(Request::zero(0, 512).with(Flags::FAST)).await.unwrap_err();
+        let fast = device.submit(Request::zero(0, 512).with(RequestFlags::FAST)).await.unwrap_err();
         assert_eq!(fast.kind(), Kind::Unsupported);
     });
 }
@@ -284,7 +284,7 @@ async def close(h): await asyncio.sleep(PAUSE); note('close')
         let kinds =
             [SYNC.to_owned(), model("PARALLEL"), model("SERIALIZE_REQUESTS"), ASYNC.to_owned()];
         for (kind, pause) in kinds.iter().flat_map(|kind| [(kind, "0"), (kind, "0.3")]) {
-            let notes = Scratch::new().unwrap();
+            let notes = ScratchDir::new().unwrap();
             let path = notes.file("notes");
             let script = format!(
                 "import builtins

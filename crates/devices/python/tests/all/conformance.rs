@@ -3,10 +3,10 @@
 use std::ffi::OsStr;
 use std::time::Duration;
 
-use blockhaul_catalog::{Intent, Spec};
-use blockhaul_io::Engine;
-use blockhaul_testkit::conform::{self, Content, Options, Subject};
-use blockhaul_testkit::tools::Scratch;
+use blockhaul_catalog::{DeviceSpec, Intent};
+use blockhaul_io::IoEngine;
+use blockhaul_testkit::conform::{self, ConformOptions, InitialContent, Subject};
+use blockhaul_testkit::tools::ScratchDir;
 
 use crate::registry;
 
@@ -62,12 +62,12 @@ def flush(fd, flags): os.fdatasync(fd)
 def can_multi_conn(fd): return True
 ";
 
-fn check(name: &str, callbacks: &str, options: Options) {
+fn check(name: &str, callbacks: &str, options: ConformOptions) {
     check_with(name, callbacks, "", options);
 }
 
 /// `settings` follow the script's name.
-fn check_with(name: &str, callbacks: &str, settings: &'static str, options: Options) {
+fn check_with(name: &str, callbacks: &str, settings: &'static str, options: ConformOptions) {
     let script = format!(
         "import errno\nimport nbdkit\ndisk = bytearray(1 << 20)\n\
          def open(readonly): return 1\ndef get_size(h): return len(disk)\n{callbacks}"
@@ -75,22 +75,28 @@ fn check_with(name: &str, callbacks: &str, settings: &'static str, options: Opti
     conform::check(name, options, move || {
         let script = script.clone();
         async move {
-            let scratch = Scratch::new().unwrap();
+            let scratch = ScratchDir::new().unwrap();
             let path = scratch.file("disk.py");
             std::fs::write(&path, script).unwrap();
-            let spec = Spec::parse(OsStr::new(&format!("python:{}{settings}", path.display())))?;
+            let spec =
+                DeviceSpec::parse(OsStr::new(&format!("python:{}{settings}", path.display())))?;
             let stack = registry().0.open(&spec, Vec::new(), Intent::WRITE).await?;
             Ok::<_, blockhaul_block::Error>(Subject::from(stack).keep(scratch))
         }
     });
 }
 
-fn zeroes() -> Options {
+fn zeroes() -> ConformOptions {
     // One engine: the other one waits for the same sockets, and each check starts an interpreter.
     let rounds = 2;
-    let engines = vec![Engine::Threads];
-    Options { rounds, engines, submit_max: Duration::from_millis(100), ..Options::default() }
-        .content(Content::Zeroes)
+    let engines = vec![IoEngine::Threads];
+    ConformOptions {
+        rounds,
+        engines,
+        submit_max: Duration::from_millis(100),
+        ..ConformOptions::default()
+    }
+    .content(InitialContent::Zeroes)
 }
 
 #[test]
@@ -101,7 +107,7 @@ fn one_request_at_a_time() {
 #[test]
 fn parallel_requests() {
     let parallel = "def thread_model(): return nbdkit.THREAD_MODEL_PARALLEL\n";
-    let options = Options { engines: vec![Engine::Uring, Engine::Threads], ..zeroes() };
+    let options = ConformOptions { engines: vec![IoEngine::Uring, IoEngine::Threads], ..zeroes() };
     check("python, parallel", &format!("{SECOND}{parallel}"), options);
 }
 

@@ -5,8 +5,8 @@ use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::path::Path;
 
-use blockhaul_block::{Contexts, Reply, Request};
-use blockhaul_testkit::tools::Scratch;
+use blockhaul_block::{ContextSet, Reply, Request};
+use blockhaul_testkit::tools::ScratchDir;
 
 use crate::{Plugin, read, run, write};
 
@@ -21,7 +21,7 @@ fn manual() -> Vec<String> {
 
 #[test]
 fn the_file_of_the_manual_is_read_and_written_past_the_cache() {
-    let scratch = Scratch::on_disk().unwrap();
+    let scratch = ScratchDir::on_disk().unwrap();
     let disk = scratch.file("disk");
     fs::File::create(&disk).unwrap().set_len(4 << 20).unwrap();
     run(move || async move {
@@ -33,7 +33,7 @@ fn the_file_of_the_manual_is_read_and_written_past_the_cache() {
         device.submit(Request::flush()).await.unwrap();
         assert_eq!(read(&device, 1 << 20, 2 << 20).await.unwrap(), bytes);
         assert!(fs::read(&disk).unwrap()[1 << 20..3 << 20] == bytes[..]);
-        let asked = Request::extents(0, 4 << 20, Contexts::first());
+        let asked = Request::extents(0, 4 << 20, ContextSet::first());
         let Reply::Extents(lists) = device.submit(asked).await.unwrap() else { panic!() };
         assert_eq!(lists[0].total(), 4 << 20);
         drop((device, plugin));

@@ -192,7 +192,7 @@ fn extents_are_checked() {
             let plugin = Plugin::start(&script, "").await.unwrap();
             let device = plugin.device().await.unwrap();
             let asked =
-                blockhaul_block::Request::extents(512, 4096, blockhaul_block::Contexts::first());
+                blockhaul_block::Request::extents(512, 4096, blockhaul_block::ContextSet::first());
             let error = device.submit(asked).await.unwrap_err().to_string();
             assert!(error.contains(why), "{answer}: {error}");
         }

@@ -13,9 +13,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blockhaul_block::{Device, Error, Reply, Request, Result};
-use blockhaul_catalog::{Client, Exports, Intent, Registry, Shutdown, Spec, Visit};
-use blockhaul_io::{Config, Data, Reservation, Runtime, Ticket};
-use blockhaul_testkit::tools::Scratch;
+use blockhaul_catalog::{DeviceSpec, ExportClient, Exports, Intent, Registry, Shutdown, Visit};
+use blockhaul_io::{Data, Reservation, Runtime, RuntimeConfig, Ticket};
+use blockhaul_testkit::tools::ScratchDir;
 
 /// Time limit for what happens at once.
 const SOON: Duration = Duration::from_secs(60);
@@ -38,7 +38,7 @@ struct Plugin {
     exports: Arc<dyn Exports>,
     /// Resolves when the plugin asks the server to stop.
     stop: Ticket<String>,
-    _scratch: Scratch,
+    _scratch: ScratchDir,
 }
 
 impl Plugin {
@@ -49,7 +49,7 @@ impl Plugin {
 
     /// Starts a script.
     async fn of(script: &str, options: &str) -> Result<Plugin> {
-        let scratch = Scratch::new().unwrap();
+        let scratch = ScratchDir::new().unwrap();
         let path = scratch.file("disk.py");
         std::fs::write(&path, script).unwrap();
         let (registry, stop) = registry();
@@ -58,7 +58,7 @@ impl Plugin {
     }
 
     async fn visit(&self) -> Result<Arc<dyn Visit>> {
-        self.exports.admit(Client::default()).await
+        self.exports.admit(ExportClient::default()).await
     }
 
     /// A client's device.
@@ -76,13 +76,13 @@ fn registry() -> (Registry, Ticket<String>) {
     (Registry { backends: blockhaul_python::all(), shutdown, ..Registry::default() }, stop)
 }
 
-fn spec(script: &Path, options: &str) -> Spec {
-    Spec::parse(format!("python:{}{options}", script.display()).as_ref()).unwrap()
+fn spec(script: &Path, options: &str) -> DeviceSpec {
+    DeviceSpec::parse(format!("python:{}{options}", script.display()).as_ref()).unwrap()
 }
 
 /// Runs a test on two workers.
 fn run<F: Future<Output = ()> + 'static>(test: impl FnOnce() -> F + Send + 'static) {
-    let config = Config { workers: 2, ..Config::default() };
+    let config = RuntimeConfig { workers: 2, ..RuntimeConfig::default() };
     Runtime::start(&config).unwrap().block_on(|| async {
         blockhaul_io::timeout(SOON, test()).await.expect("the test hangs");
     });

@@ -88,7 +88,7 @@ def pwrite(h, buf, offset, flags):
 #[test]
 fn a_plugin_cleans_up_when_nobody_needs_it() {
     run(|| async {
-        let mark = blockhaul_testkit::tools::Scratch::new().unwrap();
+        let mark = blockhaul_testkit::tools::ScratchDir::new().unwrap();
         let path = mark.file("mark");
         let script =
             format!("def cleanup(): print('done', file=__builtins__.open({path:?}, 'w'))\n");
@@ -103,16 +103,16 @@ fn a_plugin_cleans_up_when_nobody_needs_it() {
 
 #[test]
 fn a_plugin_is_described_without_serving_it() {
-    let scratch = blockhaul_testkit::tools::Scratch::new().unwrap();
+    let scratch = blockhaul_testkit::tools::ScratchDir::new().unwrap();
     let path = scratch.file("disk.py");
     let more = "def dump_plugin(): print('answer=42')\n\
                 def thread_model(): return nbdkit.THREAD_MODEL_PARALLEL\n";
     std::fs::write(&path, format!("{}{more}", crate::DISK)).unwrap();
-    let text = blockhaul_python::dump(&blockhaul_python::Settings::new(&path)).unwrap();
+    let text = blockhaul_python::dump(&blockhaul_python::PythonSettings::new(&path)).unwrap();
     for line in ["api_version=2", "thread_model=parallel", "answer=42", "magic_config_key=script"] {
         assert!(text.lines().any(|found| found == line), "{line} in {text}");
     }
     std::fs::write(&path, "x = 1 / 0").unwrap();
-    let error = blockhaul_python::dump(&blockhaul_python::Settings::new(&path)).unwrap_err();
+    let error = blockhaul_python::dump(&blockhaul_python::PythonSettings::new(&path)).unwrap_err();
     assert!(error.to_string().contains("ZeroDivisionError"), "{error}");
 }

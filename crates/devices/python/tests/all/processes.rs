@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use blockhaul_block::{Device, Kind, Request};
 use blockhaul_catalog::Intent;
-use blockhaul_testkit::tools::Scratch;
+use blockhaul_testkit::tools::ScratchDir;
 
 use crate::{Plugin, SOON, read, registry, run, spec, write};
 
@@ -36,8 +36,8 @@ def pwrite(fd, buf, offset, flags): os.pwrite(fd, buf, offset)
 def flush(fd, flags): os.fdatasync(fd)
 ";
 
-async fn start(more: &str, options: &str) -> (Plugin, Scratch) {
-    let scratch = Scratch::new().unwrap();
+async fn start(more: &str, options: &str) -> (Plugin, ScratchDir) {
+    let scratch = ScratchDir::new().unwrap();
     let path = scratch.file("disk.raw");
     std::fs::File::create(&path).unwrap().set_len(1 << 20).unwrap();
     let script = format!("{COMPUTES}{more}");
@@ -224,7 +224,7 @@ fn processes_that_show_different_disks_are_refused() {
 #[test]
 fn devices_of_the_program_itself_use_all_processes() {
     run(|| async {
-        let scratch = Scratch::new().unwrap();
+        let scratch = ScratchDir::new().unwrap();
         let script = scratch.file("disk.py");
         let disk = scratch.file("disk.raw");
         std::fs::write(&script, COMPUTES).unwrap();

@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use blockhaul_block::{BASE_ALLOCATION, Contexts, Device, DeviceExt as _, Kind};
+use blockhaul_block::{BASE_ALLOCATION, ContextSet, Device, DeviceExt as _, Kind};
 use blockhaul_catalog::Stack;
-use blockhaul_snapshot::{Bitmap, DIRTY, tracking};
+use blockhaul_snapshot::{DIRTY, DirtyBitmap, tracking};
 use blockhaul_testkit::rng::{self, Rng};
 
 use crate::support::{BLOCK, on_worker, write};
 
-async fn tracked(device: &Arc<dyn Device>, bitmaps: &[&Arc<Bitmap>]) -> Arc<dyn Device> {
+async fn tracked(device: &Arc<dyn Device>, bitmaps: &[&Arc<DirtyBitmap>]) -> Arc<dyn Device> {
     let layer = tracking(bitmaps.iter().map(|bitmap| (*bitmap).clone()).collect());
     Stack::over(device.clone()).with_layer(layer).await.unwrap().device().clone()
 }
@@ -27,8 +27,8 @@ fn bitmaps_of_several_granularities_are_contexts_beside_the_extents() {
     on_worker(|| async {
         let size = 8 * BLOCK + 100;
         let memory = blockhaul_backends::memory(size);
-        let fine = Arc::new(Bitmap::new("fine", size, 4096).unwrap());
-        let coarse = Arc::new(Bitmap::new("coarse", size, BLOCK).unwrap());
+        let fine = Arc::new(DirtyBitmap::new("fine", size, 4096).unwrap());
+        let coarse = Arc::new(DirtyBitmap::new("coarse", size, BLOCK).unwrap());
         let device = tracked(&memory, &[&fine, &coarse]).await;
         let facts = device.facts();
         let names = ["base:allocation", "qemu:dirty-bitmap:fine", "qemu:dirty-bitmap:coarse"];
@@ -45,7 +45,7 @@ fn bitmaps_of_several_granularities_are_contexts_beside_the_extents() {
         let lists = device.extents(0, 4096, all).await.unwrap();
         assert_eq!(lists.len(), 3);
         assert_eq!((lists[1].runs()[0].state, lists[2].runs()[0].state), (DIRTY, DIRTY));
-        let one = device.extents(0, 4096, Contexts::empty().with(2)).await.unwrap();
+        let one = device.extents(0, 4096, ContextSet::empty().with(2)).await.unwrap();
         assert_eq!(one.len(), 1);
         // What was dirty is handed over, and comes back if it is needed again.
         let taken = fine.take();
@@ -68,7 +68,7 @@ fn every_written_byte_is_dirty() {
         let size = 300_000;
         let memory = blockhaul_backends::memory(size);
         for granularity in [512, 4096, 65536] {
-            let bitmap = Arc::new(Bitmap::new("b", size, granularity).unwrap());
+            let bitmap = Arc::new(DirtyBitmap::new("b", size, granularity).unwrap());
             let device = tracked(&memory, &[&bitmap]).await;
             let mut blocks = vec![false; size.div_ceil(granularity) as usize];
             for _ in 0..20 {
@@ -92,7 +92,7 @@ fn every_written_byte_is_dirty() {
 
 #[test]
 fn what_was_handed_over_is_kept_until_it_is_settled() {
-    let new = || Arc::new(Bitmap::new("b", 1 << 20, 4096).unwrap());
+    let new = || Arc::new(DirtyBitmap::new("b", 1 << 20, 4096).unwrap());
     let bitmap = new();
     bitmap.set(0, 4096);
     let first = new();
@@ -113,10 +113,10 @@ fn what_was_handed_over_is_kept_until_it_is_settled() {
 #[test]
 fn wrong_bitmaps_are_refused() {
     for granularity in [0, 256, 1000, 128 << 20] {
-        let refused = Bitmap::new("b", 1 << 20, granularity).unwrap_err();
+        let refused = DirtyBitmap::new("b", 1 << 20, granularity).unwrap_err();
         assert_eq!(refused.kind(), Kind::Usage, "{granularity}");
     }
     for name in ["", "a\0b", &"x".repeat(1024)] {
-        assert!(Bitmap::new(name, 1 << 20, 4096).is_err());
+        assert!(DirtyBitmap::new(name, 1 << 20, 4096).is_err());
     }
 }

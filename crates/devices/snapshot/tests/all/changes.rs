@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use blockhaul_block::{Device, DeviceExt as _, Kind, OpKind};
 use blockhaul_catalog::Stack;
-use blockhaul_snapshot::Changes;
-use blockhaul_testkit::fault::{FaultDevice, Rule, Then};
+use blockhaul_snapshot::ChangeTracker;
+use blockhaul_testkit::fault::{FaultDevice, FaultEffect, FaultRule};
 use blockhaul_testkit::rng::{self, Rng};
 use blockhaul_testkit::tools;
 
@@ -38,9 +38,9 @@ async fn one_round(seed: u64) {
     let disk = slow(&memory);
     let target = slow(&copy);
     let failing = FaultDevice::over(slow(&copy), seed);
-    failing.add(Rule::new(Then::Fail(Kind::Io)).kind(OpKind::Write).percent(5));
-    failing.add(Rule::new(Then::Fail(Kind::Io)).kind(OpKind::Zero).percent(5));
-    let changes = Changes::new(SIZE, 512 << rng.below(6)).unwrap();
+    failing.add(FaultRule::new(FaultEffect::Fail(Kind::Io)).kind(OpKind::Write).percent(5));
+    failing.add(FaultRule::new(FaultEffect::Fail(Kind::Io)).kind(OpKind::Zero).percent(5));
+    let changes = ChangeTracker::new(SIZE, 512 << rng.below(6)).unwrap();
     let live = Stack::over(disk.clone()).with_layer(changes.layer()).await.unwrap();
     let writers: Vec<_> = (0..WRITERS)
         .map(|_| blockhaul_io::start(writer(live.device().clone(), Rng::new(rng.number()))))
@@ -81,7 +81,7 @@ async fn writer(live: Arc<dyn Device>, mut rng: Rng) {
 
 /// Copies what has changed, until the writers are done and there is nothing left.
 async fn copier(
-    changes: Changes,
+    changes: ChangeTracker,
     (disk, target): (Arc<dyn Device>, Arc<dyn Device>),
     also: Arc<dyn Device>,
     over: Rc<Cell<bool>>,
@@ -119,7 +119,7 @@ async fn copier(
 fn what_has_changed_becomes_less_while_writes_go_to_both() {
     on_worker(|| async {
         let [disk, copy] = [0, 1].map(|_| blockhaul_backends::memory(SIZE));
-        let changes = Changes::new(SIZE, 4096).unwrap();
+        let changes = ChangeTracker::new(SIZE, 4096).unwrap();
         let live = Stack::over(disk.clone()).with_layer(changes.layer()).await.unwrap();
         let live = live.device().clone();
         write(&live, 1000, &[1; 10_000]).await;
@@ -168,8 +168,8 @@ fn writes_that_still_go_to_both_are_waited_for() {
     on_worker(|| async {
         let [disk, copy] = [0, 1].map(|_| blockhaul_backends::memory(SIZE));
         let hanging = FaultDevice::over(copy.clone(), 1);
-        hanging.add(Rule::new(Then::Hang).kind(OpKind::Write).times(1));
-        let changes = Changes::new(SIZE, 4096).unwrap();
+        hanging.add(FaultRule::new(FaultEffect::Hang).kind(OpKind::Write).times(1));
+        let changes = ChangeTracker::new(SIZE, 4096).unwrap();
         let live = Stack::over(disk).with_layer(changes.layer()).await.unwrap();
         let live = live.device().clone();
         changes.settle().await;

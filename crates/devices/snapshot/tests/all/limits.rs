@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use blockhaul_block::{Device, DeviceExt as _, Facts, Kind, Op, Pending, Request};
+use blockhaul_block::{Device, DeviceExt as _, Facts, Kind, Op, PendingRequest, Request};
 use blockhaul_io::Data;
-use blockhaul_snapshot::{BLOCK_MAX, OnFailure, Options, Snapshot, Trim};
+use blockhaul_snapshot::{BLOCK_MAX, OnFailure, PointOptions, Snapshot, ViewTrim};
 
 use crate::support::{BLOCK, begun, on_worker, read, write};
 
@@ -18,12 +18,12 @@ impl Device for SlowToRead {
         self.0.facts()
     }
 
-    fn submit(&self, request: Request) -> Pending {
+    fn submit(&self, request: Request) -> PendingRequest {
         if !matches!(request.op, Op::Read(_)) {
             return self.0.submit(request);
         }
         let (inner, may_read) = (self.0.clone(), self.1.clone());
-        Pending::start(async move {
+        PendingRequest::start(async move {
             while !may_read.load(Ordering::Relaxed) {
                 blockhaul_io::sleep(Duration::from_millis(5)).await;
             }
@@ -42,9 +42,9 @@ async fn full_disk() -> Arc<dyn Device> {
 fn a_full_store_breaks_the_snapshot_and_not_the_guest() {
     on_worker(|| async {
         let memory = full_disk().await;
-        let options = Options { max: 2 * BLOCK, ..Options::default() };
+        let options = PointOptions { max: 2 * BLOCK, ..PointOptions::default() };
         let (snapshot, live) = begun(&memory, &options).await;
-        let view = snapshot.view(Vec::new(), Trim::Releases).unwrap();
+        let view = snapshot.view(Vec::new(), ViewTrim::Releases).unwrap();
         write(&live, 0, &[1; 2 * BLOCK as usize]).await;
         assert_eq!(read(&view, 0, 4).await, [7; 4]);
         write(&live, 4 * BLOCK, b"too much").await;
@@ -60,9 +60,9 @@ fn a_full_store_fails_the_write_if_the_snapshot_matters_more() {
     on_worker(|| async {
         let memory = full_disk().await;
         let on_failure = OnFailure::FailWrite;
-        let options = Options { max: 2 * BLOCK, on_failure, ..Options::default() };
+        let options = PointOptions { max: 2 * BLOCK, on_failure, ..PointOptions::default() };
         let (snapshot, live) = begun(&memory, &options).await;
-        let view = snapshot.view(Vec::new(), Trim::Releases).unwrap();
+        let view = snapshot.view(Vec::new(), ViewTrim::Releases).unwrap();
         write(&live, 0, &[1; 2 * BLOCK as usize]).await;
         let refused = live.write(4 * BLOCK, Data::copy_of(b"too much")).await.unwrap_err();
         assert_eq!(refused.kind(), Kind::NoSpace);
@@ -81,9 +81,10 @@ fn a_guest_does_not_wait_longer_than_allowed() {
     on_worker(|| async {
         let may_read = Arc::<AtomicBool>::default();
         let disk: Arc<dyn Device> = Arc::new(SlowToRead(full_disk().await, may_read.clone()));
-        let options = Options { guest_timeout: Duration::from_millis(20), ..Options::default() };
+        let options =
+            PointOptions { guest_timeout: Duration::from_millis(20), ..PointOptions::default() };
         let (snapshot, live) = begun(&disk, &options).await;
-        let view = snapshot.view(Vec::new(), Trim::Releases).unwrap();
+        let view = snapshot.view(Vec::new(), ViewTrim::Releases).unwrap();
         write(&live, 0, b"in time").await;
         assert!(snapshot.stats().broken.unwrap().contains("0.02 s"));
         assert!(view.read(0, 512).await.is_err());
@@ -94,11 +95,11 @@ fn a_guest_does_not_wait_longer_than_allowed() {
 #[test]
 fn options_out_of_range_are_refused() {
     for block in [0, 512, 5000, 2 * BLOCK_MAX] {
-        let options = Options { block, ..Options::default() };
+        let options = PointOptions { block, ..PointOptions::default() };
         let refused = Snapshot::new(1 << 20, &options).map(drop).unwrap_err();
         assert_eq!(refused.kind(), Kind::Usage, "{block}");
     }
     let directory = Some("/no/such/folder".into());
-    let refused = Snapshot::new(1 << 20, &Options { directory, ..Options::default() });
+    let refused = Snapshot::new(1 << 20, &PointOptions { directory, ..PointOptions::default() });
     assert!(refused.map(drop).unwrap_err().to_string().contains("/no/such/folder"));
 }

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use blockhaul_block::{BASE_ALLOCATION, Device, DeviceExt as _, ZERO};
-use blockhaul_snapshot::{Options, Snapshot, Trim};
+use blockhaul_snapshot::{PointOptions, Snapshot, ViewTrim};
 use blockhaul_testkit::rng::{self, Rng};
 
 use crate::support::{Slow, begun, on_worker, read, write};
@@ -33,14 +33,14 @@ async fn one_round(seed: u64) {
     let memory = blockhaul_backends::memory(SIZE as u64);
     write(&memory, 0, &before).await;
     let slow = Slow { inner: memory.clone(), rng: Mutex::new(Rng::new(rng.number())) };
-    let options = Options {
+    let options = PointOptions {
         block: 4096 << rng.below(6),
         guest_timeout: Duration::from_secs(60),
-        ..Options::default()
+        ..PointOptions::default()
     };
     let disk: Arc<dyn Device> = Arc::new(slow);
     let (snapshot, live) = begun(&disk, &options).await;
-    let view = snapshot.view(Vec::new(), Trim::Releases).unwrap();
+    let view = snapshot.view(Vec::new(), ViewTrim::Releases).unwrap();
     let before = Rc::new(before);
     let over = Rc::new(Cell::new(false));
     let writers: Vec<_> = (0..WRITERS)

@@ -3,22 +3,26 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use blockhaul_block::{Device, DeviceExt as _, Facts, Pending, Request};
+use blockhaul_block::{Device, DeviceExt as _, Facts, PendingRequest, Request};
 use blockhaul_catalog::Stack;
-use blockhaul_io::{Config, Runtime};
-use blockhaul_snapshot::{Options, Snapshot};
+use blockhaul_io::{Runtime, RuntimeConfig};
+use blockhaul_snapshot::{PointOptions, Snapshot};
 use blockhaul_testkit::rng::Rng;
 
 pub const BLOCK: u64 = 64 << 10;
 
 /// Runs a test on a worker.
 pub fn on_worker<F: Future<Output = ()> + 'static>(test: impl FnOnce() -> F + Send + 'static) {
-    let runtime = Runtime::start(&Config { workers: 2, ..Config::default() }).unwrap();
+    let runtime =
+        Runtime::start(&RuntimeConfig { workers: 2, ..RuntimeConfig::default() }).unwrap();
     runtime.block_on(test);
 }
 
 /// A snapshot of a device that begins now, and the device for its writers.
-pub async fn begun(device: &Arc<dyn Device>, options: &Options) -> (Snapshot, Arc<dyn Device>) {
+pub async fn begun(
+    device: &Arc<dyn Device>,
+    options: &PointOptions,
+) -> (Snapshot, Arc<dyn Device>) {
     let snapshot = Snapshot::new(device.facts().size, options).unwrap();
     let stack = Stack::over(device.clone()).with_layer(snapshot.layer()).await.unwrap();
     (snapshot, stack.device().clone())
@@ -43,10 +47,10 @@ impl Device for Slow {
         self.inner.facts()
     }
 
-    fn submit(&self, request: Request) -> Pending {
+    fn submit(&self, request: Request) -> PendingRequest {
         let inner = self.inner.clone();
         let [before, after] = [0, 1].map(|_| self.rng.lock().unwrap().below(6));
-        Pending::start(async move {
+        PendingRequest::start(async move {
             wait(before).await;
             let outcome = inner.submit(request).await;
             wait(after).await;

@@ -7,7 +7,7 @@ use blockhaul_block::{
     BASE_ALLOCATION, Can, Device, DeviceExt as _, HOLE, Kind, Reply, Request, ZERO,
 };
 use blockhaul_io::{Data, Reservation};
-use blockhaul_snapshot::{Options, Trim};
+use blockhaul_snapshot::{PointOptions, ViewTrim};
 
 use crate::support::{BLOCK, begun, on_worker, read, write};
 
@@ -23,8 +23,8 @@ fn holes_stay_holes_and_what_is_zeroed_stays_data() {
     on_worker(|| async {
         let memory = blockhaul_backends::memory(8 * BLOCK);
         write(&memory, 0, &[7; 2 * BLOCK as usize]).await;
-        let (snapshot, live) = begun(&memory, &Options::default()).await;
-        let view = snapshot.view(Vec::new(), Trim::Releases).unwrap();
+        let (snapshot, live) = begun(&memory, &PointOptions::default()).await;
+        let view = snapshot.view(Vec::new(), ViewTrim::Releases).unwrap();
         let hole = HOLE | ZERO;
         let expected = [(2 * BLOCK, 0), (6 * BLOCK, hole)];
         assert_eq!(runs(&view).await, expected);
@@ -43,9 +43,9 @@ fn a_view_is_read_only_and_frees_what_is_trimmed() {
     on_worker(|| async {
         let memory = blockhaul_backends::memory(8 * BLOCK);
         write(&memory, 0, &[7; 8 * BLOCK as usize]).await;
-        let (snapshot, live) = begun(&memory, &Options::default()).await;
-        let view = snapshot.view(Vec::new(), Trim::Releases).unwrap();
-        let strict = snapshot.view(Vec::new(), Trim::Refused).unwrap();
+        let (snapshot, live) = begun(&memory, &PointOptions::default()).await;
+        let view = snapshot.view(Vec::new(), ViewTrim::Releases).unwrap();
+        let strict = snapshot.view(Vec::new(), ViewTrim::Refused).unwrap();
         assert!(!strict.facts().can.intersects(Can::CHANGES));
         let refused = view.write(0, Data::copy_of(b"x")).await.unwrap_err();
         assert_eq!(refused.kind(), Kind::ReadOnly);
@@ -75,11 +75,11 @@ fn a_reply_is_not_changed_by_later_writes() {
             path: blockhaul_backends::PATH_SCHEME,
             ..blockhaul_catalog::Registry::default()
         };
-        let spec = blockhaul_catalog::Spec::Path(path);
+        let spec = blockhaul_catalog::DeviceSpec::Path(path);
         let opened = registry.open(&spec, Vec::new(), blockhaul_catalog::Intent::WRITE).await;
         let disk = opened.unwrap().device().clone();
-        let (snapshot, live) = begun(&disk, &Options::default()).await;
-        let view = snapshot.view(Vec::new(), Trim::Releases).unwrap();
+        let (snapshot, live) = begun(&disk, &PointOptions::default()).await;
+        let view = snapshot.view(Vec::new(), ViewTrim::Releases).unwrap();
         // As a server does that sends the bytes on without looking at them.
         let room = Reservation::unpooled(BLOCK as usize).parkable();
         let Reply::Data(held) = view.submit(Request::read(0, room)).await.unwrap() else {
@@ -96,8 +96,8 @@ fn an_ended_snapshot_costs_nothing_and_shows_nothing() {
     on_worker(|| async {
         let memory = blockhaul_backends::memory(4 * BLOCK);
         write(&memory, 0, &[7; 4 * BLOCK as usize]).await;
-        let (snapshot, live) = begun(&memory, &Options::default()).await;
-        let view = snapshot.view(Vec::new(), Trim::Releases).unwrap();
+        let (snapshot, live) = begun(&memory, &PointOptions::default()).await;
+        let view = snapshot.view(Vec::new(), ViewTrim::Releases).unwrap();
         snapshot.end();
         write(&live, 0, &[1; BLOCK as usize]).await;
         assert_eq!(snapshot.stats().saved, 0);
@@ -113,9 +113,10 @@ fn blocks_of_any_size_are_shown_to_their_end() {
         for block in [4096, BLOCK, 512 << 10, 1 << 20, 16 << 20] {
             let memory = blockhaul_backends::memory(SIZE);
             write(&memory, 0, b"before").await;
-            let options = Options { block, guest_timeout: Duration::ZERO, ..Options::default() };
+            let options =
+                PointOptions { block, guest_timeout: Duration::ZERO, ..PointOptions::default() };
             let (snapshot, live) = begun(&memory, &options).await;
-            let view = snapshot.view(Vec::new(), Trim::Refused).unwrap();
+            let view = snapshot.view(Vec::new(), ViewTrim::Refused).unwrap();
             write(&live, 0, b"after!").await;
             let seen = read(&view, 0, SIZE as usize).await;
             assert_eq!(&seen[..6], b"before", "blocks of {block} bytes");

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use blockhaul_catalog::Intent;
-use blockhaul_testkit::conform::{self, Content, Options, Subject};
+use blockhaul_testkit::conform::{self, ConformOptions, InitialContent, Subject};
 
 use crate::support::{Lab, open};
 
@@ -11,7 +11,7 @@ use crate::support::{Lab, open};
 fn a_written_disk_keeps_the_contract() {
     let lab = Lab::new("jitter=300us\nalign=4096\nquery=1ms");
     let next = AtomicUsize::new(0);
-    let options = Options::default().content(Content::Zeroes);
+    let options = ConformOptions::default().content(InitialContent::Zeroes);
     conform::check("vddk", options, move || {
         // Each check gets a disk of its own.
         let name = format!("{}.vmdk", next.fetch_add(1, Ordering::Relaxed));
@@ -30,7 +30,7 @@ fn a_read_only_disk_keeps_the_contract() {
         let data = at % (1 << 20) < 7 * 65536;
         if data { word.to_le_bytes()[(at % 8) as usize] } else { 0 }
     };
-    let options = Options::default().content(Content::oracle(byte));
+    let options = ConformOptions::default().content(InitialContent::oracle(byte));
     conform::check("vddk read-only", options, move || {
         let spec = lab.spec("p.vmdk", "");
         async move { open(&spec, Intent::READ).await.map(Subject::from) }

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use blockhaul_block::{Contexts, Device, DeviceExt as _, Request};
+use blockhaul_block::{ContextSet, Device, DeviceExt as _, Request};
 use blockhaul_catalog::Intent;
 use blockhaul_io::{Data, Reservation};
 
@@ -16,7 +16,7 @@ async fn data_of(device: &dyn Device, from: u64) -> u64 {
     let mut data = 0;
     let size = device.facts().size;
     while at < size {
-        let lists = device.extents(at, size - at, Contexts::first()).await.unwrap();
+        let lists = device.extents(at, size - at, ContextSet::first()).await.unwrap();
         data += lists[0].runs().iter().filter(|run| run.state == 0).map(|run| run.len).sum::<u64>();
         at += lists[0].total();
     }
@@ -58,7 +58,7 @@ fn the_first_answer_needs_one_call_and_opening_none() {
         let stack = open(&spec, Intent::READ).await.unwrap();
         stack.device().read(1 << 20, 4096).await.unwrap();
         let begun = Instant::now();
-        let lists = stack.device().extents(0, 1 << 30, Contexts::first()).await.unwrap();
+        let lists = stack.device().extents(0, 1 << 30, ContextSet::first()).await.unwrap();
         assert_eq!(lists[0].len(), 2048);
         begun.elapsed()
     });
@@ -157,7 +157,7 @@ fn a_client_that_leaves_during_a_query_leaves_nothing_behind() {
         let stack = open(&spec, Intent::READ).await.unwrap();
         let leaving = stack.another().await.unwrap();
         let pending =
-            leaving.submit(blockhaul_block::Request::extents(0, 1 << 30, Contexts::first()));
+            leaving.submit(blockhaul_block::Request::extents(0, 1 << 30, ContextSet::first()));
         drop((pending, leaving));
         // The other client gets the answer of that query.
         let other = data_of(&**stack.device(), 120 << 30).await;
@@ -175,7 +175,7 @@ fn one_link_of_a_chain_has_holes_that_may_hold_data_elsewhere() {
     let spec = lab.spec("s.vmdk", "&single-link=on");
     let state = run(move || async move {
         let stack = open(&spec, Intent::READ).await.unwrap();
-        let lists = stack.device().extents(0, 1 << 20, Contexts::first()).await.unwrap();
+        let lists = stack.device().extents(0, 1 << 20, ContextSet::first()).await.unwrap();
         lists[0].runs()[0].state
     });
     assert_eq!(state, blockhaul_block::HOLE);

@@ -4,8 +4,8 @@ use std::ffi::OsStr;
 use std::path::PathBuf;
 
 use blockhaul_block::Result;
-use blockhaul_catalog::{Intent, Registry, Spec, Stack};
-use blockhaul_io::{Config, Runtime};
+use blockhaul_catalog::{DeviceSpec, Intent, Registry, Stack};
+use blockhaul_io::{Runtime, RuntimeConfig};
 use blockhaul_testkit::tools::until_ok;
 
 /// A folder with a library, and disks.
@@ -85,13 +85,14 @@ fn simulator() -> PathBuf {
 /// Opens a device.
 pub async fn open(spec: &str, intent: Intent) -> Result<Stack> {
     let registry = Registry { backends: blockhaul_vddk::all(), ..Registry::default() };
-    registry.open(&Spec::parse(OsStr::new(spec))?, Vec::new(), intent).await
+    registry.open(&DeviceSpec::parse(OsStr::new(spec))?, Vec::new(), intent).await
 }
 
 /// Runs on a worker.
 pub fn run<T: Send + 'static, F: Future<Output = T> + 'static>(
     work: impl FnOnce() -> F + Send + 'static,
 ) -> T {
-    let runtime = Runtime::start(&Config { workers: 2, ..Config::default() }).unwrap();
+    let runtime =
+        Runtime::start(&RuntimeConfig { workers: 2, ..RuntimeConfig::default() }).unwrap();
     runtime.block_on(work)
 }

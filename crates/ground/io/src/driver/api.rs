@@ -62,7 +62,7 @@ impl FileOp {
 
 /// A completion: the system call's result (negative: error number) and, for file operations, the
 /// operation with its buffer.
-pub(crate) struct Done {
+pub(crate) struct OpCompletion {
     pub(crate) slot: usize,
     pub(crate) result: i32,
     pub(crate) op: Option<FileOp>,
@@ -70,19 +70,19 @@ pub(crate) struct Done {
 
 /// How long a turn may sleep.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Sleep {
+pub(crate) enum SleepLimit {
     No,
     AtMost(Duration),
     Forever,
 }
 
-impl Sleep {
+impl SleepLimit {
     /// The maximum time, if there is one.
     pub(crate) fn most(self) -> Option<Duration> {
         match self {
-            Sleep::No => Some(Duration::ZERO),
-            Sleep::AtMost(time) => Some(time),
-            Sleep::Forever => None,
+            SleepLimit::No => Some(Duration::ZERO),
+            SleepLimit::AtMost(time) => Some(time),
+            SleepLimit::Forever => None,
         }
     }
 }
@@ -112,5 +112,10 @@ pub(crate) trait Driver {
     /// An error does not belong to an operation: the driver has failed. Earlier completions are in
     /// `done`; the caller fails the other operations and drops the driver, which keeps the memory
     /// that the kernel may still use.
-    fn turn(&mut self, sleep: Sleep, may_look: bool, done: &mut Vec<Done>) -> io::Result<()>;
+    fn turn(
+        &mut self,
+        sleep: SleepLimit,
+        may_look: bool,
+        done: &mut Vec<OpCompletion>,
+    ) -> io::Result<()>;
 }

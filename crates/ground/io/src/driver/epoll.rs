@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 
-use super::api::{Done, Driver, FileOp, Interest, Sleep};
+use super::api::{Driver, FileOp, Interest, OpCompletion, SleepLimit};
 use super::spin::Spin;
 use crate::blocking::offload_job;
 use crate::sys;
@@ -20,35 +20,35 @@ const EVENTS: usize = 256;
 /// Event data of the inbox's wakeup: no descriptor has this number.
 const WAKE: u64 = u64::MAX;
 
-pub(crate) struct Epoll {
+pub(crate) struct EpollDriver {
     epoll: OwnedFd,
     wakeup: Arc<Wakeup>,
     /// Where the kernel writes events. Kept, because clearing it costs more than a turn.
     events: Vec<epoll::Event>,
     /// The waiters, indexed by descriptor; entries remain when a descriptor is idle or closed.
     /// Descriptors are small numbers: the kernel hands out the lowest free one.
-    watched: Vec<Watched>,
+    watched: Vec<WatchedFd>,
     /// The descriptor that each slot waits for, indexed by slot: a table hands them out, and reuses them.
     by_slot: Vec<Option<RawFd>>,
     /// Completions known before the next turn.
-    pending: Vec<Done>,
-    finished: Arc<Mutex<Vec<Done>>>,
+    pending: Vec<OpCompletion>,
+    finished: Arc<Mutex<Vec<OpCompletion>>>,
     spin: Spin,
 }
 
 #[derive(Default, Clone)]
-struct Watched {
+struct WatchedFd {
     read: Option<usize>,
     write: Option<usize>,
     registered: bool,
 }
 
-impl Epoll {
-    pub(crate) fn new(wakeup: Arc<Wakeup>) -> io::Result<Epoll> {
+impl EpollDriver {
+    pub(crate) fn new(wakeup: Arc<Wakeup>) -> io::Result<EpollDriver> {
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
         epoll::add(&epoll, &wakeup, EventData::new_u64(WAKE), EventFlags::IN)?;
         let no_event = epoll::Event { flags: EventFlags::empty(), data: EventData::new_u64(0) };
-        Ok(Epoll {
+        Ok(EpollDriver {
             epoll,
             wakeup,
             events: vec![no_event; EVENTS],
@@ -105,7 +105,7 @@ impl Epoll {
     fn complete(&mut self, slots: [Option<usize>; 2], result: i32) {
         for slot in slots.into_iter().flatten() {
             self.forget(slot);
-            self.pending.push(Done { slot, result, op: None });
+            self.pending.push(OpCompletion { slot, result, op: None });
         }
     }
 
@@ -114,7 +114,7 @@ impl Epoll {
         self.by_slot.get_mut(slot).and_then(Option::take)
     }
 
-    fn wait(&mut self, sleep: Sleep, may_look: bool) -> io::Result<()> {
+    fn wait(&mut self, sleep: SleepLimit, may_look: bool) -> io::Result<()> {
         let mut events = std::mem::take(&mut self.events);
         let result = self.wait_into(&mut events, sleep, may_look);
         if let Ok(count) = result {
@@ -136,7 +136,7 @@ impl Epoll {
     fn wait_into(
         &mut self,
         events: &mut [epoll::Event],
-        sleep: Sleep,
+        sleep: SleepLimit,
         may_look: bool,
     ) -> io::Result<usize> {
         let mut wait = |most: Option<Duration>| -> io::Result<usize> {
@@ -147,7 +147,7 @@ impl Epoll {
             }
         };
         match sleep {
-            Sleep::No => wait(sleep.most()),
+            SleepLimit::No => wait(sleep.most()),
             _ if !may_look => wait(sleep.most()),
             _ if self.spin.looks() => {
                 let mut looked = Ok(0);
@@ -194,7 +194,7 @@ fn entry<T: Clone + Default>(list: &mut Vec<T>, at: usize) -> &mut T {
     &mut list[at]
 }
 
-impl Driver for Epoll {
+impl Driver for EpollDriver {
     fn arm(&mut self, fd: RawFd, interest: Interest, slot: usize) {
         let watched = entry(&mut self.watched, index(fd));
         let place = match interest {
@@ -218,7 +218,7 @@ impl Driver for Epoll {
                 watched.write = None;
             }
         }
-        self.pending.push(Done { slot, result: -libc::ECANCELED, op: None });
+        self.pending.push(OpCompletion { slot, result: -libc::ECANCELED, op: None });
     }
 
     fn start(&mut self, op: FileOp, slot: usize) {
@@ -226,7 +226,7 @@ impl Driver for Epoll {
         let wakeup = self.wakeup.clone();
         offload_job(Box::new(move || {
             let (result, op) = run(op);
-            let done = Done { slot, result, op: Some(op) };
+            let done = OpCompletion { slot, result, op: Some(op) };
             finished.lock().expect("no panic under this lock").push(done);
             wakeup.wake();
         }));
@@ -239,10 +239,15 @@ impl Driver for Epoll {
     /// Threads finish what they have begun.
     fn cancel(&mut self, _slot: usize) {}
 
-    fn turn(&mut self, sleep: Sleep, may_look: bool, done: &mut Vec<Done>) -> io::Result<()> {
+    fn turn(
+        &mut self,
+        sleep: SleepLimit,
+        may_look: bool,
+        done: &mut Vec<OpCompletion>,
+    ) -> io::Result<()> {
         let ready = !self.pending.is_empty()
             || !self.finished.lock().expect("no panic under this lock").is_empty();
-        self.wait(if ready { Sleep::No } else { sleep }, may_look)?;
+        self.wait(if ready { SleepLimit::No } else { sleep }, may_look)?;
         done.append(&mut self.pending);
         done.append(&mut self.finished.lock().expect("no panic under this lock"));
         Ok(())

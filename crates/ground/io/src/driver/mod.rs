@@ -22,7 +22,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 pub use self::api::Interest;
-pub(crate) use self::api::{Done, Driver, FileOp, Sleep};
+pub(crate) use self::api::{Driver, FileOp, OpCompletion, SleepLimit};
 #[cfg(feature = "simulation")]
 pub(crate) use self::epoll::run as run_file_op;
 pub use self::uring::available as uring_available;
@@ -30,7 +30,7 @@ use crate::sys::Wakeup;
 
 /// Which kernel interface the workers use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Engine {
+pub enum IoEngine {
     /// io_uring if a probe finds it usable, else threads.
     #[default]
     Auto,
@@ -40,14 +40,14 @@ pub enum Engine {
     Threads,
 }
 
-impl FromStr for Engine {
+impl FromStr for IoEngine {
     type Err = String;
 
-    fn from_str(text: &str) -> Result<Engine, String> {
+    fn from_str(text: &str) -> Result<IoEngine, String> {
         match text {
-            "auto" => Ok(Engine::Auto),
-            "uring" => Ok(Engine::Uring),
-            "threads" => Ok(Engine::Threads),
+            "auto" => Ok(IoEngine::Auto),
+            "uring" => Ok(IoEngine::Uring),
+            "threads" => Ok(IoEngine::Threads),
             other => Err(format!("unknown engine {other:?}; known are auto, uring, threads")),
         }
     }
@@ -55,22 +55,22 @@ impl FromStr for Engine {
 
 /// A driver to replace one that has failed, and its name.
 pub(crate) fn open_again(wakeup: &Arc<Wakeup>) -> io::Result<(Box<dyn Driver>, &'static str)> {
-    open(Engine::Threads, wakeup)
+    open(IoEngine::Threads, wakeup)
 }
 
 /// The driver for `engine`, and its name; `wakeup` ends its sleep.
 pub(crate) fn open(
-    engine: Engine,
+    engine: IoEngine,
     wakeup: &Arc<Wakeup>,
 ) -> io::Result<(Box<dyn Driver>, &'static str)> {
     match engine {
-        Engine::Uring => Ok((Box::new(uring::Uring::new(wakeup.clone())?), "uring")),
-        Engine::Threads => Ok((Box::new(epoll::Epoll::new(wakeup.clone())?), "threads")),
-        Engine::Auto => match uring::Uring::new(wakeup.clone()) {
+        IoEngine::Uring => Ok((Box::new(uring::UringDriver::new(wakeup.clone())?), "uring")),
+        IoEngine::Threads => Ok((Box::new(epoll::EpollDriver::new(wakeup.clone())?), "threads")),
+        IoEngine::Auto => match uring::UringDriver::new(wakeup.clone()) {
             Ok(uring) => Ok((Box::new(uring), "uring")),
             Err(error) => {
                 log::debug!("io_uring is not usable ({error}): using epoll and threads");
-                Ok((Box::new(epoll::Epoll::new(wakeup.clone())?), "threads"))
+                Ok((Box::new(epoll::EpollDriver::new(wakeup.clone())?), "threads"))
             }
         },
     }

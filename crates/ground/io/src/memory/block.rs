@@ -13,16 +13,16 @@ use super::shared::SharedPart;
 const MAPPED: usize = 64 << 10;
 
 /// Memory of a power-of-two size, aligned to [`ALIGN`]; always initialised.
-pub(crate) struct Block {
+pub(crate) struct AlignedBlock {
     ptr: NonNull<u8>,
     size: usize,
     /// The pages of a mapping; none if the memory is the allocator's.
-    pages: Option<Arc<Pages>>,
+    pages: Option<Arc<PageOwner>>,
 }
 
 /// The pages of a mapping.
 #[derive(Debug, Default)]
-pub(crate) enum Pages {
+pub(crate) enum PageOwner {
     /// Private: the allocation identifies them, as long as the block has them.
     #[default]
     Own,
@@ -30,14 +30,14 @@ pub(crate) enum Pages {
     Shared(#[expect(dead_code, reason = "gives itself back when it is dropped")] SharedPart),
 }
 
-// SAFETY: a `Block` owns its memory exclusively and has no thread affinity.
-unsafe impl Send for Block {}
-// SAFETY: shared access to a `Block` only reads its memory.
-unsafe impl Sync for Block {}
+// SAFETY: a `AlignedBlock` owns its memory exclusively and has no thread affinity.
+unsafe impl Send for AlignedBlock {}
+// SAFETY: shared access to a `AlignedBlock` only reads its memory.
+unsafe impl Sync for AlignedBlock {}
 
-impl Block {
+impl AlignedBlock {
     /// Allocates `size` zeroed bytes; `size` is a non-zero multiple of [`ALIGN`].
-    pub(crate) fn new(size: usize) -> Block {
+    pub(crate) fn new(size: usize) -> AlignedBlock {
         let layout = Self::layout(size);
         let ptr = if size >= MAPPED {
             map(size)
@@ -46,26 +46,26 @@ impl Block {
             unsafe { alloc_zeroed(layout) }
         };
         match NonNull::new(ptr) {
-            Some(ptr) => Block { ptr, size, pages: (size >= MAPPED).then(Arc::default) },
+            Some(ptr) => AlignedBlock { ptr, size, pages: (size >= MAPPED).then(Arc::default) },
             None => handle_alloc_error(layout),
         }
     }
 
     /// A block of memory shared with another process.
-    pub(super) fn of_shared(part: SharedPart) -> Block {
+    pub(super) fn of_shared(part: SharedPart) -> AlignedBlock {
         let ptr = part.start();
         let size = part.size();
-        Block { ptr, size, pages: Some(Arc::new(Pages::Shared(part))) }
+        AlignedBlock { ptr, size, pages: Some(Arc::new(PageOwner::Shared(part))) }
     }
 
     /// Whether another process may access the memory. It belongs to no pool then.
     pub(super) fn is_shared(&self) -> bool {
-        matches!(self.pages.as_deref(), Some(Pages::Shared(_)))
+        matches!(self.pages.as_deref(), Some(PageOwner::Shared(_)))
     }
 
     /// The pages of a large private block: a weak reference shows whether the block still has them.
-    pub(crate) fn pages(&self) -> Option<&Arc<Pages>> {
-        self.pages.as_ref().filter(|pages| matches!(***pages, Pages::Own))
+    pub(crate) fn pages(&self) -> Option<&Arc<PageOwner>> {
+        self.pages.as_ref().filter(|pages| matches!(***pages, PageOwner::Own))
     }
 
     /// Start of the block; all of it is initialised.
@@ -101,7 +101,7 @@ impl Block {
     }
 }
 
-impl Drop for Block {
+impl Drop for AlignedBlock {
     fn drop(&mut self) {
         let ptr = self.ptr.as_ptr();
         if self.is_shared() {

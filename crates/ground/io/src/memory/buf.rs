@@ -6,22 +6,22 @@ use std::ops::{Deref, DerefMut};
 use std::sync::atomic::AtomicBool;
 
 use super::alignment::ALIGN;
-use super::block::Block;
-use super::charge::Charge;
+use super::block::AlignedBlock;
+use super::charge::BufferCharge;
 use super::route_counters::RouteCounters;
 
 /// Unique, aligned, owned bytes from a [`Pool`](crate::Pool), returned to it on drop.
 pub struct Buf {
     /// `None` only while the buffer is being dropped.
-    block: Option<Block>,
+    block: Option<AlignedBlock>,
     len: usize,
-    charge: Charge,
+    charge: BufferCharge,
     /// A peer may still be reading the pages.
     pub(super) retired: AtomicBool,
 }
 
 impl Buf {
-    pub(crate) fn new(block: Block, len: usize, charge: Charge) -> Buf {
+    pub(crate) fn new(block: AlignedBlock, len: usize, charge: BufferCharge) -> Buf {
         assert!(len <= block.size());
         Buf { block: Some(block), len, charge, retired: AtomicBool::new(false) }
     }
@@ -29,7 +29,7 @@ impl Buf {
     /// A zero-filled buffer outside any pool: for tests and for small fixed needs.
     pub fn unpooled(len: usize) -> Buf {
         let size = len.max(1).next_multiple_of(ALIGN);
-        Buf::new(Block::new(size), len, Charge::none())
+        Buf::new(AlignedBlock::new(size), len, BufferCharge::none())
     }
 
     /// Shortens the buffer to `len` bytes; no change if it is not longer.
@@ -42,7 +42,7 @@ impl Buf {
         self.charge.counters()
     }
 
-    pub(crate) fn block(&self) -> &Block {
+    pub(crate) fn block(&self) -> &AlignedBlock {
         self.block.as_ref().expect("present until drop")
     }
 }
@@ -68,7 +68,7 @@ impl Drop for Buf {
             if *self.retired.get_mut() && !block.exchange_pages() {
                 // Never used again; its replacement keeps the pool's size.
                 let size = block.size();
-                std::mem::forget(std::mem::replace(&mut block, Block::new(size)));
+                std::mem::forget(std::mem::replace(&mut block, AlignedBlock::new(size)));
             }
             self.charge.give_back(block);
         }

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
-use super::block::Block;
+use super::block::AlignedBlock;
 use super::pool::Pool;
 use super::route_counters::RouteCounters;
 
 /// What a buffer owes to its pool, and who counts what becomes of it.
-pub(crate) struct Charge {
+pub(crate) struct BufferCharge {
     pub(super) pool: Option<Pool>,
     pub(super) cost: u64,
     pub(super) counters: Option<Arc<RouteCounters>>,
@@ -16,16 +16,16 @@ pub(crate) struct Charge {
     pub(super) kept: Option<InUse>,
 }
 
-impl Charge {
-    pub(crate) fn none() -> Charge {
-        Charge { pool: None, cost: 0, counters: None, kept: None }
+impl BufferCharge {
+    pub(crate) fn none() -> BufferCharge {
+        BufferCharge { pool: None, cost: 0, counters: None, kept: None }
     }
 
     pub(crate) fn counters(&self) -> Option<&RouteCounters> {
         self.counters.as_deref()
     }
 
-    pub(crate) fn give_back(&mut self, block: Block) {
+    pub(crate) fn give_back(&mut self, block: AlignedBlock) {
         if let Some(pool) = self.pool.take() {
             if block.is_shared() {
                 drop(block);

@@ -8,9 +8,9 @@ use std::sync::{Arc, Mutex, OnceLock};
 use rustix::io::Errno;
 
 use super::alignment::ALIGN;
-use super::block::Block;
+use super::block::AlignedBlock;
 use super::buf::Buf;
-use super::park::Parked;
+use super::park::ParkedPayload;
 use super::route_counters::RouteCounters;
 
 /// A payload: bytes that are only read from here on, shared and sliced without copying.
@@ -37,7 +37,7 @@ enum Repr {
 
 /// A parked payload, and its bytes once they were read.
 struct InKernel {
-    parked: Mutex<Option<Parked>>,
+    parked: Mutex<Option<ParkedPayload>>,
     copied: OnceLock<Result<Buf, Errno>>,
 }
 
@@ -141,7 +141,7 @@ impl Data {
     }
 
     /// The block that contains the bytes, if it is one of ours.
-    pub(crate) fn block(&self) -> Option<&Block> {
+    pub(crate) fn block(&self) -> Option<&AlignedBlock> {
         match &self.repr {
             Repr::Shared(buf) => Some(buf.block()),
             Repr::Static(_) | Repr::Received(_) => None,
@@ -161,7 +161,7 @@ impl Data {
     ///
     /// # Errors
     /// The payload, if it is not parked, was read, or has another holder.
-    pub fn take_parked(self) -> Result<Parked, Data> {
+    pub fn take_parked(self) -> Result<ParkedPayload, Data> {
         let Data { repr, start, len } = self;
         let Repr::Parked(kernel) = repr else { return Err(Data { repr, start, len }) };
         match Arc::try_unwrap(kernel) {
@@ -180,7 +180,7 @@ impl Data {
         }
     }
 
-    /// Whether the memory can be lent to a peer and returned ([`Lent`](crate::Lent)).
+    /// Whether the memory can be lent to a peer and returned ([`LentPayload`](crate::LentPayload)).
     pub(crate) fn can_be_lent(&self) -> bool {
         matches!(&self.repr, Repr::Shared(buf) if !buf.block().is_shared())
     }
@@ -224,8 +224,8 @@ impl From<Buf> for Data {
     }
 }
 
-impl From<Parked> for Data {
-    fn from(parked: Parked) -> Data {
+impl From<ParkedPayload> for Data {
+    fn from(parked: ParkedPayload) -> Data {
         let len = parked.held();
         let kernel = InKernel { parked: Mutex::new(Some(parked)), copied: OnceLock::new() };
         Data { repr: Repr::Parked(Arc::new(kernel)), start: 0, len }

@@ -1,7 +1,7 @@
 //! Payloads sent to a socket by reference, directly from memory (vmsplice(2)).
 //!
 //! The peer reads the same pages: they must not change until the peer confirms that it has them. So
-//! the sender keeps a [`Lent`] until the reply arrives. Without a reply, the connection may be gone
+//! the sender keeps a [`LentPayload`] until the reply arrives. Without a reply, the connection may be gone
 //! and the peer still reading; then the pages are *retired*: when the last holder drops the
 //! payload, the memory frees its pages and gets others, and a reader of the old ones still sees
 //! what was sent.
@@ -13,22 +13,22 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use rustix::io::Errno;
 
 use super::data::Data;
-use super::park::Parked;
+use super::park::ParkedPayload;
 use super::route_counters::PayloadRoute;
 
 /// A payload whose pages a peer may be reading.
 #[must_use = "dropped, it retires the pages"]
 #[derive(Debug)]
-pub struct Lent(Option<Data>);
+pub struct LentPayload(Option<Data>);
 
-impl Lent {
+impl LentPayload {
     /// The peer has confirmed the bytes: the memory can be reused.
     pub fn returned(mut self) {
         self.0 = None;
     }
 }
 
-impl Drop for Lent {
+impl Drop for LentPayload {
     fn drop(&mut self) {
         if let Some(data) = self.0.take() {
             data.retire();
@@ -37,20 +37,20 @@ impl Drop for Lent {
 }
 
 /// A payload being sent by reference.
-pub(crate) struct Lending {
+pub(crate) struct PayloadLoan {
     data: Data,
     /// Its pages, once they are being sent.
-    pipe: Option<Parked>,
+    pipe: Option<ParkedPayload>,
 }
 
-impl Lending {
+impl PayloadLoan {
     /// Lends a payload that is large enough and can be retired; otherwise returns it.
-    pub(crate) fn begin(data: Data) -> Result<(Lending, Lent), Data> {
-        if !data.can_be_lent() || !Parked::pays(data.len()) {
+    pub(crate) fn begin(data: Data) -> Result<(PayloadLoan, LentPayload), Data> {
+        if !data.can_be_lent() || !ParkedPayload::pays(data.len()) {
             return Err(data);
         }
-        let lent = Lent(Some(data.clone()));
-        Ok((Lending { data, pipe: None }, lent))
+        let lent = LentPayload(Some(data.clone()));
+        Ok((PayloadLoan { data, pipe: None }, lent))
     }
 
     /// Length of the payload in bytes.
@@ -71,7 +71,7 @@ impl Lending {
         self.pipe.is_some()
     }
 
-    /// Sends what the socket takes; `WouldBlock` if it takes nothing now. After [`Lending::load`].
+    /// Sends what the socket takes; `WouldBlock` if it takes nothing now. After [`PayloadLoan::load`].
     pub(crate) fn drain_to_stream(&mut self, stream: impl AsFd) -> io::Result<usize> {
         let Some(pipe) = &mut self.pipe else {
             return Err(io::ErrorKind::InvalidInput.into());
@@ -90,13 +90,13 @@ impl Lending {
 }
 
 /// The pages of a payload in memory, by reference; `None` if that is not possible now.
-fn parked(data: &Data) -> Option<Parked> {
+fn parked(data: &Data) -> Option<ParkedPayload> {
     static REFUSED: AtomicBool = AtomicBool::new(false);
     if REFUSED.load(Ordering::Relaxed) {
         return None;
     }
     let bytes = data.bytes();
-    let mut parked = Parked::empty(bytes.len())?;
+    let mut parked = ParkedPayload::empty(bytes.len())?;
     while parked.held() < bytes.len() {
         match parked.lend(&bytes[parked.held()..]) {
             Ok(lent) if lent > 0 => {}

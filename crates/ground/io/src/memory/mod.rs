@@ -14,12 +14,12 @@ mod route_counters;
 mod shared;
 
 pub use self::alignment::ALIGN;
-pub(crate) use self::block::{Block, Pages};
+pub(crate) use self::block::{AlignedBlock, PageOwner};
 pub use self::buf::Buf;
 pub use self::data::Data;
-pub(crate) use self::lend::Lending;
-pub use self::lend::Lent;
-pub use self::park::{Parked, disable_parking};
+pub use self::lend::LentPayload;
+pub(crate) use self::lend::PayloadLoan;
+pub use self::park::{ParkedPayload, disable_parking};
 pub use self::pool::{Pool, TooLarge};
 pub use self::reservation::{KeptReservation, Reservation};
 pub use self::route_counters::{PayloadRoute, RouteCounters};

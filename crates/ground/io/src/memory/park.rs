@@ -4,7 +4,7 @@
 //! A payload that is not inspected need not be copied to user space: page cache to pipe to socket,
 //! or socket to pipe to file or another socket. Pipes are few and reused; a long payload takes several. A
 //! parked payload keeps its [`Reservation`], so that there is memory if it is read after all
-//! ([`Parked::into_buf`]).
+//! ([`ParkedPayload::into_buf`]).
 
 use std::collections::VecDeque;
 use std::io;
@@ -31,27 +31,27 @@ const SHARE: usize = PIPE_SIZE / 2;
 /// few such payloads would use all pipes.
 const PARK_MAX: usize = 8 * SHARE;
 
-struct Pipe {
+struct PayloadPipe {
     read: OwnedFd,
     write: OwnedFd,
 }
 
 /// A pipe of a payload.
-struct Held {
-    pipe: Pipe,
+struct FilledPipe {
+    pipe: PayloadPipe,
     /// Bytes in the pipe.
     bytes: usize,
 }
 
-struct Pipes {
-    idle: Vec<Pipe>,
+struct PipePool {
+    idle: Vec<PayloadPipe>,
     made: usize,
     /// The kernel has refused a pipe of this size: a user's limit is reached, or splice is
     /// forbidden.
     refused: bool,
 }
 
-static PIPES: Mutex<Pipes> = Mutex::new(Pipes { idle: Vec::new(), made: 0, refused: false });
+static PIPES: Mutex<PipePool> = Mutex::new(PipePool { idle: Vec::new(), made: 0, refused: false });
 static DISABLED: OnceLock<()> = OnceLock::new();
 
 /// Turns parking off for the rest of the program (`--no-zero-copy`).
@@ -61,7 +61,7 @@ pub fn disable_parking() {
 }
 
 /// Empty pipes for `len` bytes, all or none.
-fn take_pipes(len: usize) -> Option<VecDeque<Held>> {
+fn take_pipes(len: usize) -> Option<VecDeque<FilledPipe>> {
     if DISABLED.get().is_some() {
         return None;
     }
@@ -83,20 +83,20 @@ fn take_pipes(len: usize) -> Option<VecDeque<Held>> {
         }
     }
     let rest = pipes.idle.len() - count;
-    Some(pipes.idle.drain(rest..).map(|pipe| Held { pipe, bytes: 0 }).collect())
+    Some(pipes.idle.drain(rest..).map(|pipe| FilledPipe { pipe, bytes: 0 }).collect())
 }
 
-fn make_pipe() -> rustix::io::Result<Pipe> {
+fn make_pipe() -> rustix::io::Result<PayloadPipe> {
     let (read, write) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
     if fcntl_setpipe_size(&write, PIPE_SIZE)? < PIPE_SIZE {
         return Err(Errno::PERM);
     }
-    let pipe = Pipe { read, write };
+    let pipe = PayloadPipe { read, write };
     pipe.probe()?;
     Ok(pipe)
 }
 
-impl Pipe {
+impl PayloadPipe {
     /// Tries splice(2) with data that does not matter: some sandboxes refuse it.
     fn probe(&self) -> rustix::io::Result<()> {
         rustix::io::write(&self.write, &[0])?;
@@ -116,9 +116,9 @@ fn sink() -> Option<&'static std::fs::File> {
 }
 
 /// A payload on its way into or out of pipes.
-pub struct Parked {
+pub struct ParkedPayload {
     /// In the order of the bytes. Empty ones leave, except those that are still to be filled.
-    pipes: VecDeque<Held>,
+    pipes: VecDeque<FilledPipe>,
     /// The pipe that is filled next.
     filling: usize,
     /// Bytes in all pipes.
@@ -128,25 +128,25 @@ pub struct Parked {
     from_file: bool,
 }
 
-impl Parked {
+impl ParkedPayload {
     /// Empty pipes for a payload of `room.len()` bytes, or the reservation if parking is not
     /// allowed, not worthwhile, or not possible now.
     ///
     /// # Errors
     /// The reservation, if the payload cannot be parked.
-    pub fn begin(room: Reservation) -> Result<Parked, Reservation> {
-        if !room.may_park() || !Parked::pays(room.len()) {
+    pub fn begin(room: Reservation) -> Result<ParkedPayload, Reservation> {
+        if !room.may_park() || !ParkedPayload::pays(room.len()) {
             return Err(room);
         }
         match take_pipes(room.len()) {
             // Pages in a pipe are memory, too.
-            Some(pipes) => Ok(Parked::with(pipes, Some(room.claim_now()))),
+            Some(pipes) => Ok(ParkedPayload::with(pipes, Some(room.claim_now()))),
             None => Err(room),
         }
     }
 
-    fn with(pipes: VecDeque<Held>, room: Option<Reservation>) -> Parked {
-        Parked { pipes, filling: 0, held: 0, room, from_file: false }
+    fn with(pipes: VecDeque<FilledPipe>, room: Option<Reservation>) -> ParkedPayload {
+        ParkedPayload { pipes, filling: 0, held: 0, room, from_file: false }
     }
 
     /// Whether a payload of `len` bytes is worth pipes, and not too long.
@@ -154,14 +154,14 @@ impl Parked {
         (PARK_MIN..=PARK_MAX).contains(&len) && DISABLED.get().is_none()
     }
 
-    /// Whether a payload of `len` bytes fits into one pipe, as [`Parked::drain_whole`] needs it.
+    /// Whether a payload of `len` bytes fits into one pipe, as [`ParkedPayload::drain_whole`] needs it.
     pub fn fits_one_pipe(len: usize) -> bool {
         len <= SHARE
     }
 
     /// Empty pipes for the pages of a payload of `len` bytes in memory.
-    pub(super) fn empty(len: usize) -> Option<Parked> {
-        Some(Parked::with(take_pipes(len)?, None))
+    pub(super) fn empty(len: usize) -> Option<ParkedPayload> {
+        Some(ParkedPayload::with(take_pipes(len)?, None))
     }
 
     /// Adds pages of `bytes` by reference, as many as the next pipe takes; returns the number of bytes.
@@ -191,7 +191,7 @@ impl Parked {
     }
 
     /// The first pipe with bytes.
-    fn first(&self) -> io::Result<&Held> {
+    fn first(&self) -> io::Result<&FilledPipe> {
         self.pipes.front().ok_or(io::ErrorKind::UnexpectedEof.into())
     }
 
@@ -389,7 +389,7 @@ impl Parked {
     /// The device has refused the bytes, or the pipe fails. The bytes are lost.
     pub fn drain_whole(mut self, head: &[u8], device: impl AsFd) -> io::Result<Option<Buf>> {
         // It takes one pipe.
-        let empty = if self.pipes.len() == 1 { Parked::empty(0) } else { None };
+        let empty = if self.pipes.len() == 1 { ParkedPayload::empty(0) } else { None };
         let Some(mut whole) = empty else { return Ok(Some(self.into_buf()?.0)) };
         let len = self.held;
         whole.fill_from_bytes(head)?;
@@ -432,7 +432,7 @@ impl Parked {
     }
 }
 
-impl Held {
+impl FilledPipe {
     /// Empties the pipe and discards the bytes.
     fn discard(&mut self) {
         let Some(sink) = sink() else { return };
@@ -446,14 +446,14 @@ impl Held {
     }
 }
 
-impl std::fmt::Debug for Parked {
+impl std::fmt::Debug for ParkedPayload {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Parked({} bytes)", self.held)
+        write!(f, "ParkedPayload({} bytes)", self.held)
     }
 }
 
 /// Others may have these pipes.
-fn give_back(pipes: impl IntoIterator<Item = Held>) {
+fn give_back(pipes: impl IntoIterator<Item = FilledPipe>) {
     let mut all = None;
     for mut held in pipes {
         held.discard();
@@ -468,7 +468,7 @@ fn give_back(pipes: impl IntoIterator<Item = Held>) {
     }
 }
 
-impl Drop for Parked {
+impl Drop for ParkedPayload {
     fn drop(&mut self) {
         give_back(self.pipes.drain(..));
     }

@@ -21,40 +21,40 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use super::alignment::ALIGN;
-use super::block::Block;
+use super::block::AlignedBlock;
 use crate::sync::{Completer, Ticket, ticket};
 
 /// Classes are ALIGN << 0 … ALIGN << 20 (4 GiB): more than any request.
 const CLASSES: usize = 21;
 
-/// Flag in [`Inner::waiters`]: there are watchers.
+/// Flag in [`PoolInner::waiters`]: there are watchers.
 const WATCHED: usize = 1 << (usize::BITS - 1);
 
 /// A bounded pool of aligned buffers. Cloning shares it; usable from every thread.
 #[derive(Clone)]
-pub struct Pool(Arc<Inner>);
+pub struct Pool(Arc<PoolInner>);
 
-struct Inner {
+struct PoolInner {
     limit: u64,
     parent: Option<Pool>,
     /// Every request is counted here when it begins and when it ends, without the lock.
     reserved: AtomicU64,
     peak: AtomicU64,
-    /// The number of entries in `State::waiting`, and [`WATCHED`] while `State::watching` is not
+    /// The number of entries in `PoolState::waiting`, and [`WATCHED`] while `PoolState::watching` is not
     /// empty. A waiter writes this and then reads `reserved`; a release writes `reserved` and then
     /// reads this: one of them sees the other.
     waiters: AtomicUsize,
-    state: Mutex<State>,
+    state: Mutex<PoolState>,
 }
 
 #[derive(Default)]
-struct State {
+struct PoolState {
     /// Idle blocks by class. Only the outermost pool has any.
-    idle: Vec<Vec<Block>>,
+    idle: Vec<Vec<AlignedBlock>>,
     idle_bytes: u64,
     /// Bytes of blocks in use. Less than `reserved` while reservations have no block yet.
     lent: u64,
-    waiting: VecDeque<(u64, Completer<Hold>)>,
+    waiting: VecDeque<(u64, Completer<PoolCharge>)>,
     /// Tasks that wait until less is reserved.
     watching: VecDeque<Watcher>,
 }
@@ -87,18 +87,19 @@ impl std::error::Error for TooLarge {}
 impl Pool {
     /// A pool with at most `limit` bytes reserved at a time.
     pub fn new(limit: u64) -> Pool {
-        let state = State { idle: (0..CLASSES).map(|_| Vec::new()).collect(), ..State::default() };
+        let state =
+            PoolState { idle: (0..CLASSES).map(|_| Vec::new()).collect(), ..PoolState::default() };
         Pool::with(limit, None, state)
     }
 
     /// A share of this pool with its own limit of `limit` bytes; its reservations count in both.
     pub fn share(&self, limit: u64) -> Pool {
         let limit = limit.min(self.0.limit);
-        Pool::with(limit, Some(self.clone()), State::default())
+        Pool::with(limit, Some(self.clone()), PoolState::default())
     }
 
-    fn with(limit: u64, parent: Option<Pool>, state: State) -> Pool {
-        Pool(Arc::new(Inner {
+    fn with(limit: u64, parent: Option<Pool>, state: PoolState) -> Pool {
+        Pool(Arc::new(PoolInner {
             limit,
             parent,
             reserved: AtomicU64::new(0),
@@ -141,12 +142,12 @@ impl Pool {
         self.lock().idle_bytes
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, PoolState> {
         self.0.state.lock().expect("no panic happens under this lock")
     }
 
-    fn hold(&self, cost: u64) -> Hold {
-        Hold { pool: Some(self.clone()), cost }
+    fn hold(&self, cost: u64) -> PoolCharge {
+        PoolCharge { pool: Some(self.clone()), cost }
     }
 
     /// Counts `cost` bytes if they are free here and in all parents, and no task waits for them.
@@ -192,7 +193,7 @@ impl Pool {
         }
     }
 
-    pub(super) async fn take(&self, cost: u64) -> Result<Hold, TooLarge> {
+    pub(super) async fn take(&self, cost: u64) -> Result<PoolCharge, TooLarge> {
         let too_large = TooLarge { asked: cost, limit: self.0.limit };
         if cost > self.0.limit {
             return Err(too_large);
@@ -241,7 +242,7 @@ impl Pool {
     }
 
     /// Takes out the watchers that can proceed: in order, as many as fit together.
-    fn take_watchers(&self, state: &mut State, woken: &mut Vec<Completer<()>>) {
+    fn take_watchers(&self, state: &mut PoolState, woken: &mut Vec<Completer<()>>) {
         let mut expected = self.reserved();
         while let Some(first) = state.watching.front() {
             let fits = expected.saturating_add(first.cost) <= first.level;
@@ -256,7 +257,7 @@ impl Pool {
         }
     }
 
-    fn note_waiters(&self, state: &State) {
+    fn note_waiters(&self, state: &PoolState) {
         let watched = if state.watching.is_empty() { 0 } else { WATCHED };
         self.0.waiters.store(state.waiting.len() | watched, SeqCst);
     }
@@ -312,7 +313,7 @@ impl Pool {
     }
 
     /// A block; idle ones of other sizes are freed if all memory would exceed the limit.
-    pub(super) fn block(&self, class: usize) -> Block {
+    pub(super) fn block(&self, class: usize) -> AlignedBlock {
         let root = self.root();
         let size = ALIGN << class;
         let mut surplus = Vec::new();
@@ -328,11 +329,11 @@ impl Pool {
             block
         };
         drop(surplus);
-        recycled.unwrap_or_else(|| Block::new(size))
+        recycled.unwrap_or_else(|| AlignedBlock::new(size))
     }
 
     /// Keeps an idle block while all memory, used and idle, is within the limit.
-    pub(super) fn keep(&self, block: Block) {
+    pub(super) fn keep(&self, block: AlignedBlock) {
         let root = self.root();
         let size = block.size() as u64;
         let mut surplus = Vec::new();
@@ -349,9 +350,9 @@ impl Pool {
     }
 }
 
-impl State {
+impl PoolState {
     /// Takes out idle blocks, the largest first, until at most `most` bytes of them are left.
-    fn take_idle_beyond(&mut self, most: u64, out: &mut Vec<Block>) {
+    fn take_idle_beyond(&mut self, most: u64, out: &mut Vec<AlignedBlock>) {
         while self.idle_bytes > most {
             let largest = (0..CLASSES).rev().find(|&class| !self.idle[class].is_empty());
             let Some(class) = largest else { break };
@@ -369,19 +370,19 @@ impl fmt::Debug for Pool {
 }
 
 /// A charge on one pool's own account, without its parents; released on drop.
-pub(super) struct Hold {
+pub(super) struct PoolCharge {
     pool: Option<Pool>,
     cost: u64,
 }
 
-impl Hold {
+impl PoolCharge {
     /// The charge now belongs to a `Reservation`.
     pub(super) fn forget(&mut self) {
         self.pool = None;
     }
 }
 
-impl Drop for Hold {
+impl Drop for PoolCharge {
     fn drop(&mut self) {
         if let Some(pool) = self.pool.take() {
             pool.release(self.cost);

@@ -4,10 +4,10 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::alignment::ALIGN;
-use super::block::Block;
+use super::block::AlignedBlock;
 use super::buf::Buf;
-use super::charge::{Charge, InUse, KeptCharge};
-use super::pool::{Hold, Pool, TooLarge, class};
+use super::charge::{BufferCharge, InUse, KeptCharge};
+use super::pool::{Pool, PoolCharge, TooLarge, class};
 use super::route_counters::RouteCounters;
 use super::shared::SharedPart;
 
@@ -33,7 +33,7 @@ impl Pool {
             held.push(pool.take(cost).await?);
             level = pool.parent();
         }
-        held.iter_mut().for_each(Hold::forget);
+        held.iter_mut().for_each(PoolCharge::forget);
         Ok(Reservation::of(self, cost, len))
     }
 
@@ -91,7 +91,7 @@ impl Reservation {
     }
 
     /// The same room, which may also be filled with bytes that stay in the kernel
-    /// ([`Parked`](crate::Parked)): the caller will most likely not look at them.
+    /// ([`ParkedPayload`](crate::ParkedPayload)): the caller will most likely not look at them.
     #[must_use]
     pub fn parkable(mut self) -> Reservation {
         self.park = true;
@@ -184,10 +184,10 @@ impl Reservation {
         let cost = room.cost;
         let counters = room.counters.take();
         let block = match &pool {
-            None => Block::new(room.len.max(1).next_multiple_of(ALIGN)),
+            None => AlignedBlock::new(room.len.max(1).next_multiple_of(ALIGN)),
             Some(pool) => pool.block(class(room.len)),
         };
-        Buf::new(block, room.len, Charge { pool, cost, counters, kept: room.kept.take() })
+        Buf::new(block, room.len, BufferCharge { pool, cost, counters, kept: room.kept.take() })
     }
 
     /// A buffer in memory shared with another process, which counts in this room's pool like any
@@ -203,8 +203,8 @@ impl Reservation {
         let pool = room.pool.take();
         let cost = room.cost;
         let counters = room.counters.take();
-        let charge = Charge { pool, cost, counters, kept: room.kept.take() };
-        Ok(Buf::new(Block::of_shared(part), room.len, charge))
+        let charge = BufferCharge { pool, cost, counters, kept: room.kept.take() };
+        Ok(Buf::new(AlignedBlock::of_shared(part), room.len, charge))
     }
 }
 

@@ -3,18 +3,18 @@
 use std::io;
 use std::os::fd::RawFd;
 
-use super::workers::{self, Armed, File};
-use super::world::Event;
-use crate::driver::{Done, Driver, FileOp, Interest, Sleep};
+use super::workers::{self, DescriptorWait, SimulatedFileOp};
+use super::world::SimulatedEvent;
+use crate::driver::{Driver, FileOp, Interest, OpCompletion, SleepLimit};
 
 /// The driver of one worker, by its number across all machines.
-pub(super) struct Simulated(pub(super) usize);
+pub(super) struct SimulatedDriver(pub(super) usize);
 
-impl Driver for Simulated {
+impl Driver for SimulatedDriver {
     fn arm(&mut self, fd: RawFd, interest: Interest, slot: usize) {
         workers::with(|workers, world| {
             let number = world.number();
-            let armed = Armed { member: self.0, slot, fd, interest, scheduled: false };
+            let armed = DescriptorWait { member: self.0, slot, fd, interest, scheduled: false };
             workers.armed.insert(number, armed);
             world.touched = true;
             workers.by_slot.insert((self.0, slot), number);
@@ -25,7 +25,11 @@ impl Driver for Simulated {
         workers::with(|workers, _| {
             let Some(number) = workers.by_slot.remove(&(self.0, slot)) else { return };
             workers.armed.remove(&number);
-            workers.all[self.0].done.push(Done { slot, result: -libc::ECANCELED, op: None });
+            workers.all[self.0].done.push(OpCompletion {
+                slot,
+                result: -libc::ECANCELED,
+                op: None,
+            });
         });
     }
 
@@ -33,8 +37,8 @@ impl Driver for Simulated {
         workers::with(|workers, world| {
             let delay = world.delay(world.faults.file_delay);
             let number = world.number();
-            workers.files.insert(number, File { slot, op });
-            world.after(delay, Event::File { member: self.0, number });
+            workers.files.insert(number, SimulatedFileOp { slot, op });
+            world.after(delay, SimulatedEvent::File { member: self.0, number });
         });
     }
 
@@ -44,7 +48,7 @@ impl Driver for Simulated {
 
     fn cancel(&mut self, _slot: usize) {}
 
-    fn turn(&mut self, _: Sleep, _: bool, done: &mut Vec<Done>) -> io::Result<()> {
+    fn turn(&mut self, _: SleepLimit, _: bool, done: &mut Vec<OpCompletion>) -> io::Result<()> {
         workers::with(|workers, _| done.append(&mut workers.all[self.0].done));
         Ok(())
     }

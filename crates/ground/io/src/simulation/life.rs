@@ -6,13 +6,13 @@ use std::task::Waker;
 
 /// The tasks of one worker. Tasks that hold each other's wakers are found only here.
 #[derive(Default)]
-pub(super) struct Life {
+pub(super) struct WorkerTasks {
     over: Cell<bool>,
     wakers: RefCell<BTreeMap<u64, Waker>>,
     next: Cell<u64>,
 }
 
-impl Life {
+impl WorkerTasks {
     /// Ends it: every task that is polled from now on drops its future. Returns those to poll.
     pub(super) fn end(&self) -> Vec<Waker> {
         self.over.set(true);

@@ -1,7 +1,7 @@
 //! Workers in virtual time on one thread, for tests that find the same fault again by its seed.
 //!
 //! [`run`] replaces clock, driver and threads of the calling thread. A *machine* is a group of
-//! workers that can lose power: [`Machine::kill`] drops its tasks, whatever they wait for. Sockets
+//! workers that can lose power: [`SimulatedMachine::kill`] drops its tasks, whatever they wait for. Sockets
 //! are real ones of the kernel; the seed decides when they are reported as ready, how many bytes
 //! a call moves, and which connections end. File operations and blocking calls run on this thread,
 //! each as a whole, when the time that the seed gave them has passed. If nothing is ready, the clock
@@ -12,7 +12,7 @@
 //!
 //! What a program takes from elsewhere (threads of its own, the system's clock, random numbers,
 //! the order of a hash map) is not simulated; a run that depends on it has another
-//! [`Report::trace`] next time.
+//! [`SimulationReport::trace`] next time.
 
 mod dialling;
 mod driver;
@@ -27,9 +27,9 @@ mod world;
 
 pub(crate) use self::dialling::dialling;
 pub(crate) use self::mortal::mortal;
-pub use self::report::Report;
-pub use self::scheduler::{Machine, Stuck, run};
-pub use self::settings::{Faults, Settings};
+pub use self::report::SimulationReport;
+pub use self::scheduler::{SimulatedMachine, SimulationError, run};
+pub use self::settings::{Faults, SimulationSettings};
 pub(crate) use self::sockets::{receiving, sending, splicing};
 pub use self::world::{choose, note, random, set_faults};
 pub(crate) use self::world::{note_panic, now, take_job, touch};

@@ -4,23 +4,23 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll};
 
-use super::life::Life;
+use super::life::WorkerTasks;
 use super::world;
 
 /// A future that is dropped when its worker's life is over.
-pub(crate) struct Mortal<F> {
+pub(crate) struct WorkerFuture<F> {
     future: Option<Pin<Box<F>>>,
-    life: Option<Rc<Life>>,
+    life: Option<Rc<WorkerTasks>>,
     place: Option<u64>,
 }
 
 /// The future as a task of the current worker.
-pub(crate) fn mortal<F: Future>(future: F) -> Mortal<F> {
+pub(crate) fn mortal<F: Future>(future: F) -> WorkerFuture<F> {
     let life = world::with(|world| Some(world.members[world.current?].life.clone())).flatten();
-    Mortal { future: Some(Box::pin(future)), life, place: None }
+    WorkerFuture { future: Some(Box::pin(future)), life, place: None }
 }
 
-impl<F: Future> Future for Mortal<F> {
+impl<F: Future> Future for WorkerFuture<F> {
     type Output = F::Output;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
@@ -40,7 +40,7 @@ impl<F: Future> Future for Mortal<F> {
     }
 }
 
-impl<F> Drop for Mortal<F> {
+impl<F> Drop for WorkerFuture<F> {
     fn drop(&mut self) {
         if let (Some(life), Some(place)) = (&self.life, self.place) {
             life.remove(place);

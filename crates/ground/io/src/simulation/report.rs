@@ -4,7 +4,7 @@ use std::time::Duration;
 
 /// What happened in a simulation.
 #[derive(Debug, Clone, Default)]
-pub struct Report {
+pub struct SimulationReport {
     /// A digest of all events: the same seed gives the same one.
     pub trace: u64,
     /// Number of steps.

@@ -9,16 +9,16 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::driver;
-use super::life::Life;
-use super::report::Report;
-use super::settings::Settings;
-use super::workers::{self, File, Simulated, Workers};
-use super::world::{self, Event, Member, World};
+use super::life::WorkerTasks;
+use super::report::SimulationReport;
+use super::settings::SimulationSettings;
+use super::workers::{self, SimulatedFileOp, SimulatedWorker, SimulatedWorkers};
+use super::world::{self, SimulatedEvent, SimulatedWorld, WorkerRecord};
 use crate::context::{Worker, replace_worker};
-use crate::driver::{Done, Interest, Sleep, run_file_op};
-use crate::ending::Ending;
+use crate::driver::{Interest, OpCompletion, SleepLimit, run_file_op};
+use crate::ending::WorkerShutdown;
 use crate::inbox::Inbox;
-use crate::remote::Remote;
+use crate::remote::WorkerHandle;
 use crate::sync::{Ticket, ticket};
 use crate::{panic, sys, task, worker};
 
@@ -38,7 +38,7 @@ const DEATH_ROUNDS: usize = 1000;
 
 /// Why a simulation ended without a result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Stuck {
+pub enum SimulationError {
     /// Nothing will ever happen again: no timer, no ready socket, no operation.
     Idle,
     /// The virtual time is over.
@@ -49,26 +49,26 @@ pub enum Stuck {
     Panic,
 }
 
-impl fmt::Display for Stuck {
+impl fmt::Display for SimulationError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Stuck::Idle => "everything waits, and nothing is left that could happen",
-            Stuck::Time => "the virtual time is over",
-            Stuck::Steps => "the steps are over",
-            Stuck::Panic => "the scenario has panicked",
+            SimulationError::Idle => "everything waits, and nothing is left that could happen",
+            SimulationError::Time => "the virtual time is over",
+            SimulationError::Steps => "the steps are over",
+            SimulationError::Panic => "the scenario has panicked",
         })
     }
 }
 
-impl std::error::Error for Stuck {}
+impl std::error::Error for SimulationError {}
 
 /// Workers that share their fate.
-pub struct Machine {
+pub struct SimulatedMachine {
     number: usize,
-    remotes: Vec<Remote>,
+    remotes: Vec<WorkerHandle>,
 }
 
-impl Machine {
+impl SimulatedMachine {
     /// Starts a machine. Call it in a simulation.
     ///
     /// # Errors
@@ -76,18 +76,18 @@ impl Machine {
     ///
     /// # Panics
     /// Outside of a simulation.
-    pub fn start(workers: usize) -> std::io::Result<Machine> {
-        let ending = Arc::new(Ending::new(workers));
+    pub fn start(workers: usize) -> std::io::Result<SimulatedMachine> {
+        let ending = Arc::new(WorkerShutdown::new(workers));
         let inboxes = (0..workers)
             .map(|index| Inbox::new(index, ending.clone()).map(Arc::new))
             .collect::<std::io::Result<Vec<_>>>()?;
         let number = workers::with(|workers, world| add_machine(workers, world, &inboxes));
         let number = number.expect("a machine is started in a simulation");
-        Ok(Machine { number, remotes: inboxes.into_iter().map(Remote).collect() })
+        Ok(SimulatedMachine { number, remotes: inboxes.into_iter().map(WorkerHandle).collect() })
     }
 
     /// Its workers.
-    pub fn workers(&self) -> &[Remote] {
+    pub fn workers(&self) -> &[WorkerHandle] {
         &self.remotes
     }
 
@@ -101,11 +101,15 @@ impl Machine {
     }
 }
 
-fn add_machine(workers: &mut Workers, world: &mut World, inboxes: &[Arc<Inbox>]) -> usize {
+fn add_machine(
+    workers: &mut SimulatedWorkers,
+    world: &mut SimulatedWorld,
+    inboxes: &[Arc<Inbox>],
+) -> usize {
     let machine = world.machines;
     world.machines += 1;
     for inbox in inboxes {
-        let driver = Box::new(driver::Simulated(workers.all.len()));
+        let driver = Box::new(driver::SimulatedDriver(workers.all.len()));
         let worker = Rc::new(Worker {
             inbox: inbox.clone(),
             peers: inboxes.to_vec(),
@@ -117,9 +121,9 @@ fn add_machine(workers: &mut Workers, world: &mut World, inboxes: &[Arc<Inbox>])
             ahead: Cell::default(),
             moved: Cell::default(),
         });
-        let life = Rc::new(Life::default());
-        world.members.push(Member { machine, life, alive: true });
-        workers.all.push(Simulated { worker, done: Vec::new() });
+        let life = Rc::new(WorkerTasks::default());
+        world.members.push(WorkerRecord { machine, life, alive: true });
+        workers.all.push(SimulatedWorker { worker, done: Vec::new() });
     }
     machine
 }
@@ -129,19 +133,22 @@ fn add_machine(workers: &mut Workers, world: &mut World, inboxes: &[Arc<Inbox>])
 ///
 /// # Panics
 /// In a simulation, or on a thread that has a worker.
-pub fn run<M, F>(settings: &Settings, make: M) -> (Result<F::Output, Stuck>, Report)
+pub fn run<M, F>(
+    settings: &SimulationSettings,
+    make: M,
+) -> (Result<F::Output, SimulationError>, SimulationReport)
 where
     M: FnOnce() -> F,
     F: Future + 'static,
 {
-    let before = world::replace(Some(World::new(settings)));
+    let before = world::replace(Some(SimulatedWorld::new(settings)));
     assert!(before.is_none(), "a simulation runs on this thread already");
-    workers::replace(Some(Workers::default()));
-    let output = match Machine::start(1) {
+    workers::replace(Some(SimulatedWorkers::default()));
+    let output = match SimulatedMachine::start(1) {
         Ok(director) => direct(settings, director, make),
         Err(error) => {
             log::error!("cannot start a simulated machine: {error}");
-            Err(Stuck::Idle)
+            Err(SimulationError::Idle)
         }
     };
     let machines = world::with(|world| world.machines).unwrap_or(0);
@@ -150,11 +157,15 @@ where
     }
     let world = world::replace(None);
     drop(workers::replace(None));
-    let report = world.map(World::into_report).unwrap_or_default();
+    let report = world.map(SimulatedWorld::into_report).unwrap_or_default();
     (output, report)
 }
 
-fn direct<M, F>(settings: &Settings, _director: Machine, make: M) -> Result<F::Output, Stuck>
+fn direct<M, F>(
+    settings: &SimulationSettings,
+    _director: SimulatedMachine,
+    make: M,
+) -> Result<F::Output, SimulationError>
 where
     M: FnOnce() -> F,
     F: Future + 'static,
@@ -173,14 +184,14 @@ where
             return Ok(output);
         }
         if task.is_finished() {
-            return Err(Stuck::Panic);
+            return Err(SimulationError::Panic);
         }
         round(settings)?;
     }
 }
 
 /// One step of a worker or one event, whichever the seed prefers; moves the clock if there is none.
-fn round(settings: &Settings) -> Result<(), Stuck> {
+fn round(settings: &SimulationSettings) -> Result<(), SimulationError> {
     for (machine, completer) in
         world::with(|world| std::mem::take(&mut world.kills)).unwrap_or_default()
     {
@@ -190,10 +201,10 @@ fn round(settings: &Settings) -> Result<(), Stuck> {
     let now = world::with(|world| (world.report.steps, world.now));
     let (steps, now) = now.expect("the simulation lasts as long as this loop");
     if steps >= settings.steps {
-        return Err(Stuck::Steps);
+        return Err(SimulationError::Steps);
     }
     if now >= settings.time {
-        return Err(Stuck::Time);
+        return Err(SimulationError::Time);
     }
     let touched = || world::with(|world| world.touched).unwrap_or(false);
     if steps.is_multiple_of(LOOK_EVERY) && touched() {
@@ -210,15 +221,15 @@ fn round(settings: &Settings) -> Result<(), Stuck> {
     if touched() || unseen > Some(UNSEEN_MAX) || is_far() {
         look();
     }
-    let Some(next) = next() else { return Err(Stuck::Idle) };
+    let Some(next) = next() else { return Err(SimulationError::Idle) };
     world::with(|world| world.now = world.now.max(next));
     Ok(())
 }
 
 /// What can be done now.
-enum Work {
+enum ScheduledStep {
     Step(usize),
-    Event(Event),
+    Event(SimulatedEvent),
 }
 
 /// Does something that is due now; false if there is nothing.
@@ -230,21 +241,21 @@ fn work() -> bool {
         let choice = world.below(ready.len() as u64 + 1);
         let event = if choice == 0 { world.take_due() } else { None };
         if let Some(event) = event {
-            return Some(Work::Event(event));
+            return Some(ScheduledStep::Event(event));
         }
         let index = usize::try_from(choice.max(1) - 1).unwrap_or(0);
-        ready.get(index).map(|member| Work::Step(*member))
+        ready.get(index).map(|member| ScheduledStep::Step(*member))
     });
     match work.flatten() {
         None => return false,
-        Some(Work::Step(member)) => step(member),
-        Some(Work::Event(event)) => happen(event),
+        Some(ScheduledStep::Step(member)) => step(member),
+        Some(ScheduledStep::Event(event)) => happen(event),
     }
     true
 }
 
 /// Whether a worker has anything to do.
-fn is_ready(workers: &Workers, world: &World, member: usize) -> bool {
+fn is_ready(workers: &SimulatedWorkers, world: &SimulatedWorld, member: usize) -> bool {
     if !world.members[member].alive {
         return false;
     }
@@ -284,7 +295,7 @@ fn step(member: usize) {
         worker.inbox.awake();
         let mut done = Vec::new();
         // The simulated driver does not fail.
-        let _ = worker.driver.borrow_mut().turn(Sleep::No, false, &mut done);
+        let _ = worker.driver.borrow_mut().turn(SleepLimit::No, false, &mut done);
         worker::wake_completed(&worker, &mut done);
         worker::wake_due(&worker);
         // Machines end by `kill` alone.
@@ -298,26 +309,26 @@ fn step(member: usize) {
 }
 
 /// Lets an event happen.
-fn happen(event: Event) {
+fn happen(event: SimulatedEvent) {
     match event {
-        Event::Ready(number) => {
+        SimulatedEvent::Ready(number) => {
             workers::with(|workers, world| {
                 let Some(armed) = workers.armed.remove(&number) else { return };
                 workers.by_slot.remove(&(armed.member, armed.slot));
                 world.trace("ready", armed.member as u64, armed.slot as u64);
-                let done = Done { slot: armed.slot, result: 0, op: None };
+                let done = OpCompletion { slot: armed.slot, result: 0, op: None };
                 workers.all[armed.member].done.push(done);
             });
         }
-        Event::File { member, number } => {
-            let Some(File { slot, op }) = take_file(number) else { return };
+        SimulatedEvent::File { member, number } => {
+            let Some(SimulatedFileOp { slot, op }) = take_file(number) else { return };
             let (result, op) = run_file_op(op);
             workers::with(|workers, world| {
                 world.trace("file", member as u64, u64::from(result.unsigned_abs()));
-                workers.all[member].done.push(Done { slot, result, op: Some(op) });
+                workers.all[member].done.push(OpCompletion { slot, result, op: Some(op) });
             });
         }
-        Event::Job { machine, job } => {
+        SimulatedEvent::Job { machine, job } => {
             world::with(|world| world.trace("job", machine.unwrap_or(0) as u64, 0));
             panic::contained(job);
         }
@@ -325,7 +336,7 @@ fn happen(event: Event) {
 }
 
 /// A file operation that is carried out now, or never.
-fn take_file(number: u64) -> Option<File> {
+fn take_file(number: u64) -> Option<SimulatedFileOp> {
     workers::with(|workers, _| workers.files.remove(&number)).flatten()
 }
 
@@ -359,7 +370,7 @@ fn look() {
             waits.iter().zip(ready).filter(|(_, ready)| *ready).map(|(n, _)| *n).collect();
         for number in ready {
             let delay = world.delay(world.faults.socket_delay);
-            world.after(delay, Event::Ready(number));
+            world.after(delay, SimulatedEvent::Ready(number));
             if let Some(armed) = workers.armed.get_mut(&number) {
                 armed.scheduled = true;
             }
@@ -392,7 +403,7 @@ fn kill(machine: usize) {
             })
             .collect();
         let events = world.take_events_of(machine);
-        let late: Vec<(Event, bool)> =
+        let late: Vec<(SimulatedEvent, bool)> =
             events.into_iter().map(|event| (event, world.chance(1, 2))).collect();
         (members, late)
     });
@@ -401,8 +412,8 @@ fn kill(machine: usize) {
         match event {
             event if happens => happen(event),
             // Outside of `with`, as below.
-            Event::File { number, .. } => drop(take_file(number)),
-            Event::Ready(_) | Event::Job { .. } => {}
+            SimulatedEvent::File { number, .. } => drop(take_file(number)),
+            SimulatedEvent::Ready(_) | SimulatedEvent::Job { .. } => {}
         }
     }
     for member in &members {

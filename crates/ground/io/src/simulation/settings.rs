@@ -21,12 +21,13 @@ pub struct Faults {
 
 /// How to run a simulation.
 #[derive(Debug, Clone)]
-pub struct Settings {
+pub struct SimulationSettings {
     /// Determines everything that is random.
     pub seed: u64,
     /// What may go wrong at first; [`set_faults`](super::set_faults) changes it.
     pub faults: Faults,
-    /// The faults that happen, by their number in [`Report::chosen`](super::Report::chosen); `None`: all.
+    /// The faults that happen, by their number in [`SimulationReport::chosen`](super::SimulationReport::chosen);
+    /// `None`: all.
     pub keep: Option<Vec<u64>>,
     /// Virtual time after which the run counts as stuck.
     pub time: Duration,

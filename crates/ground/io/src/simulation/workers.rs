@@ -5,36 +5,36 @@ use std::collections::BTreeMap;
 use std::os::fd::RawFd;
 use std::rc::Rc;
 
-use super::world::{self, World};
+use super::world::{self, SimulatedWorld};
 use crate::context::Worker;
-use crate::driver::{Done, FileOp, Interest};
+use crate::driver::{FileOp, Interest, OpCompletion};
 
 thread_local! {
-    static WORKERS: RefCell<Option<Workers>> = const { RefCell::new(None) };
+    static WORKERS: RefCell<Option<SimulatedWorkers>> = const { RefCell::new(None) };
 }
 
 /// The workers of all machines.
 #[derive(Default)]
-pub(super) struct Workers {
-    /// By the number of the worker's `Member`.
-    pub(super) all: Vec<Simulated>,
+pub(super) struct SimulatedWorkers {
+    /// By the number of the worker's `WorkerRecord`.
+    pub(super) all: Vec<SimulatedWorker>,
     /// Waits for descriptors, by their number.
-    pub(super) armed: BTreeMap<u64, Armed>,
+    pub(super) armed: BTreeMap<u64, DescriptorWait>,
     /// Numbers of waits, by worker and slot.
     pub(super) by_slot: BTreeMap<(usize, usize), u64>,
     /// File operations that were not carried out yet, by their number.
-    pub(super) files: BTreeMap<u64, File>,
+    pub(super) files: BTreeMap<u64, SimulatedFileOp>,
 }
 
 /// A worker.
-pub(super) struct Simulated {
+pub(super) struct SimulatedWorker {
     pub(super) worker: Rc<Worker>,
     /// Completions for its next step.
-    pub(super) done: Vec<Done>,
+    pub(super) done: Vec<OpCompletion>,
 }
 
 /// A task's wait for a descriptor.
-pub(super) struct Armed {
+pub(super) struct DescriptorWait {
     pub(super) member: usize,
     pub(super) slot: usize,
     pub(super) fd: RawFd,
@@ -44,14 +44,16 @@ pub(super) struct Armed {
 }
 
 /// A file operation.
-pub(super) struct File {
+pub(super) struct SimulatedFileOp {
     pub(super) slot: usize,
     pub(super) op: FileOp,
 }
 
 /// Runs `f` with the workers and the state of the simulation of this thread, if there is one. `f`
 /// runs no foreign code.
-pub(super) fn with<R>(f: impl FnOnce(&mut Workers, &mut World) -> R) -> Option<R> {
+pub(super) fn with<R>(
+    f: impl FnOnce(&mut SimulatedWorkers, &mut SimulatedWorld) -> R,
+) -> Option<R> {
     let found = WORKERS.try_with(|workers| {
         let mut workers = workers.borrow_mut();
         let workers = workers.as_mut()?;
@@ -61,6 +63,6 @@ pub(super) fn with<R>(f: impl FnOnce(&mut Workers, &mut World) -> R) -> Option<R
 }
 
 /// Makes `workers` those of the simulation of this thread; returns the ones before.
-pub(super) fn replace(workers: Option<Workers>) -> Option<Workers> {
+pub(super) fn replace(workers: Option<SimulatedWorkers>) -> Option<SimulatedWorkers> {
     WORKERS.with(|current| current.replace(workers))
 }

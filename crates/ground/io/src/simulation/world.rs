@@ -6,27 +6,27 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use super::life::Life;
-use super::report::Report;
-use super::settings::{Faults, Settings};
+use super::life::WorkerTasks;
+use super::report::SimulationReport;
+use super::settings::{Faults, SimulationSettings};
 use crate::sync::Completer;
 
 thread_local! {
-    static WORLD: RefCell<Option<World>> = const { RefCell::new(None) };
+    static WORLD: RefCell<Option<SimulatedWorld>> = const { RefCell::new(None) };
 }
 
 /// Faults in a run beyond which none is recorded, which bounds the memory of a long one.
 const CHOSEN_MAX: usize = 100_000;
 
 /// What is known here of a worker. Workers are numbered across all machines.
-pub(super) struct Member {
+pub(super) struct WorkerRecord {
     pub(super) machine: usize,
-    pub(super) life: Rc<Life>,
+    pub(super) life: Rc<WorkerTasks>,
     pub(super) alive: bool,
 }
 
 /// What happens at a time.
-pub(super) enum Event {
+pub(super) enum SimulatedEvent {
     /// A wait ends, by its number.
     Ready(u64),
     /// A worker's file operation is carried out, by its number.
@@ -38,7 +38,7 @@ pub(super) enum Event {
     },
 }
 
-pub(super) struct World {
+pub(super) struct SimulatedWorld {
     base: Instant,
     pub(super) now: Duration,
     /// Decides the order of events and their delays.
@@ -49,11 +49,11 @@ pub(super) struct World {
     keep: Option<BTreeSet<u64>>,
     /// Number of faults drawn so far.
     drawn: u64,
-    pub(super) members: Vec<Member>,
+    pub(super) members: Vec<WorkerRecord>,
     pub(super) machines: usize,
     /// The worker whose tasks run.
     pub(super) current: Option<usize>,
-    queue: BTreeMap<(Duration, u64), Event>,
+    queue: BTreeMap<(Duration, u64), SimulatedEvent>,
     next: u64,
     /// Jobs of pools with one thread end in order: not before this.
     serial: Duration,
@@ -65,13 +65,13 @@ pub(super) struct World {
     pub(super) kills: Vec<(usize, Completer<()>)>,
     log: VecDeque<String>,
     log_max: usize,
-    pub(super) report: Report,
+    pub(super) report: SimulationReport,
 }
 
-impl World {
-    pub(super) fn new(settings: &Settings) -> World {
+impl SimulatedWorld {
+    pub(super) fn new(settings: &SimulationSettings) -> SimulatedWorld {
         let mut seeds = Rng(settings.seed);
-        World {
+        SimulatedWorld {
             base: real_now(),
             now: Duration::ZERO,
             order: Rng(seeds.number()),
@@ -90,7 +90,10 @@ impl World {
             kills: Vec::new(),
             log: VecDeque::new(),
             log_max: settings.log,
-            report: Report { trace: 0xcbf2_9ce4_8422_2325, ..Report::default() },
+            report: SimulationReport {
+                trace: 0xcbf2_9ce4_8422_2325,
+                ..SimulationReport::default()
+            },
         }
     }
 
@@ -151,11 +154,11 @@ impl World {
     }
 
     /// Queues an event for `delay` from now.
-    pub(super) fn after(&mut self, delay: Duration, event: Event) {
+    pub(super) fn after(&mut self, delay: Duration, event: SimulatedEvent) {
         self.at(self.now + delay, event);
     }
 
-    fn at(&mut self, time: Duration, event: Event) {
+    fn at(&mut self, time: Duration, event: SimulatedEvent) {
         self.next += 1;
         self.queue.insert((time, self.next), event);
     }
@@ -172,7 +175,7 @@ impl World {
     }
 
     /// Takes the next event if it is due.
-    pub(super) fn take_due(&mut self) -> Option<Event> {
+    pub(super) fn take_due(&mut self) -> Option<SimulatedEvent> {
         let entry = self.queue.first_entry()?;
         (entry.key().0 <= self.now).then(|| entry.remove())
     }
@@ -183,18 +186,18 @@ impl World {
     }
 
     /// The events of the queue that a machine has asked for.
-    pub(super) fn take_events_of(&mut self, dead: usize) -> Vec<Event> {
-        let of = |world: &World, event: &Event| match event {
-            Event::Ready(_) => false,
-            Event::File { member, .. } => world.members[*member].machine == dead,
-            Event::Job { machine, .. } => *machine == Some(dead),
+    pub(super) fn take_events_of(&mut self, dead: usize) -> Vec<SimulatedEvent> {
+        let of = |world: &SimulatedWorld, event: &SimulatedEvent| match event {
+            SimulatedEvent::Ready(_) => false,
+            SimulatedEvent::File { member, .. } => world.members[*member].machine == dead,
+            SimulatedEvent::Job { machine, .. } => *machine == Some(dead),
         };
         let keys: Vec<_> =
             self.queue.iter().filter(|(_, event)| of(self, event)).map(|(key, _)| *key).collect();
         keys.into_iter().filter_map(|key| self.queue.remove(&key)).collect()
     }
 
-    pub(super) fn into_report(mut self) -> Report {
+    pub(super) fn into_report(mut self) -> SimulationReport {
         self.report.time = self.now;
         self.report.log = self.log.drain(..).collect();
         self.report
@@ -202,12 +205,12 @@ impl World {
 }
 
 /// Runs `f` with the simulation of this thread, if there is one. `f` runs no foreign code.
-pub(super) fn with<R>(f: impl FnOnce(&mut World) -> R) -> Option<R> {
+pub(super) fn with<R>(f: impl FnOnce(&mut SimulatedWorld) -> R) -> Option<R> {
     WORLD.try_with(|world| world.borrow_mut().as_mut().map(f)).ok().flatten()
 }
 
 /// Makes `world` the simulation of this thread; returns the one before.
-pub(super) fn replace(world: Option<World>) -> Option<World> {
+pub(super) fn replace(world: Option<SimulatedWorld>) -> Option<SimulatedWorld> {
     WORLD.with(|current| current.replace(world))
 }
 
@@ -236,7 +239,7 @@ pub(crate) fn take_job(
             time = time.max(world.serial);
             world.serial = time;
         }
-        world.at(time, Event::Job { machine, job });
+        world.at(time, SimulatedEvent::Job { machine, job });
     });
     job
 }
@@ -263,7 +266,7 @@ pub fn random(bound: u64) -> u64 {
     with(|world| world.below(bound)).unwrap_or(0)
 }
 
-/// Adds a line to [`Report::log`]. It may contain what differs from run to run, such as paths.
+/// Adds a line to [`SimulationReport::log`]. It may contain what differs from run to run, such as paths.
 pub fn note(text: &str) {
     with(|world| {
         if world.log_max > 0 {

@@ -6,18 +6,19 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use blockhaul_io::{
-    Allocate, Buf, Config, Data, Engine, File, Listener, RecvWindow, Remote, Runtime, Stream,
+    Buf, Data, FallocateMode, File, IoEngine, Listener, RecvWindow, Runtime, RuntimeConfig, Stream,
+    WorkerHandle,
 };
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, getsockname, socket_with};
 
 /// Runs a check on every engine that this machine offers; threads are always available.
 fn on_every_engine(check: impl Fn(Runtime)) {
-    for engine in [Engine::Uring, Engine::Threads] {
-        if engine == Engine::Uring && blockhaul_io::uring_available().is_err() {
+    for engine in [IoEngine::Uring, IoEngine::Threads] {
+        if engine == IoEngine::Uring && blockhaul_io::uring_available().is_err() {
             eprintln!("io_uring is refused here: checked with threads only");
             continue;
         }
-        check(Runtime::start(&Config { workers: 2, engine }).unwrap());
+        check(Runtime::start(&RuntimeConfig { workers: 2, engine }).unwrap());
     }
 }
 
@@ -41,7 +42,7 @@ fn sockets_carry_bytes_between_workers() {
         let total = 3 << 20;
         let received = runtime.block_on(move || async move {
             let listener = Listener::bind_unix(&path).unwrap();
-            let client = Remote::to(1).spawn(move || async move {
+            let client = WorkerHandle::to(1).spawn(move || async move {
                 let stream = Stream::connect_unix(&path).await.unwrap();
                 let bytes: Vec<u8> = (0..total).map(|i| (i % 251) as u8).collect();
                 stream.send_all(&bytes).await.unwrap();
@@ -98,7 +99,7 @@ fn files_are_written_read_zeroed_and_freed() {
             assert!(buf[5_000..].iter().all(|&byte| byte == 7));
             let (result, _) = file.read_exact_at(Buf::unpooled(10), 104_995).await;
             assert_eq!(result.unwrap_err().kind(), std::io::ErrorKind::UnexpectedEof);
-            match file.allocate(Allocate::PunchHole, 8_192, 8_192).await {
+            match file.allocate(FallocateMode::PunchHole, 8_192, 8_192).await {
                 Err(error) => assert_eq!(error.raw_os_error(), Some(libc_eopnotsupp())),
                 Ok(()) => {
                     let (_, buf) = file.read_exact_at(Buf::unpooled(8_192), 8_192).await;
@@ -250,11 +251,11 @@ fn who_receives_much_lets_others_have_their_turn() {
 
 #[test]
 fn a_runtime_that_ends_closes_what_its_tasks_wait_for() {
-    for engine in [Engine::Uring, Engine::Threads] {
-        if engine == Engine::Uring && blockhaul_io::uring_available().is_err() {
+    for engine in [IoEngine::Uring, IoEngine::Threads] {
+        if engine == IoEngine::Uring && blockhaul_io::uring_available().is_err() {
             continue;
         }
-        let runtime = Runtime::start(&Config { workers: 1, engine }).unwrap();
+        let runtime = Runtime::start(&RuntimeConfig { workers: 1, engine }).unwrap();
         let (near, mut far) = std::os::unix::net::UnixStream::pair().unwrap();
         runtime.block_on(move || async move {
             let waiting = blockhaul_io::spawn(async move {

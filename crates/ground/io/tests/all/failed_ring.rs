@@ -2,7 +2,7 @@
 
 use std::os::unix::net::UnixStream;
 
-use blockhaul_io::{Buf, Config, Engine, File, Runtime, Stream};
+use blockhaul_io::{Buf, File, IoEngine, Runtime, RuntimeConfig, Stream};
 use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
 
 /// Refuses a system call on this thread from now on.
@@ -21,7 +21,7 @@ fn a_ring_that_fails_fails_its_operations_and_the_worker_goes_on() {
         eprintln!("io_uring is refused here: nothing to check");
         return;
     }
-    let runtime = Runtime::start(&Config { workers: 1, engine: Engine::Uring }).unwrap();
+    let runtime = Runtime::start(&RuntimeConfig { workers: 1, engine: IoEngine::Uring }).unwrap();
     let mut named = tempfile::NamedTempFile::new().unwrap();
     std::io::Write::write_all(&mut named, &[7; 4096]).unwrap();
     let file = File::new(named.into_file().into());

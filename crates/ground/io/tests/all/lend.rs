@@ -5,7 +5,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
 use blockhaul_io::{
-    Config, Data, Engine, PayloadRoute, Pool, RouteCounters, Runtime, SendQueue, Stream,
+    Data, IoEngine, PayloadRoute, Pool, RouteCounters, Runtime, RuntimeConfig, SendQueue, Stream,
 };
 
 const LEN: usize = 200_000;
@@ -25,8 +25,8 @@ fn ends() -> (Pool, Arc<RouteCounters>, Stream, UnixStream) {
 }
 
 fn on_worker<F: Future<Output = ()> + 'static>(check: fn() -> F) {
-    for engine in [Engine::Auto, Engine::Threads] {
-        Runtime::start(&Config { workers: 1, engine }).unwrap().block_on(check);
+    for engine in [IoEngine::Auto, IoEngine::Threads] {
+        Runtime::start(&RuntimeConfig { workers: 1, engine }).unwrap().block_on(check);
     }
 }
 
@@ -132,6 +132,6 @@ fn a_full_socket_is_waited_for_and_everything_arrives_in_order() {
         assert_eq!(queue.queued(), 0);
         drop(stream);
         assert!(reader.join().unwrap() == expected);
-        lent.into_iter().for_each(blockhaul_io::Lent::returned);
+        lent.into_iter().for_each(blockhaul_io::LentPayload::returned);
     });
 }

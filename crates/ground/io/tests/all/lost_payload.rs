@@ -4,7 +4,7 @@
 use std::io::Write;
 use std::os::unix::net::UnixStream;
 
-use blockhaul_io::{Data, File, Parked, Pool, SendQueue, Stream};
+use blockhaul_io::{Data, File, ParkedPayload, Pool, SendQueue, Stream};
 use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
 
 const LEN: usize = 128 << 10;
@@ -32,7 +32,7 @@ fn lose_a_payload() {
     let pool = Pool::new(1 << 20);
     let park = || {
         let room = pool.try_reserve(LEN).unwrap().parkable();
-        let mut parked = Parked::begin(room).expect("a pipe is free");
+        let mut parked = ParkedPayload::begin(room).expect("a pipe is free");
         parked.fill_from_file(&file, 0).unwrap();
         Data::from(parked)
     };

@@ -4,8 +4,8 @@ use std::io::Write;
 use std::os::unix::net::UnixStream;
 
 use blockhaul_io::{
-    Buf, Config, Data, Engine, File, Parked, Pool, RecvWindow, Reservation, Runtime, SendQueue,
-    Stream,
+    Buf, Data, File, IoEngine, ParkedPayload, Pool, RecvWindow, Reservation, Runtime,
+    RuntimeConfig, SendQueue, Stream,
 };
 
 fn pattern(len: usize) -> Vec<u8> {
@@ -18,8 +18,9 @@ fn file_of(bytes: &[u8]) -> File {
     File::new(file.into())
 }
 
-fn park(file: &File, at: u64, len: usize) -> Parked {
-    let mut parked = Parked::begin(Reservation::unpooled(len).parkable()).expect("a pipe is free");
+fn park(file: &File, at: u64, len: usize) -> ParkedPayload {
+    let mut parked =
+        ParkedPayload::begin(Reservation::unpooled(len).parkable()).expect("a pipe is free");
     assert_eq!(parked.fill_from_file(file, at).unwrap(), len);
     assert_eq!(parked.missing(), 0);
     parked
@@ -28,8 +29,8 @@ fn park(file: &File, at: u64, len: usize) -> Parked {
 fn on_every_engine<F: Future<Output = ()> + 'static>(
     check: impl Fn() -> F + Send + Copy + 'static,
 ) {
-    for engine in [Engine::Auto, Engine::Threads] {
-        Runtime::start(&Config { workers: 1, engine }).unwrap().block_on(check);
+    for engine in [IoEngine::Auto, IoEngine::Threads] {
+        Runtime::start(&RuntimeConfig { workers: 1, engine }).unwrap().block_on(check);
     }
 }
 
@@ -38,7 +39,7 @@ fn small_large_and_unwilling_rooms_are_not_parked() {
     for (len, park) in [(4096, true), (5 << 20, true), (256 << 10, false)] {
         let room =
             if park { Reservation::unpooled(len).parkable() } else { Reservation::unpooled(len) };
-        assert!(Parked::begin(room).is_err(), "{len}");
+        assert!(ParkedPayload::begin(room).is_err(), "{len}");
     }
 }
 
@@ -48,7 +49,7 @@ fn looking_copies_once_and_room_comes_back() {
     let file = file_of(&bytes);
     let pool = Pool::new(1 << 20);
     let room = pool.try_reserve(200_000).unwrap().parkable();
-    let mut parked = Parked::begin(room).unwrap();
+    let mut parked = ParkedPayload::begin(room).unwrap();
     parked.fill_from_file(&file, 1000).unwrap();
     let data = Data::from(parked);
     assert!(data.is_parked());
@@ -92,7 +93,7 @@ fn long_payloads_take_several_pipes_and_give_them_back() {
 #[test]
 fn a_file_that_ends_parks_less() {
     let file = file_of(&pattern(100_000));
-    let mut parked = Parked::begin(Reservation::unpooled(100_000).parkable()).unwrap();
+    let mut parked = ParkedPayload::begin(Reservation::unpooled(100_000).parkable()).unwrap();
     assert_eq!(parked.fill_from_file(&file, 50_000).unwrap(), 50_000);
     assert_eq!(parked.missing(), 50_000);
     let (buf, copied) = parked.into_buf().unwrap();
@@ -163,7 +164,7 @@ fn payloads_travel_from_file_to_file_through_two_sockets() {
             for len in lens {
                 queue.head(b"12345678901234567890123456789012");
                 let room = Reservation::unpooled(len).parkable();
-                queue.data(match Parked::begin(room) {
+                queue.data(match ParkedPayload::begin(room) {
                     Ok(mut parked) => {
                         parked.fill_from_file(&source, at as u64).unwrap();
                         parked.into()

@@ -6,10 +6,12 @@ use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use blockhaul_io::simulation::{Faults, Machine, Report, Settings, Stuck, run};
+use blockhaul_io::simulation::{
+    Faults, SimulatedMachine, SimulationError, SimulationReport, SimulationSettings, run,
+};
 use blockhaul_io::{
-    Buf, Data, File, RecvWindow, Remote, Reservation, Stream, elapsed, now, offload, sleep, spawn,
-    ticket,
+    Buf, Data, File, RecvWindow, Reservation, Stream, WorkerHandle, elapsed, now, offload, sleep,
+    spawn, ticket,
 };
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
@@ -22,9 +24,9 @@ const HARSH: Faults = Faults {
     refuse: 0,
 };
 
-fn settings(seed: u64) -> Settings {
+fn settings(seed: u64) -> SimulationSettings {
     let time = Duration::from_secs(100_000);
-    Settings { seed, faults: HARSH, keep: None, time, steps: 1_000_000, log: 0 }
+    SimulationSettings { seed, faults: HARSH, keep: None, time, steps: 1_000_000, log: 0 }
 }
 
 fn pair() -> (Stream, Stream) {
@@ -36,7 +38,7 @@ fn pair() -> (Stream, Stream) {
 
 /// Sends 100,000 bytes; receives them on another worker. Returns whether the end came in between.
 async fn talk() -> bool {
-    let machine = Machine::start(2).unwrap();
+    let machine = SimulatedMachine::start(2).unwrap();
     let (ours, theirs) = pair();
     let sum = machine.workers()[1].spawn(move || async move {
         let mut sum = 0_u64;
@@ -63,7 +65,7 @@ async fn talk() -> bool {
     !sent || sum.is_none()
 }
 
-fn report(settings: &Settings) -> (bool, Report) {
+fn report(settings: &SimulationSettings) -> (bool, SimulationReport) {
     let (cut, report) = run(settings, talk);
     (cut.unwrap(), report)
 }
@@ -82,11 +84,11 @@ fn cuts_are_chosen_by_seed_and_can_be_left_out() {
     let mut cuts = 0;
     for seed in 0..40 {
         let faults = Faults { cut: 300, ..HARSH };
-        let settings = Settings { faults, ..settings(seed) };
+        let settings = SimulationSettings { faults, ..settings(seed) };
         let (cut, first) = report(&settings);
         assert_eq!(cut, !first.chosen.is_empty(), "seed {seed}: {:?}", first.chosen);
         cuts += u64::from(cut);
-        let (cut, without) = report(&Settings { keep: Some(Vec::new()), ..settings });
+        let (cut, without) = report(&SimulationSettings { keep: Some(Vec::new()), ..settings });
         assert!(!cut && without.chosen.is_empty(), "seed {seed}");
     }
     assert!((5..40).contains(&cuts), "{cuts}");
@@ -118,15 +120,18 @@ fn what_can_never_end_is_reported() {
         let (_completer, ticket) = ticket::<()>();
         let _ = ticket.await;
     });
-    assert_eq!(stuck, Err(Stuck::Idle));
-    let (stuck, _) = run(&Settings { steps: 1000, ..settings(1) }, || async {
+    assert_eq!(stuck, Err(SimulationError::Idle));
+    let (stuck, _) = run(&SimulationSettings { steps: 1000, ..settings(1) }, || async {
         loop {
             blockhaul_io::yield_now().await;
         }
     });
-    assert_eq!(stuck, Err::<(), _>(Stuck::Steps));
+    assert_eq!(stuck, Err::<(), _>(SimulationError::Steps));
     let (stuck, report) = run(&settings(1), || async { panic!("as planned") });
-    assert_eq!((stuck, report.panics), (Err::<(), _>(Stuck::Panic), vec!["as planned".into()]));
+    assert_eq!(
+        (stuck, report.panics),
+        (Err::<(), _>(SimulationError::Panic), vec!["as planned".into()])
+    );
 }
 
 #[test]
@@ -162,7 +167,7 @@ fn a_killed_machine_drops_its_tasks_even_if_they_hold_each_other() {
     }
     for seed in 0..20 {
         let (ended, report) = run(&settings(seed), || async {
-            let machine = Machine::start(2).unwrap();
+            let machine = SimulatedMachine::start(2).unwrap();
             let (ours, theirs) = pair();
             let counted = machine.workers()[0].spawn(move || async move {
                 let count = Rc::new(Cell::new(0));
@@ -177,7 +182,7 @@ fn a_killed_machine_drops_its_tasks_even_if_they_hold_each_other() {
                 }
                 // A blocking call in flight.
                 drop(offload(|| ()));
-                let other = Remote::to(1).spawn(move || async move {
+                let other = WorkerHandle::to(1).spawn(move || async move {
                     let _held = theirs;
                     sleep(Duration::from_secs(1 << 40)).await;
                 });
@@ -203,7 +208,7 @@ fn payloads_are_parked_in_order_although_the_socket_has_nothing_at_first() {
     for seed in 0..50 {
         let bytes = bytes.clone();
         let receive = || async move {
-            let machine = Machine::start(2).unwrap();
+            let machine = SimulatedMachine::start(2).unwrap();
             let (ours, theirs) = pair();
             let sent = bytes.clone();
             machine.workers()[0].spawn(move || async move { ours.send_all(&sent).await.unwrap() });

@@ -1,8 +1,8 @@
 //! A driver of [`Transmission`] for tests: its bytes come from a slice, in pieces.
 
-use crate::request::Header;
-use crate::transmission::{Event, ReadRange, Received, Transmission};
-use crate::{Command, CommandFlags, Headers, Replies, limits, reply};
+use crate::request::RequestHeader;
+use crate::transmission::{ReadRange, ReceiveResult, Transmission, TransmissionEvent};
+use crate::{CommandCode, CommandFlags, ReplyForm, RequestForm, limits, reply};
 
 /// The memory of a read; other requests have none.
 #[derive(Debug, PartialEq, Eq)]
@@ -25,13 +25,13 @@ impl Memory {
 }
 
 /// The bytes of a read, the extents of each context, or an error.
-pub(crate) type Ended = Result<(Vec<u8>, Vec<(u32, Vec<(u64, u64)>)>), String>;
+pub(crate) type ReadOutcome = Result<(Vec<u8>, Vec<(u32, Vec<(u64, u64)>)>), String>;
 
 /// All that a connection has led to.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Transcript {
     /// Requests by their cookies, in the order of their ends.
-    pub(crate) ended: Vec<(u64, Ended)>,
+    pub(crate) ended: Vec<(u64, ReadOutcome)>,
     /// Why the connection has ended.
     pub(crate) error: Option<String>,
     /// Messages whose heads have arrived; 0 after an error.
@@ -55,21 +55,21 @@ pub(crate) fn drive(
                 return Transcript { error, messages: 0, ..transcript };
             }
         };
-        let Received { used: consumed, messages, event } = received;
+        let ReceiveResult { used: consumed, messages, event } = received;
         used += consumed;
         assert!(used <= there);
         transcript.messages += messages;
         let here = match event {
-            Event::NeedMore => {
+            TransmissionEvent::NeedMore => {
                 assert!(there - used < reply::EXTENDED_LEN + reply::DATA_PREFIX_LEN);
                 0
             }
-            Event::Contents(missing) => {
+            TransmissionEvent::Contents(missing) => {
                 assert!(used == there && missing > 0);
                 assert!(missing <= 8 + 16 * limits::EXTENTS);
                 0
             }
-            Event::Payload(ReadRange { cookie, at, len }) => {
+            TransmissionEvent::Payload(ReadRange { cookie, at, len }) => {
                 assert!(len > 0);
                 let here = (there - used).min(usize::try_from(len).unwrap_or(usize::MAX));
                 let memory = machine.get_mut(cookie).expect("a request in flight");
@@ -78,12 +78,12 @@ pub(crate) fn drive(
                 used += here;
                 here
             }
-            Event::Hole(ReadRange { cookie, at, len }) => {
+            TransmissionEvent::Hole(ReadRange { cookie, at, len }) => {
                 let zeroes = vec![0; usize::try_from(len).expect("inside of the request")];
                 machine.get_mut(cookie).expect("a request in flight").fill(at, &zeroes);
                 continue;
             }
-            Event::End { cookie, request, result } => {
+            TransmissionEvent::End { cookie, request, result } => {
                 let Memory { bytes, times } = request;
                 let result = result.map_err(|error| error.to_string()).map(|lists| {
                     assert!(times.iter().all(|times| *times == 1), "{times:?}");
@@ -108,24 +108,25 @@ pub(crate) fn drive(
 }
 
 /// A connection with one request of each kind in flight, and their cookies.
-pub(crate) fn machine(replies: Replies) -> (Transmission<Memory>, Vec<u64>) {
+pub(crate) fn machine(replies: ReplyForm) -> (Transmission<Memory>, Vec<u64>) {
     let headers = match replies {
-        Replies::Extended => Headers::Extended,
-        Replies::Simple | Replies::Structured => Headers::Compact,
+        ReplyForm::Extended => RequestForm::Extended,
+        ReplyForm::Simple | ReplyForm::Structured => RequestForm::Compact,
     };
     let mut machine = Transmission::new(headers, replies);
     let requests = [
-        (Command::Read, 4096, 64),
-        (Command::Read, 0, 16),
-        (Command::Write, 512, 512),
-        (Command::Flush, 0, 0),
-        (Command::BlockStatus, 0, 1 << 20),
+        (CommandCode::Read, 4096, 64),
+        (CommandCode::Read, 0, 16),
+        (CommandCode::Write, 512, 512),
+        (CommandCode::Flush, 0, 0),
+        (CommandCode::BlockStatus, 0, 1 << 20),
     ];
     let cookies = requests.map(|(command, offset, length)| {
-        let header = Header { flags: CommandFlags::NONE, command, cookie: 0, offset, length };
-        let is_read = command == Command::Read;
+        let header =
+            RequestHeader { flags: CommandFlags::NONE, command, cookie: 0, offset, length };
+        let is_read = command == CommandCode::Read;
         let memory = Memory::new(if is_read { usize::try_from(length).expect("small") } else { 0 });
-        let contexts = if command == Command::BlockStatus { vec![7, 9] } else { Vec::new() };
+        let contexts = if command == CommandCode::BlockStatus { vec![7, 9] } else { Vec::new() };
         machine.begin(header, contexts, memory).expect("a good request").0
     });
     (machine, cookies.to_vec())
@@ -135,7 +136,8 @@ pub(crate) fn machine(replies: Replies) -> (Transmission<Memory>, Vec<u64>) {
 /// the server's bytes, is cut. The cuts make no difference.
 pub fn fuzz_transmission(data: &[u8]) {
     let [form, step, input @ ..] = data else { return };
-    let replies = [Replies::Simple, Replies::Structured, Replies::Extended][usize::from(form % 3)];
+    let replies =
+        [ReplyForm::Simple, ReplyForm::Structured, ReplyForm::Extended][usize::from(form % 3)];
     let (mut machine, cookies) = self::machine(replies);
     let whole = drive(&mut machine, input, |_| input.len());
     assert_eq!(machine.in_flight() + whole.ended.len(), cookies.len());

@@ -8,7 +8,7 @@ pub mod server;
 
 /// The form of the greeting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Protocol {
+pub enum GreetingForm {
     /// Size and flags at once, without names and options. Very old servers, and `nbdkit -o`.
     Oldstyle,
     /// Original newstyle: only EXPORT_NAME may be sent.

@@ -1,14 +1,14 @@
 //! The usual sequence of a client's options, with fallbacks for old servers: STARTTLS if it is
 //! required, EXTENDED_HEADERS, else STRUCTURED_REPLY, SET_META_CONTEXT, GO, else EXPORT_NAME.
 
-use super::Protocol;
-use super::client::{Event, Handshake, Negotiated};
-use crate::option::{Infos, OptionCode, OptionError, check_query, check_string};
-use crate::{Error, Replies, printable};
+use super::GreetingForm;
+use super::client::{ClientHandshake, ClientHandshakeEvent, ClientHandshakeResult};
+use crate::option::{InfoSet, OptionCode, OptionError, check_query, check_string};
+use crate::{ProtocolError, ReplyForm, printable};
 
 /// The client's wishes; all but the export are omitted if the server lacks them.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Wants {
+pub struct NegotiationOptions {
     /// The export; empty for the default one. Oldstyle servers have one export and no names.
     pub export: String,
     /// Contexts to select.
@@ -20,30 +20,30 @@ pub struct Wants {
     /// Request structured replies if there are no extended headers.
     pub structured: bool,
     /// Information to request. A client that requests the block sizes must obey them.
-    pub infos: Infos,
+    pub infos: InfoSet,
     /// Where to end.
-    pub end: End,
+    pub end: NegotiationGoal,
 }
 
-impl Wants {
+impl NegotiationOptions {
     /// Everything that is useful to a client of `export`, with `base:allocation` as its only
     /// context.
-    pub fn new(export: impl Into<String>) -> Wants {
-        Wants {
+    pub fn new(export: impl Into<String>) -> NegotiationOptions {
+        NegotiationOptions {
             export: export.into(),
             contexts: vec![crate::status::BASE_ALLOCATION.to_owned()],
             tls: false,
             extended: true,
             structured: true,
-            infos: Infos::BLOCK_SIZE,
-            end: End::Transmission,
+            infos: InfoSet::BLOCK_SIZE,
+            end: NegotiationGoal::Transmission,
         }
     }
 }
 
 /// Where a negotiation ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum End {
+pub enum NegotiationGoal {
     /// When requests may be sent.
     #[default]
     Transmission,
@@ -53,25 +53,25 @@ pub enum End {
 
 /// What to do next.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Step {
-    /// Read; see [`Event::NeedMore`].
+pub enum NegotiationStep {
+    /// Read; see [`ClientHandshakeEvent::NeedMore`].
     NeedMore {
         /// Number of bytes required for the next call.
         bytes: usize,
     },
-    /// Start TLS, then call [`Negotiation::tls_started`] (with [`Wants::tls`]).
+    /// Start TLS, then call [`Negotiation::tls_started`] (with [`NegotiationOptions::tls`]).
     StartTls,
-    /// Options may be sent through [`Negotiation::into_handshake`] (with [`End::Options`]).
+    /// Options may be sent through [`Negotiation::into_handshake`] (with [`NegotiationGoal::Options`]).
     Options,
-    /// Requests may be sent. Also with [`End::Options`] when the server is oldstyle.
-    Transmission(Box<Negotiated>),
+    /// Requests may be sent. Also with [`NegotiationGoal::Options`] when the server is oldstyle.
+    Transmission(Box<ClientHandshakeResult>),
 }
 
 /// A handshake that runs automatically.
 #[derive(Debug)]
 pub struct Negotiation {
-    wants: Wants,
-    handshake: Handshake,
+    wants: NegotiationOptions,
+    handshake: ClientHandshake,
     /// TLS has just started.
     resume: bool,
 }
@@ -81,44 +81,48 @@ impl Negotiation {
     ///
     /// # Errors
     /// A name or a context that is not a valid string of the protocol.
-    pub fn new(wants: Wants) -> Result<Negotiation, Error> {
+    pub fn new(wants: NegotiationOptions) -> Result<Negotiation, ProtocolError> {
         check_string("export name", &wants.export)?;
         for context in &wants.contexts {
             check_query(context)?;
         }
-        Ok(Negotiation { wants, handshake: Handshake::new(), resume: false })
+        Ok(Negotiation { wants, handshake: ClientHandshake::new(), resume: false })
     }
 
     /// The handshake, for the caller's own options.
-    pub fn into_handshake(self) -> Handshake {
+    pub fn into_handshake(self) -> ClientHandshake {
         self.handshake
     }
 
-    /// After [`Step::StartTls`]: TLS is established, and later bytes arrive through it. The next
+    /// After [`NegotiationStep::StartTls`]: TLS is established, and later bytes arrive through it. The next
     /// [`Negotiation::receive`] continues.
     ///
     /// # Errors
-    /// Like [`Handshake::tls_started`].
-    pub fn tls_started(&mut self) -> Result<(), Error> {
+    /// Like [`ClientHandshake::tls_started`].
+    pub fn tls_started(&mut self) -> Result<(), ProtocolError> {
         self.handshake.tls_started()?;
         self.resume = true;
         Ok(())
     }
 
-    /// The server has closed the connection; see [`Handshake::closed`].
+    /// The server has closed the connection; see [`ClientHandshake::closed`].
     ///
     /// # Errors
     /// Always one, except after a failure that made this side end the session.
-    pub fn closed(&self, left: &[u8]) -> Result<(), Error> {
+    pub fn closed(&self, left: &[u8]) -> Result<(), ProtocolError> {
         self.handshake.closed(left)
     }
 
-    /// Processes received bytes; see [`Handshake::receive`].
+    /// Processes received bytes; see [`ClientHandshake::receive`].
     ///
     /// # Errors
-    /// The connection must be closed. If the server refused something ([`Error::Refused`]), `out`
+    /// The connection must be closed. If the server refused something ([`ProtocolError::Refused`]), `out`
     /// has the end of the session, which should be sent first.
-    pub fn receive(&mut self, input: &[u8], out: &mut Vec<u8>) -> Result<(usize, Step), Error> {
+    pub fn receive(
+        &mut self,
+        input: &[u8],
+        out: &mut Vec<u8>,
+    ) -> Result<(usize, NegotiationStep), ProtocolError> {
         if std::mem::take(&mut self.resume)
             && let Some(step) = self.first_option(out)?
         {
@@ -135,31 +139,48 @@ impl Negotiation {
     }
 
     /// Sends the option that follows an event, or returns a step for the caller.
-    fn next(&mut self, event: Event, out: &mut Vec<u8>) -> Result<Option<Step>, Error> {
+    fn next(
+        &mut self,
+        event: ClientHandshakeEvent,
+        out: &mut Vec<u8>,
+    ) -> Result<Option<NegotiationStep>, ProtocolError> {
         match event {
-            Event::NeedMore { bytes } => return Ok(Some(Step::NeedMore { bytes })),
-            Event::Transmission(negotiated) if self.wants.tls && !negotiated.tls => {
+            ClientHandshakeEvent::NeedMore { bytes } => {
+                return Ok(Some(NegotiationStep::NeedMore { bytes }));
+            }
+            ClientHandshakeEvent::Transmission(negotiated) if self.wants.tls && !negotiated.tls => {
                 return Err(too_old_for_tls());
             }
-            Event::Transmission(negotiated) => return Ok(Some(Step::Transmission(negotiated))),
+            ClientHandshakeEvent::Transmission(negotiated) => {
+                return Ok(Some(NegotiationStep::Transmission(negotiated)));
+            }
             // nbd: tls.client-any-mode, tls.client-first
-            Event::Greeted(Protocol::FixedNewstyle) if self.wants.tls => {
+            ClientHandshakeEvent::Greeted(GreetingForm::FixedNewstyle) if self.wants.tls => {
                 self.handshake.starttls(out)?;
             }
-            Event::StartTls if self.wants.tls => return Ok(Some(Step::StartTls)),
-            Event::Greeted(Protocol::FixedNewstyle) => return self.first_option(out),
-            Event::Greeted(_) if self.wants.tls => return Err(too_old_for_tls()),
-            Event::Greeted(_) if self.wants.end == End::Options => {
-                return Ok(Some(Step::Options));
+            ClientHandshakeEvent::StartTls if self.wants.tls => {
+                return Ok(Some(NegotiationStep::StartTls));
             }
-            Event::Greeted(_) => self.handshake.export_name(&self.wants.export, out)?,
-            Event::Accepted(_) => return self.contexts(out),
-            Event::Contexts(_) => self.go(out)?,
-            Event::Refused { option, reason, text } => {
+            ClientHandshakeEvent::Greeted(GreetingForm::FixedNewstyle) => {
+                return self.first_option(out);
+            }
+            ClientHandshakeEvent::Greeted(_) if self.wants.tls => return Err(too_old_for_tls()),
+            ClientHandshakeEvent::Greeted(_) if self.wants.end == NegotiationGoal::Options => {
+                return Ok(Some(NegotiationStep::Options));
+            }
+            ClientHandshakeEvent::Greeted(_) => {
+                self.handshake.export_name(&self.wants.export, out)?
+            }
+            ClientHandshakeEvent::Accepted(_) => return self.contexts(out),
+            ClientHandshakeEvent::Contexts(_) => self.go(out)?,
+            ClientHandshakeEvent::Refused { option, reason, text } => {
                 return self.refused(option, reason, text, out);
             }
-            Event::StartTls | Event::Listed(_) | Event::Info(_) | Event::Aborted => {
-                return Err(Error::Caller { what: "the negotiation is over" });
+            ClientHandshakeEvent::StartTls
+            | ClientHandshakeEvent::Listed(_)
+            | ClientHandshakeEvent::Info(_)
+            | ClientHandshakeEvent::Aborted => {
+                return Err(ProtocolError::Caller { what: "the negotiation is over" });
             }
         }
         Ok(None)
@@ -167,7 +188,10 @@ impl Negotiation {
 
     // nbd: starttls.first
     /// The first option of a session, or after TLS.
-    fn first_option(&mut self, out: &mut Vec<u8>) -> Result<Option<Step>, Error> {
+    fn first_option(
+        &mut self,
+        out: &mut Vec<u8>,
+    ) -> Result<Option<NegotiationStep>, ProtocolError> {
         if !self.wants.extended {
             return self.structured(out);
         }
@@ -182,7 +206,7 @@ impl Negotiation {
         reason: OptionError,
         text: String,
         out: &mut Vec<u8>,
-    ) -> Result<Option<Step>, Error> {
+    ) -> Result<Option<NegotiationStep>, ProtocolError> {
         // TLS_REQD and SHUTDOWN apply to every option that could follow.
         // nbd: abort.shutdown
         let fatal = matches!(reason, OptionError::TlsRequired | OptionError::Shutdown);
@@ -195,7 +219,7 @@ impl Negotiation {
             }
             OptionCode::Go
                 if reason == OptionError::Unsupported
-                    && self.handshake.replies() != Replies::Extended =>
+                    && self.handshake.replies() != ReplyForm::Extended =>
             {
                 self.handshake.export_name(&self.wants.export, out)?;
                 return Ok(None);
@@ -211,10 +235,10 @@ impl Negotiation {
             }
             other => other.to_string(),
         };
-        Err(Error::Refused { option, what, reason, text })
+        Err(ProtocolError::Refused { option, what, reason, text })
     }
 
-    fn structured(&mut self, out: &mut Vec<u8>) -> Result<Option<Step>, Error> {
+    fn structured(&mut self, out: &mut Vec<u8>) -> Result<Option<NegotiationStep>, ProtocolError> {
         if !self.wants.structured {
             return self.contexts(out);
         }
@@ -222,12 +246,12 @@ impl Negotiation {
         Ok(None)
     }
 
-    fn contexts(&mut self, out: &mut Vec<u8>) -> Result<Option<Step>, Error> {
-        if self.wants.end == End::Options {
-            return Ok(Some(Step::Options));
+    fn contexts(&mut self, out: &mut Vec<u8>) -> Result<Option<NegotiationStep>, ProtocolError> {
+        if self.wants.end == NegotiationGoal::Options {
+            return Ok(Some(NegotiationStep::Options));
         }
         let contexts = together(&self.wants.contexts, self.handshake.replies());
-        if contexts.is_empty() || self.handshake.replies() == Replies::Simple {
+        if contexts.is_empty() || self.handshake.replies() == ReplyForm::Simple {
             self.go(out)?;
         } else {
             // nbd: meta.select
@@ -236,7 +260,7 @@ impl Negotiation {
         Ok(None)
     }
 
-    fn go(&mut self, out: &mut Vec<u8>) -> Result<(), Error> {
+    fn go(&mut self, out: &mut Vec<u8>) -> Result<(), ProtocolError> {
         self.handshake.go(&self.wants.export, self.wants.infos, out)
     }
 }
@@ -245,16 +269,16 @@ impl Negotiation {
 /// one of them: it then sends an error that ends its reply, and the next context's state after it
 /// (`nbd_co_send_block_status` up to 10.0 at least), which no client can follow. With extended
 /// headers each request names its contexts; without them, one of QEMU's is selected alone.
-fn together(contexts: &[String], replies: Replies) -> &[String] {
+fn together(contexts: &[String], replies: ReplyForm) -> &[String] {
     let of_qemu = contexts.iter().position(|context| context.starts_with("qemu:"));
     match of_qemu {
-        Some(at) if replies != Replies::Extended => &contexts[at..=at],
+        Some(at) if replies != ReplyForm::Extended => &contexts[at..=at],
         _ => contexts,
     }
 }
 
 /// Nothing is sent to a server that does not support what is required.
-fn too_old_for_tls() -> Error {
+fn too_old_for_tls() -> ProtocolError {
     let what = "TLS is demanded, and the server speaks an old protocol that has none".to_owned();
-    Error::Unexpected { what }
+    ProtocolError::Unexpected { what }
 }

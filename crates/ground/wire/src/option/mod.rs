@@ -1,22 +1,23 @@
 //! Options of the fixed newstyle handshake and their replies: their heads here, the numbers of all
 //! kinds in `code.rs`, their payloads in `payload.rs`. [`crate::handshake`] checks their order.
 
-use crate::bytes::Reader;
+use crate::bytes::ByteReader;
 use crate::text::cut;
-use crate::{Error, HeaderBytes, magic};
+use crate::{HeaderBytes, ProtocolError, magic};
 
 mod code;
 mod payload;
 
 pub use code::{InfoKind, OptionCode, OptionError, ReplyCode};
 pub use payload::{
-    BlockSizeInfo, Context, Info, InfoRequest, ListEntry, MetaRequest, check_query, check_string,
+    BlockSizeInfo, InfoItem, InfoRequest, ListEntry, MetaContext, MetaRequest, check_query,
+    check_string,
 };
 pub(crate) use payload::{QUERIES, string};
 
 /// The items of information that INFO or GO request. Size and flags are always sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
-pub struct Infos {
+pub struct InfoSet {
     /// The canonical name.
     pub name: bool,
     /// The description.
@@ -25,11 +26,11 @@ pub struct Infos {
     pub block_size: bool,
 }
 
-impl Infos {
+impl InfoSet {
     /// All items.
-    pub const ALL: Infos = Infos { name: true, description: true, block_size: true };
+    pub const ALL: InfoSet = InfoSet { name: true, description: true, block_size: true };
     /// Only the block sizes.
-    pub const BLOCK_SIZE: Infos = Infos { name: false, description: false, block_size: true };
+    pub const BLOCK_SIZE: InfoSet = InfoSet { name: false, description: false, block_size: true };
 }
 
 /// The head of an option: magic, code, length of the payload.
@@ -48,13 +49,13 @@ impl OptionHeader {
     /// Parses a head at the start of `bytes`; `Ok(None)` when more bytes are needed.
     ///
     /// # Errors
-    /// [`Error::Magic`].
-    pub fn parse(bytes: &[u8]) -> Result<Option<OptionHeader>, Error> {
-        let mut reader = Reader::new(bytes);
+    /// [`ProtocolError::Magic`].
+    pub fn parse(bytes: &[u8]) -> Result<Option<OptionHeader>, ProtocolError> {
+        let mut reader = ByteReader::new(bytes);
         match reader.u64() {
             None => return Ok(None),
             Some(magic::IHAVEOPT) => {}
-            Some(found) => return Err(Error::Magic { what: "option", found }),
+            Some(found) => return Err(ProtocolError::Magic { what: "option", found }),
         }
         let (Some(code), Some(length)) = (reader.u32(), reader.u32()) else { return Ok(None) };
         Ok(Some(OptionHeader { code: OptionCode::from_wire(code), length }))
@@ -84,13 +85,13 @@ impl OptionReplyHeader {
     /// Parses a head at the start of `bytes`; `Ok(None)` when more bytes are needed.
     ///
     /// # Errors
-    /// [`Error::Magic`].
-    pub fn parse(bytes: &[u8]) -> Result<Option<OptionReplyHeader>, Error> {
-        let mut reader = Reader::new(bytes);
+    /// [`ProtocolError::Magic`].
+    pub fn parse(bytes: &[u8]) -> Result<Option<OptionReplyHeader>, ProtocolError> {
+        let mut reader = ByteReader::new(bytes);
         match reader.u64() {
             None => return Ok(None),
             Some(magic::OPTION_REPLY) => {}
-            Some(found) => return Err(Error::Magic { what: "reply to an option", found }),
+            Some(found) => return Err(ProtocolError::Magic { what: "reply to an option", found }),
         }
         let (Some(option), Some(code), Some(length)) = (reader.u32(), reader.u32(), reader.u32())
         else {

@@ -1,30 +1,32 @@
 //! Payloads of options and of their replies, and the strings in them.
 
-use super::{InfoKind, Infos};
-use crate::bytes::Reader;
+use super::{InfoKind, InfoSet};
+use crate::bytes::ByteReader;
 use crate::text::printable;
-use crate::{Error, ExportFlags, limits};
+use crate::{ExportFlags, ProtocolError, limits};
 
 // nbd: string.form
 /// A string of the protocol: UTF-8 without NUL, at most [`limits::STRING`] bytes ("Conventions").
-pub(crate) fn string<'a>(what: &'static str, bytes: &'a [u8]) -> Result<&'a str, Error> {
+pub(crate) fn string<'a>(what: &'static str, bytes: &'a [u8]) -> Result<&'a str, ProtocolError> {
     if bytes.len() > limits::STRING {
         let len = bytes.len() as u64;
         let max = limits::STRING as u64;
-        return Err(Error::TooLong { what, len, max });
+        return Err(ProtocolError::TooLong { what, len, max });
     }
     match str::from_utf8(bytes) {
-        Ok(text) if text.contains('\0') => Err(Error::Malformed { what, why: "it holds a NUL" }),
+        Ok(text) if text.contains('\0') => {
+            Err(ProtocolError::Malformed { what, why: "it holds a NUL" })
+        }
         Ok(text) => Ok(text),
-        Err(_) => Err(Error::Malformed { what, why: "it is not UTF-8" }),
+        Err(_) => Err(ProtocolError::Malformed { what, why: "it is not UTF-8" }),
     }
 }
 
 /// Checks a string to be sent.
 ///
 /// # Errors
-/// [`Error::TooLong`] and [`Error::Malformed`], as for a received string.
-pub fn check_string(what: &'static str, text: &str) -> Result<(), Error> {
+/// [`ProtocolError::TooLong`] and [`ProtocolError::Malformed`], as for a received string.
+pub fn check_string(what: &'static str, text: &str) -> Result<(), ProtocolError> {
     string(what, text.as_bytes()).map(|_| ())
 }
 
@@ -33,10 +35,10 @@ pub fn check_string(what: &'static str, text: &str) -> Result<(), Error> {
 ///
 /// # Errors
 /// As for [`check_string`]; a query without a namespace.
-pub fn check_query(query: &str) -> Result<(), Error> {
+pub fn check_query(query: &str) -> Result<(), ProtocolError> {
     check_string("context query", query)?;
     match query.find(':') {
-        None | Some(0) => Err(Error::Malformed {
+        None | Some(0) => Err(ProtocolError::Malformed {
             what: "context query",
             why: "it has no namespace, as in base:allocation",
         }),
@@ -59,7 +61,7 @@ pub struct InfoRequest {
     /// The export, empty for the default one.
     pub name: String,
     /// Requested items; unknown ones are omitted.
-    pub wants: Infos,
+    pub wants: InfoSet,
 }
 
 impl InfoRequest {
@@ -67,9 +69,9 @@ impl InfoRequest {
     ///
     /// # Errors
     /// The server replies to each with [`super::OptionError::Invalid`].
-    pub fn parse(payload: &[u8]) -> Result<InfoRequest, Error> {
-        let bad = |why| Error::Malformed { what: "request for information", why };
-        let mut reader = Reader::new(payload);
+    pub fn parse(payload: &[u8]) -> Result<InfoRequest, ProtocolError> {
+        let bad = |why| ProtocolError::Malformed { what: "request for information", why };
+        let mut reader = ByteReader::new(payload);
         // nbd: info.name-length
         let name = reader.counted().ok_or(bad("the name is longer than the option"))?;
         let name = string("export name", name)?.to_owned();
@@ -77,7 +79,7 @@ impl InfoRequest {
         if reader.rest().len() != usize::from(count) * 2 {
             return Err(bad("the number of items differs from the list"));
         }
-        let mut wants = Infos::default();
+        let mut wants = InfoSet::default();
         while let Some(kind) = reader.u16() {
             match InfoKind::from_wire(kind) {
                 InfoKind::Name => wants.name = true,
@@ -124,11 +126,11 @@ impl MetaRequest {
     /// Parses a complete payload.
     ///
     /// # Errors
-    /// The server replies to [`Error::TooLong`] of the list of queries with
+    /// The server replies to [`ProtocolError::TooLong`] of the list of queries with
     /// [`super::OptionError::TooBig`], to anything else with [`super::OptionError::Invalid`].
-    pub fn parse(payload: &[u8]) -> Result<MetaRequest, Error> {
-        let bad = |why| Error::Malformed { what: "request for contexts", why };
-        let mut reader = Reader::new(payload);
+    pub fn parse(payload: &[u8]) -> Result<MetaRequest, ProtocolError> {
+        let bad = |why| ProtocolError::Malformed { what: "request for contexts", why };
+        let mut reader = ByteReader::new(payload);
         let export = reader.counted().ok_or(bad("the name is longer than the option"))?;
         let export = string("export name", export)?.to_owned();
         let count = reader.u32().ok_or(bad("no number of queries"))?;
@@ -139,7 +141,7 @@ impl MetaRequest {
         if count as usize > limits::QUERIES {
             let len = count.into();
             let max = limits::QUERIES as u64;
-            return Err(Error::TooLong { what: QUERIES, len, max });
+            return Err(ProtocolError::TooLong { what: QUERIES, len, max });
         }
         let mut queries = Vec::with_capacity(count as usize);
         for _ in 0..count {
@@ -164,7 +166,7 @@ impl MetaRequest {
     }
 }
 
-/// The name of a list of queries in [`Error::TooLong`].
+/// The name of a list of queries in [`ProtocolError::TooLong`].
 pub(crate) const QUERIES: &str = "list of context queries";
 
 /// The payload of `NBD_REP_SERVER`: one export of a list.
@@ -181,9 +183,9 @@ impl ListEntry {
     ///
     /// # Errors
     /// A name longer than the payload or that is not a valid string of the protocol.
-    pub fn parse(payload: &[u8]) -> Result<ListEntry, Error> {
-        let bad = |why| Error::Malformed { what: "export in a list", why };
-        let mut reader = Reader::new(payload);
+    pub fn parse(payload: &[u8]) -> Result<ListEntry, ProtocolError> {
+        let bad = |why| ProtocolError::Malformed { what: "export in a list", why };
+        let mut reader = ByteReader::new(payload);
         let name = reader.counted().ok_or(bad("the name is longer than the reply"))?;
         let name = string("export name", name)?.to_owned();
         Ok(ListEntry { name, description: description(reader.rest()) })
@@ -208,23 +210,24 @@ pub(crate) fn description(bytes: &[u8]) -> String {
 
 /// A context: the payload of `NBD_REP_META_CONTEXT`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Context {
+pub struct MetaContext {
     /// Its number in block status chunks; 0 and meaningless in lists.
     pub id: u32,
     /// Its name, including the namespace.
     pub name: String,
 }
 
-impl Context {
+impl MetaContext {
     /// Parses a complete payload.
     ///
     /// # Errors
     /// A payload without an ID, a name that is not a valid string of the protocol.
-    pub fn parse(payload: &[u8]) -> Result<Context, Error> {
-        let mut reader = Reader::new(payload);
-        let id =
-            reader.u32().ok_or(Error::Malformed { what: "context", why: "it has no number" })?;
-        Ok(Context { id, name: string("context name", reader.rest())?.to_owned() })
+    pub fn parse(payload: &[u8]) -> Result<MetaContext, ProtocolError> {
+        let mut reader = ByteReader::new(payload);
+        let id = reader
+            .u32()
+            .ok_or(ProtocolError::Malformed { what: "context", why: "it has no number" })?;
+        Ok(MetaContext { id, name: string("context name", reader.rest())?.to_owned() })
     }
 
     /// Appends the payload to `out`. The name must pass [`check_string`].
@@ -264,7 +267,7 @@ impl BlockSizeInfo {
 
 /// One item of information: the payload of `NBD_REP_INFO`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum Info {
+pub enum InfoItem {
     /// Size in bytes, and flags.
     Export {
         /// Size of the export in bytes.
@@ -282,33 +285,33 @@ pub enum Info {
     Other(u16),
 }
 
-impl Info {
+impl InfoItem {
     /// Parses a complete payload. A description is made printable.
     ///
     /// # Errors
     /// An item of the wrong length, a name that is not a valid string of the protocol.
-    pub fn parse(payload: &[u8]) -> Result<Info, Error> {
-        let bad = |why| Error::Malformed { what: "information about an export", why };
-        let mut reader = Reader::new(payload);
+    pub fn parse(payload: &[u8]) -> Result<InfoItem, ProtocolError> {
+        let bad = |why| ProtocolError::Malformed { what: "information about an export", why };
+        let mut reader = ByteReader::new(payload);
         let kind = reader.u16().ok_or(bad("it has no type"))?;
         let info = match InfoKind::from_wire(kind) {
             InfoKind::Export => {
                 let size = reader.u64().ok_or(bad("size and flags are too short"))?;
                 let flags = reader.u16().ok_or(bad("size and flags are too short"))?;
-                Info::Export { size, flags: ExportFlags::from_bits(flags) }
+                InfoItem::Export { size, flags: ExportFlags::from_bits(flags) }
             }
             InfoKind::Name => {
-                return Ok(Info::Name(string("export name", reader.rest())?.to_owned()));
+                return Ok(InfoItem::Name(string("export name", reader.rest())?.to_owned()));
             }
-            InfoKind::Description => return Ok(Info::Description(description(reader.rest()))),
+            InfoKind::Description => return Ok(InfoItem::Description(description(reader.rest()))),
             InfoKind::BlockSize => {
                 let mut size = || reader.u32().ok_or(bad("block sizes are too short"));
                 let minimum = size()?;
                 let preferred = size()?;
                 let maximum = size()?;
-                Info::BlockSize(BlockSizeInfo { minimum, preferred, maximum })
+                InfoItem::BlockSize(BlockSizeInfo { minimum, preferred, maximum })
             }
-            InfoKind::Other(kind) => return Ok(Info::Other(kind)),
+            InfoKind::Other(kind) => return Ok(InfoItem::Other(kind)),
         };
         if reader.rest().is_empty() { Ok(info) } else { Err(bad("bytes are left over")) }
     }
@@ -316,27 +319,29 @@ impl Info {
     /// Appends the payload to `out`. Strings must pass [`check_string`].
     pub fn emit(&self, out: &mut Vec<u8>) {
         let kind = match self {
-            Info::Export { .. } => InfoKind::Export,
-            Info::Name(_) => InfoKind::Name,
-            Info::Description(_) => InfoKind::Description,
-            Info::BlockSize(_) => InfoKind::BlockSize,
-            Info::Other(kind) => InfoKind::Other(*kind),
+            InfoItem::Export { .. } => InfoKind::Export,
+            InfoItem::Name(_) => InfoKind::Name,
+            InfoItem::Description(_) => InfoKind::Description,
+            InfoItem::BlockSize(_) => InfoKind::BlockSize,
+            InfoItem::Other(kind) => InfoKind::Other(*kind),
         };
         out.extend_from_slice(&kind.to_wire().to_be_bytes());
         match self {
-            Info::Export { size, flags } => {
+            InfoItem::Export { size, flags } => {
                 // nbd: info.export-length
                 out.extend_from_slice(&size.to_be_bytes());
                 out.extend_from_slice(&flags.bits().to_be_bytes());
             }
-            Info::Name(text) | Info::Description(text) => out.extend_from_slice(text.as_bytes()),
-            Info::BlockSize(sizes) => {
+            InfoItem::Name(text) | InfoItem::Description(text) => {
+                out.extend_from_slice(text.as_bytes())
+            }
+            InfoItem::BlockSize(sizes) => {
                 // nbd: info.sizes-length
                 for size in [sizes.minimum, sizes.preferred, sizes.maximum] {
                     out.extend_from_slice(&size.to_be_bytes());
                 }
             }
-            Info::Other(_) => {}
+            InfoItem::Other(_) => {}
         }
     }
 }

@@ -7,18 +7,18 @@ use crate::status::StatusPayload;
 
 /// The result of [`super::Transmission::receive`].
 #[derive(Debug, PartialEq, Eq)]
-pub struct Received<T> {
+pub struct ReceiveResult<T> {
     /// Bytes of the input that were consumed.
     pub used: usize,
     /// Messages whose heads are among these bytes.
     pub messages: u64,
     /// The event after these bytes.
-    pub event: Event<T>,
+    pub event: TransmissionEvent<T>,
 }
 
 /// An event that a driver must handle. `T` comes with each request.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Event<T> {
+pub enum TransmissionEvent<T> {
     /// The head of a message is not complete.
     NeedMore,
     /// This number of bytes is missing to the contents of a message: extents or an error. A driver

@@ -2,30 +2,32 @@
 
 use std::borrow::Cow;
 
-use super::event::{Event, ReadRange, Received};
+use super::event::{ReadRange, ReceiveResult, TransmissionEvent};
 use super::reply_state::{ReplyState, violation};
-use super::table::Table;
-use crate::reply::{self, Chunk, ChunkKind, Failure, Header, Hole};
-use crate::status::{Form, StatusPayload};
-use crate::{Command, CommandFlags, Errno, Error, HeaderBytes, Headers, Replies, request};
+use super::table::CookieTable;
+use crate::reply::{self, ChunkKind, ErrorChunk, HoleChunk, ReplyChunk, ReplyHeader};
+use crate::status::{ExtentForm, StatusPayload};
+use crate::{
+    CommandCode, CommandFlags, Errno, HeaderBytes, ProtocolError, ReplyForm, RequestForm, request,
+};
 
 /// The client's side of one connection in transmission. `T` comes with each request, and leaves
 /// with its result.
 #[derive(Debug)]
 pub struct Transmission<T> {
-    headers: Headers,
-    replies: Replies,
-    in_flight: Table<ReplyState<T>>,
-    state: State,
+    headers: RequestForm,
+    replies: ReplyForm,
+    in_flight: CookieTable<ReplyState<T>>,
+    state: TransmissionState,
 }
 
 /// The next bytes of the server.
 #[derive(Debug)]
-enum State {
+enum TransmissionState {
     /// A head.
     Head,
     /// The rest of contents that are needed as a whole, which begin with `bytes`.
-    Contents { chunk: Chunk, bytes: Vec<u8> },
+    Contents { chunk: ReplyChunk, bytes: Vec<u8> },
     /// Bytes of a read, possibly 0, and then the end of a message, which may be the `last` one of
     /// its reply.
     Payload { range: ReadRange, last: bool },
@@ -33,8 +35,13 @@ enum State {
 
 impl<T> Transmission<T> {
     /// A connection with these forms of messages, and with no requests in flight.
-    pub const fn new(headers: Headers, replies: Replies) -> Transmission<T> {
-        Transmission { headers, replies, in_flight: Table::new(), state: State::Head }
+    pub const fn new(headers: RequestForm, replies: ReplyForm) -> Transmission<T> {
+        Transmission {
+            headers,
+            replies,
+            in_flight: CookieTable::new(),
+            state: TransmissionState::Head,
+        }
     }
 
     /// Begins a request: returns its cookie and its head; its payload follows the head. `contexts`
@@ -42,20 +49,20 @@ impl<T> Transmission<T> {
     /// and the flag PAYLOAD_LEN of WRITE is set as extended headers need it.
     ///
     /// # Errors
-    /// [`Error::TooLong`] as [`request::Header::encode`]; [`Error::Caller`] with 2^32 requests in
-    /// flight. `with` comes back.
+    /// [`ProtocolError::TooLong`] as [`request::RequestHeader::encode`]; [`ProtocolError::Caller`] with 2^32 requests
+    /// in flight. `with` comes back.
     pub fn begin(
         &mut self,
-        mut header: request::Header,
+        mut header: request::RequestHeader,
         contexts: Vec<u32>,
         with: T,
-    ) -> Result<(u64, HeaderBytes), (T, Error)> {
+    ) -> Result<(u64, HeaderBytes), (T, ProtocolError)> {
         let Some(cookie) = self.in_flight.next_cookie() else {
-            return Err((with, Error::Caller { what: "too many requests in flight" }));
+            return Err((with, ProtocolError::Caller { what: "too many requests in flight" }));
         };
         header.cookie = cookie;
         // nbd: extended.compact-no-flag, extended.write-flag
-        if header.command == Command::Write && self.headers == Headers::Extended {
+        if header.command == CommandCode::Write && self.headers == RequestForm::Extended {
             header.flags |= CommandFlags::PAYLOAD_LEN;
         }
         match header.encode(self.headers) {
@@ -81,10 +88,11 @@ impl<T> Transmission<T> {
     /// The disconnect request.
     ///
     /// # Errors
-    /// As [`request::Header::encode`].
-    pub fn disconnect(&self) -> Result<HeaderBytes, Error> {
-        let (flags, command) = (CommandFlags::NONE, Command::Disconnect);
-        request::Header { flags, command, cookie: 0, offset: 0, length: 0 }.encode(self.headers)
+    /// As [`request::RequestHeader::encode`].
+    pub fn disconnect(&self) -> Result<HeaderBytes, ProtocolError> {
+        let (flags, command) = (CommandFlags::NONE, CommandCode::Disconnect);
+        request::RequestHeader { flags, command, cookie: 0, offset: 0, length: 0 }
+            .encode(self.headers)
     }
 
     /// Number of requests in flight.
@@ -99,12 +107,12 @@ impl<T> Transmission<T> {
 
     /// Whether no message has begun, as far as its bytes were consumed.
     pub const fn is_between_messages(&self) -> bool {
-        matches!(self.state, State::Head)
+        matches!(self.state, TransmissionState::Head)
     }
 
-    /// Tells that `len` bytes of the last [`Event::Payload`] were taken from the stream.
+    /// Tells that `len` bytes of the last [`TransmissionEvent::Payload`] were taken from the stream.
     pub const fn took(&mut self, len: u64) {
-        if let State::Payload { range, .. } = &mut self.state {
+        if let TransmissionState::Payload { range, .. } = &mut self.state {
             range.at = range.at.saturating_add(len);
             range.len = range.len.saturating_sub(len);
         }
@@ -115,27 +123,31 @@ impl<T> Transmission<T> {
     ///
     /// # Errors
     /// The server violates the protocol: the connection must be closed.
-    pub fn receive(&mut self, input: &[u8]) -> Result<Received<T>, Error> {
+    pub fn receive(&mut self, input: &[u8]) -> Result<ReceiveResult<T>, ProtocolError> {
         let mut used = 0;
         let mut messages = 0;
         loop {
             let rest = &input[used..];
             let event = match &mut self.state {
-                State::Head => {
+                TransmissionState::Head => {
                     let Some((head, len)) = self.head(rest)? else {
-                        return Ok(Received { used, messages, event: Event::NeedMore });
+                        return Ok(ReceiveResult {
+                            used,
+                            messages,
+                            event: TransmissionEvent::NeedMore,
+                        });
                     };
                     used += len;
                     messages += 1;
                     self.message(head)?
                 }
-                State::Contents { chunk, bytes } => {
+                TransmissionState::Contents { chunk, bytes } => {
                     let chunk = *chunk;
                     let missing = contents_len(&chunk) - bytes.len();
                     let Some((here, _)) = rest.split_at_checked(missing) else {
                         bytes.extend_from_slice(rest);
-                        let event = Event::Contents(missing - rest.len());
-                        return Ok(Received { used: input.len(), messages, event });
+                        let event = TransmissionEvent::Contents(missing - rest.len());
+                        return Ok(ReceiveResult { used: input.len(), messages, event });
                     };
                     used += missing;
                     let whole = if bytes.is_empty() {
@@ -146,65 +158,74 @@ impl<T> Transmission<T> {
                     };
                     self.contents(&chunk, whole)?
                 }
-                State::Payload { range, .. } if range.len > 0 => Some(Event::Payload(*range)),
-                State::Payload { range, last } => {
+                TransmissionState::Payload { range, .. } if range.len > 0 => {
+                    Some(TransmissionEvent::Payload(*range))
+                }
+                TransmissionState::Payload { range, last } => {
                     let (cookie, last) = (range.cookie, *last);
                     self.end_message(cookie, last)
                 }
             };
             if let Some(event) = event {
-                return Ok(Received { used, messages, event });
+                return Ok(ReceiveResult { used, messages, event });
             }
         }
     }
 
     /// Parses a head, with the offset of data.
-    fn head(&self, input: &[u8]) -> Result<Option<(Head, usize)>, Error> {
-        let Some((header, len)) = Header::parse(input, self.replies)? else { return Ok(None) };
+    fn head(&self, input: &[u8]) -> Result<Option<(MessageHead, usize)>, ProtocolError> {
+        let Some((header, len)) = ReplyHeader::parse(input, self.replies)? else { return Ok(None) };
         let Some(state) = self.in_flight.get(header.cookie()) else {
             return Err(violation("a reply to a request that is not in flight"));
         };
         let chunk = match header {
-            Header::Simple { cookie, error } => {
-                return Ok(Some((Head::Simple(cookie, error), len)));
+            ReplyHeader::Simple { cookie, error } => {
+                return Ok(Some((MessageHead::Simple(cookie, error), len)));
             }
-            Header::Chunk(chunk) => chunk,
+            ReplyHeader::Chunk(chunk) => chunk,
         };
         state.check(&chunk)?;
         if chunk.kind != ChunkKind::OffsetData {
-            return Ok(Some((Head::Chunk(chunk), len)));
+            return Ok(Some((MessageHead::Chunk(chunk), len)));
         }
         let at = reply::data_at(&input[len..]);
-        Ok(at.map(|at| (Head::Data(chunk, at), len + reply::DATA_PREFIX_LEN)))
+        Ok(at.map(|at| (MessageHead::Data(chunk, at), len + reply::DATA_PREFIX_LEN)))
     }
 
     /// A head has arrived.
-    fn message(&mut self, head: Head) -> Result<Option<Event<T>>, Error> {
+    fn message(
+        &mut self,
+        head: MessageHead,
+    ) -> Result<Option<TransmissionEvent<T>>, ProtocolError> {
         let chunk = match head {
-            Head::Simple(cookie, error) => return self.simple(cookie, error),
-            Head::Chunk(chunk) | Head::Data(chunk, _) => chunk,
+            MessageHead::Simple(cookie, error) => return self.simple(cookie, error),
+            MessageHead::Chunk(chunk) | MessageHead::Data(chunk, _) => chunk,
         };
         let state = self.state_of(chunk.cookie)?;
         state.count();
         match head {
-            Head::Data(_, at) => {
+            MessageHead::Data(_, at) => {
                 let len = chunk.length.saturating_sub(reply::DATA_PREFIX_LEN as u64);
                 let at = state.data(at, len)?;
                 let range = ReadRange { cookie: chunk.cookie, at, len };
-                self.state = State::Payload { range, last: chunk.is_done() };
+                self.state = TransmissionState::Payload { range, last: chunk.is_done() };
                 Ok(None)
             }
             _ if chunk.kind == ChunkKind::None => {
                 Ok(self.end_message(chunk.cookie, chunk.is_done()))
             }
             _ => {
-                self.state = State::Contents { chunk, bytes: Vec::new() };
+                self.state = TransmissionState::Contents { chunk, bytes: Vec::new() };
                 Ok(None)
             }
         }
     }
 
-    fn simple(&mut self, cookie: u64, error: Option<Errno>) -> Result<Option<Event<T>>, Error> {
+    fn simple(
+        &mut self,
+        cookie: u64,
+        error: Option<Errno>,
+    ) -> Result<Option<TransmissionEvent<T>>, ProtocolError> {
         let replies = self.replies;
         let state = self.state_of(cookie)?;
         if let Some(error) = error {
@@ -212,14 +233,14 @@ impl<T> Transmission<T> {
             return Ok(self.end_message(cookie, true));
         }
         match state.request.command {
-            Command::BlockStatus => Err(violation("a simple reply to block status")),
+            CommandCode::BlockStatus => Err(violation("a simple reply to block status")),
             // nbd: structured.simple-read-refused
-            Command::Read if replies != Replies::Simple => {
+            CommandCode::Read if replies != ReplyForm::Simple => {
                 Err(violation("a simple reply to a read, with structured replies on"))
             }
-            Command::Read => {
+            CommandCode::Read => {
                 let range = ReadRange { cookie, at: 0, len: state.all_data() };
-                self.state = State::Payload { range, last: true };
+                self.state = TransmissionState::Payload { range, last: true };
                 Ok(None)
             }
             _ => Ok(self.end_message(cookie, true)),
@@ -227,49 +248,53 @@ impl<T> Transmission<T> {
     }
 
     /// Contents that are needed as a whole have arrived.
-    fn contents(&mut self, chunk: &Chunk, bytes: Cow<'_, [u8]>) -> Result<Option<Event<T>>, Error> {
+    fn contents(
+        &mut self,
+        chunk: &ReplyChunk,
+        bytes: Cow<'_, [u8]>,
+    ) -> Result<Option<TransmissionEvent<T>>, ProtocolError> {
         let cookie = chunk.cookie;
         let last = chunk.is_done();
         let state = self.state_of(cookie)?;
         if chunk.kind == ChunkKind::OffsetHole {
-            let hole = Hole::parse(&bytes)?;
+            let hole = HoleChunk::parse(&bytes)?;
             let len = hole.len.into();
             let at = state.hole(hole.at, len)?;
             // The message ends after the event.
             let range = ReadRange { cookie, at: at + len, len: 0 };
-            self.state = State::Payload { range, last };
-            return Ok(Some(Event::Hole(ReadRange { cookie, at, len })));
+            self.state = TransmissionState::Payload { range, last };
+            return Ok(Some(TransmissionEvent::Hole(ReadRange { cookie, at, len })));
         }
-        match Form::of(chunk.kind) {
+        match ExtentForm::of(chunk.kind) {
             Some(form) => state.status(StatusPayload::parse(form, bytes.into_owned())?)?,
-            None => state.failure(&Failure::parse(chunk.kind, &bytes)?),
+            None => state.failure(&ErrorChunk::parse(chunk.kind, &bytes)?),
         }
         Ok(self.end_message(cookie, last))
     }
 
     /// A message has ended; `last`: its reply has ended, too.
-    fn end_message(&mut self, cookie: u64, last: bool) -> Option<Event<T>> {
-        self.state = State::Head;
+    fn end_message(&mut self, cookie: u64, last: bool) -> Option<TransmissionEvent<T>> {
+        self.state = TransmissionState::Head;
         let state = if last { self.in_flight.remove(cookie) } else { None };
         let (request, result) = state?.finish();
-        Some(Event::End { cookie, request, result })
+        Some(TransmissionEvent::End { cookie, request, result })
     }
 
-    fn state_of(&mut self, cookie: u64) -> Result<&mut ReplyState<T>, Error> {
+    fn state_of(&mut self, cookie: u64) -> Result<&mut ReplyState<T>, ProtocolError> {
         let state = self.in_flight.get_mut(cookie);
         state.ok_or_else(|| violation("a reply to a request that is not in flight"))
     }
 }
 
 /// The head of a message.
-enum Head {
+enum MessageHead {
     Simple(u64, Option<Errno>),
-    Chunk(Chunk),
+    Chunk(ReplyChunk),
     /// A chunk of data, and its offset in the export.
-    Data(Chunk, u64),
+    Data(ReplyChunk, u64),
 }
 
 /// Length of contents that are needed as a whole: the codec limits it for every kind.
-fn contents_len(chunk: &Chunk) -> usize {
+fn contents_len(chunk: &ReplyChunk) -> usize {
     usize::try_from(chunk.length).unwrap_or(usize::MAX)
 }

@@ -20,5 +20,5 @@ mod table;
 #[cfg(test)]
 mod tests;
 
-pub use event::{Event, ReadRange, Received, ReplyError};
+pub use event::{ReadRange, ReceiveResult, ReplyError, TransmissionEvent};
 pub use machine::Transmission;

@@ -2,14 +2,14 @@
 
 use super::coverage::Coverage;
 use super::event::ReplyError;
-use crate::reply::{Chunk, Failure};
+use crate::reply::{ErrorChunk, ReplyChunk};
 use crate::status::StatusPayload;
-use crate::{Command, Errno, Error, limits, request};
+use crate::{CommandCode, Errno, ProtocolError, limits, request};
 
 /// A request in flight, and its reply so far.
 #[derive(Debug)]
 pub(super) struct ReplyState<T> {
-    pub(super) request: request::Header,
+    pub(super) request: request::RequestHeader,
     /// The error that is the outcome.
     error: Option<ReplyError>,
     chunks: u32,
@@ -20,7 +20,11 @@ pub(super) struct ReplyState<T> {
 }
 
 impl<T> ReplyState<T> {
-    pub(super) fn new(request: request::Header, contexts: Vec<u32>, with: T) -> ReplyState<T> {
+    pub(super) fn new(
+        request: request::RequestHeader,
+        contexts: Vec<u32>,
+        with: T,
+    ) -> ReplyState<T> {
         let contexts = match &*contexts {
             // As of most requests.
             [] => Vec::new(),
@@ -31,7 +35,7 @@ impl<T> ReplyState<T> {
     }
 
     /// Checks a chunk against the request.
-    pub(super) fn check(&self, chunk: &Chunk) -> Result<(), Error> {
+    pub(super) fn check(&self, chunk: &ReplyChunk) -> Result<(), ProtocolError> {
         if self.chunks >= limits::CHUNKS {
             return Err(violation("a reply in too many chunks"));
         }
@@ -48,13 +52,13 @@ impl<T> ReplyState<T> {
     }
 
     /// Adds `len` bytes at `at` in the export to the reply; returns their offset in the request.
-    pub(super) fn data(&mut self, at: u64, len: u64) -> Result<u64, Error> {
+    pub(super) fn data(&mut self, at: u64, len: u64) -> Result<u64, ProtocolError> {
         let start = self.place(at, len).ok_or_else(|| violation("data outside of the request"))?;
         self.cover(start, len, "data in reply to another command than read")
     }
 
     /// The same for zeroes that do not come.
-    pub(super) fn hole(&mut self, at: u64, len: u64) -> Result<u64, Error> {
+    pub(super) fn hole(&mut self, at: u64, len: u64) -> Result<u64, ProtocolError> {
         let start =
             self.place(at, len).ok_or_else(|| violation("a hole outside of the request"))?;
         self.cover(start, len, "a hole in reply to another command than read")
@@ -73,8 +77,13 @@ impl<T> ReplyState<T> {
         (end <= self.request.length && len > 0).then_some(start)
     }
 
-    fn cover(&mut self, start: u64, len: u64, otherwise: &'static str) -> Result<u64, Error> {
-        if self.request.command != Command::Read {
+    fn cover(
+        &mut self,
+        start: u64,
+        len: u64,
+        otherwise: &'static str,
+    ) -> Result<u64, ProtocolError> {
+        if self.request.command != CommandCode::Read {
             return Err(violation(otherwise));
         }
         self.coverage.add(start, len);
@@ -88,14 +97,14 @@ impl<T> ReplyState<T> {
 
     // nbd: error.unknown
     /// A chunk has an error; the first one is the outcome.
-    pub(super) fn failure(&mut self, failure: &Failure<'_>) {
-        let Failure { error, at, .. } = *failure;
+    pub(super) fn failure(&mut self, failure: &ErrorChunk<'_>) {
+        let ErrorChunk { error, at, .. } = *failure;
         self.error.get_or_insert_with(|| ReplyError::Server { error, text: failure.text(), at });
     }
 
     /// Adds block status. A context that was negotiated, but not asked for, is ignored.
-    pub(super) fn status(&mut self, status: StatusPayload) -> Result<(), Error> {
-        if self.request.command != Command::BlockStatus {
+    pub(super) fn status(&mut self, status: StatusPayload) -> Result<(), ProtocolError> {
+        if self.request.command != CommandCode::BlockStatus {
             return Err(violation("extents in reply to another command than block status"));
         }
         let id = status.status().context();
@@ -115,7 +124,7 @@ impl<T> ReplyState<T> {
         if let Some(error) = self.error.take() {
             return Err(error);
         }
-        let is_read = self.request.command == Command::Read;
+        let is_read = self.request.command == CommandCode::Read;
         if is_read && !self.coverage.is_whole(self.request.length) {
             return Err(ReplyError::Incomplete);
         }
@@ -129,6 +138,6 @@ impl<T> ReplyState<T> {
 
 // nbd: error.inconsistent
 /// A violation of the protocol: later data cannot be trusted.
-pub(super) fn violation(what: &str) -> Error {
-    Error::Unexpected { what: what.to_owned() }
+pub(super) fn violation(what: &str) -> ProtocolError {
+    ProtocolError::Unexpected { what: what.to_owned() }
 }

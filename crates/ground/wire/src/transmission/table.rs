@@ -2,16 +2,16 @@
 
 /// A table whose keys are cookies. Slots are reused, cookies are not.
 #[derive(Debug)]
-pub(super) struct Table<V> {
+pub(super) struct CookieTable<V> {
     slots: Vec<Option<(u64, V)>>,
     free: Vec<u32>,
     /// The upper half of the last cookie.
     generation: u32,
 }
 
-impl<V> Table<V> {
-    pub(super) const fn new() -> Table<V> {
-        Table { slots: Vec::new(), free: Vec::new(), generation: 0 }
+impl<V> CookieTable<V> {
+    pub(super) const fn new() -> CookieTable<V> {
+        CookieTable { slots: Vec::new(), free: Vec::new(), generation: 0 }
     }
 
     /// Number of entries.
@@ -29,7 +29,7 @@ impl<V> Table<V> {
         Some(u64::from(slot) | u64::from(self.generation.wrapping_add(1)) << 32)
     }
 
-    /// Adds an entry with the cookie of [`Table::next_cookie`].
+    /// Adds an entry with the cookie of [`CookieTable::next_cookie`].
     pub(super) fn insert(&mut self, cookie: u64, value: V) {
         self.generation = self.generation.wrapping_add(1);
         let entry = Some((cookie, value));

@@ -1,13 +1,16 @@
 //! Every kind of reply, cut at every byte, and servers that violate the protocol.
 
-use super::{Event, ReadRange, Received, Transmission};
-use crate::fuzz::transmission::{Ended, Memory, Transcript, drive, machine};
-use crate::reply::{Answer, Chunk, ChunkKind, Failure, Hole};
-use crate::request::Header;
-use crate::status::{self, StatusChunk, Wanted};
-use crate::{Command, CommandFlags, Errno, Error, Headers, Replies, ReplyFlags, limits, magic};
+use super::{ReadRange, ReceiveResult, Transmission, TransmissionEvent};
+use crate::fuzz::transmission::{Memory, ReadOutcome, Transcript, drive, machine};
+use crate::reply::{ChunkKind, ErrorChunk, HoleChunk, ReplyChunk, ReplyEncoder};
+use crate::request::RequestHeader;
+use crate::status::{self, StatusChunk, StatusLimits};
+use crate::{
+    CommandCode, CommandFlags, Errno, ProtocolError, ReplyFlags, ReplyForm, RequestForm, limits,
+    magic,
+};
 
-const CHUNKS: [Replies; 2] = [Replies::Structured, Replies::Extended];
+const CHUNKS: [ReplyForm; 2] = [ReplyForm::Structured, ReplyForm::Extended];
 
 /// The indexes of the requests of [`machine`].
 const READ: usize = 0;
@@ -18,15 +21,15 @@ const STATUS: usize = 4;
 
 /// The bytes of a server.
 struct Server {
-    replies: Replies,
+    replies: ReplyForm,
     cookies: Vec<u64>,
     out: Vec<u8>,
 }
 
 impl Server {
-    fn answer(&self, request: usize) -> Answer {
+    fn answer(&self, request: usize) -> ReplyEncoder {
         let offset = [4096, 0, 512, 0, 0][request];
-        Answer { replies: self.replies, cookie: self.cookies[request], offset }
+        ReplyEncoder { replies: self.replies, cookie: self.cookies[request], offset }
     }
 
     fn success(mut self, request: usize) -> Server {
@@ -42,7 +45,7 @@ impl Server {
     }
 
     fn hole(mut self, request: usize, flags: ReplyFlags, at: u64, len: u32) -> Server {
-        let head = self.answer(request).hole(flags, Hole { at, len }).unwrap();
+        let head = self.answer(request).hole(flags, HoleChunk { at, len }).unwrap();
         self.out.extend_from_slice(&head);
         self
     }
@@ -62,14 +65,15 @@ impl Server {
     }
 
     fn status(mut self, request: usize, flags: ReplyFlags, context: u32, lens: &[u64]) -> Server {
-        let chunk = StatusChunk { flags, context, wanted: Wanted::new(1 << 20) };
-        let extents = lens.iter().zip(0..).map(|(len, flags)| status::Extent { len: *len, flags });
+        let chunk = StatusChunk { flags, context, wanted: StatusLimits::new(1 << 20) };
+        let extents =
+            lens.iter().zip(0..).map(|(len, flags)| status::StatusExtent { len: *len, flags });
         let answer = self.answer(request);
         status::emit(&answer, chunk, extents, &mut self.out).unwrap();
         self
     }
 
-    fn failure(mut self, request: usize, failure: &Failure<'_>) -> Server {
+    fn failure(mut self, request: usize, failure: &ErrorChunk<'_>) -> Server {
         let answer = self.answer(request);
         answer.error(failure, &mut self.out);
         self
@@ -80,7 +84,7 @@ const MORE: ReplyFlags = ReplyFlags::NONE;
 const DONE: ReplyFlags = ReplyFlags::DONE;
 
 /// The transcript of a server's bytes, which is the same for each cut in two, and byte by byte.
-fn transcript(replies: Replies, script: impl Fn(Server) -> Server) -> Transcript {
+fn transcript(replies: ReplyForm, script: impl Fn(Server) -> Server) -> Transcript {
     let cookies = machine(replies).1;
     let input = script(Server { replies, cookies, out: Vec::new() }).out;
     let whole = drive(&mut machine(replies).0, &input, |_| input.len());
@@ -93,14 +97,14 @@ fn transcript(replies: Replies, script: impl Fn(Server) -> Server) -> Transcript
 }
 
 /// The outcome of the only request that ends.
-fn outcome(replies: Replies, script: impl Fn(Server) -> Server) -> Ended {
+fn outcome(replies: ReplyForm, script: impl Fn(Server) -> Server) -> ReadOutcome {
     let Transcript { mut ended, error, .. } = transcript(replies, script);
     assert_eq!((ended.len(), error), (1, None));
     ended.remove(0).1
 }
 
 /// The error that ends the connection; no request ends before.
-fn violation(replies: Replies, script: impl Fn(Server) -> Server) -> String {
+fn violation(replies: ReplyForm, script: impl Fn(Server) -> Server) -> String {
     let transcript = transcript(replies, script);
     assert_eq!(transcript.ended, []);
     transcript.error.expect("an error")
@@ -112,11 +116,11 @@ fn content(at: u64, len: usize) -> Vec<u8> {
 
 #[test]
 fn simple_replies_in_any_order() {
-    let found = transcript(Replies::Simple, |server| {
+    let found = transcript(ReplyForm::Simple, |server| {
         let server = server.success(FLUSH).data(SHORT_READ, DONE, 0, &content(0, 16));
         server.success(WRITE).data(READ, DONE, 4096, &content(4096, 64))
     });
-    let cookies = machine(Replies::Simple).1;
+    let cookies = machine(ReplyForm::Simple).1;
     let none = || Ok((Vec::new(), Vec::new()));
     let ended = [
         (cookies[FLUSH], none()),
@@ -154,23 +158,24 @@ fn every_kind_of_chunk_in_replies_that_mix() {
 // nbd: error.unknown, error-offset.nonzero
 #[test]
 fn errors_end_their_request_only() {
-    let io = Failure::new(Errno::Io);
-    for replies in [Replies::Simple, Replies::Structured, Replies::Extended] {
+    let io = ErrorChunk::new(Errno::Io);
+    for replies in [ReplyForm::Simple, ReplyForm::Structured, ReplyForm::Extended] {
         for request in [READ, WRITE, FLUSH, STATUS] {
             let found = outcome(replies, |server| server.failure(request, &io));
             assert_eq!(found.unwrap_err(), "the server answers input/output error");
         }
     }
     for replies in CHUNKS {
-        let of = |failure: Failure<'_>| outcome(replies, |server| server.failure(READ, &failure));
-        let found = of(Failure { text: b" no luck\n", ..io });
+        let of =
+            |failure: ErrorChunk<'_>| outcome(replies, |server| server.failure(READ, &failure));
+        let found = of(ErrorChunk { text: b" no luck\n", ..io });
         assert_eq!(found.unwrap_err(), "the server answers input/output error (no luck\\n)");
-        let found = of(Failure { text: b"no luck", at: Some(4100), ..io });
+        let found = of(ErrorChunk { text: b"no luck", at: Some(4100), ..io });
         assert_eq!(
             found.unwrap_err(),
             "the server answers input/output error (no luck at offset 4100)"
         );
-        let found = of(Failure { at: Some(4100), ..io });
+        let found = of(ErrorChunk { at: Some(4100), ..io });
         assert_eq!(found.unwrap_err(), "the server answers input/output error (at offset 4100)");
         // The first of several errors counts, and data does not. An unknown kind is an error.
         let unknown = ChunkKind::Other(magic::REPLY_ERROR_BIT | 77);
@@ -220,7 +225,7 @@ fn gaps_and_bytes_that_come_twice_end_their_request_only() {
 #[test]
 fn replies_to_nothing_end_the_connection() {
     let nothing = "a reply to a request that is not in flight";
-    for replies in [Replies::Simple, Replies::Structured, Replies::Extended] {
+    for replies in [ReplyForm::Simple, ReplyForm::Structured, ReplyForm::Extended] {
         for cookie in [0, 1, u64::MAX, 1 << 32 | 1, 2 << 32] {
             let found = violation(replies, |mut server| {
                 server.cookies[FLUSH] = cookie;
@@ -237,18 +242,20 @@ fn replies_to_nothing_end_the_connection() {
 #[test]
 fn replies_of_another_form_end_the_connection() {
     let simple = |request| {
-        violation(Replies::Structured, move |mut server| {
-            server.replies = Replies::Simple;
+        violation(ReplyForm::Structured, move |mut server| {
+            server.replies = ReplyForm::Simple;
             server.success(request)
         })
     };
     assert_eq!(simple(READ), "a simple reply to a read, with structured replies on");
     assert_eq!(simple(STATUS), "a simple reply to block status");
-    let simple = violation(Replies::Simple, |server| server.success(STATUS));
+    let simple = violation(ReplyForm::Simple, |server| server.success(STATUS));
     assert_eq!(simple, "a simple reply to block status");
-    let found = violation(Replies::Extended, |mut server| {
-        let chunk =
-            Chunk { offset: Some(4097), ..server.answer(READ).chunk(DONE, ChunkKind::None, 0) };
+    let found = violation(ReplyForm::Extended, |mut server| {
+        let chunk = ReplyChunk {
+            offset: Some(4097),
+            ..server.answer(READ).chunk(DONE, ChunkKind::None, 0)
+        };
         server.out.extend_from_slice(&chunk.encode().unwrap());
         server
     });
@@ -279,8 +286,8 @@ fn chunks_that_do_not_fit_the_request_end_the_connection() {
 
 #[test]
 fn a_reply_has_a_maximum_number_of_chunks() {
-    let (mut machine, cookies) = machine(Replies::Structured);
-    let server = Server { replies: Replies::Structured, cookies, out: Vec::new() };
+    let (mut machine, cookies) = machine(ReplyForm::Structured);
+    let server = Server { replies: ReplyForm::Structured, cookies, out: Vec::new() };
     let chunk = server.chunk(READ, MORE, ChunkKind::Error, &[0, 0, 0, 5, 0, 0]).out;
     let input = chunk.repeat(limits::CHUNKS as usize);
     assert_eq!(drive(&mut machine, &input, |_| input.len()).error, None);
@@ -290,9 +297,9 @@ fn a_reply_has_a_maximum_number_of_chunks() {
 
 #[test]
 fn a_payload_may_be_taken_in_parts() {
-    let (mut machine, cookies) = machine(Replies::Structured);
+    let (mut machine, cookies) = machine(ReplyForm::Structured);
     let cookie = cookies[READ];
-    let server = Server { replies: Replies::Structured, cookies, out: Vec::new() };
+    let server = Server { replies: ReplyForm::Structured, cookies, out: Vec::new() };
     let input = server.data(READ, DONE, 4096, &content(4096, 64)).out;
     let head = input.len() - 64;
     let mut next = |input: &[u8], took: u64| {
@@ -300,38 +307,42 @@ fn a_payload_may_be_taken_in_parts() {
         assert!(!machine.is_between_messages() || took == 0);
         machine.receive(input).unwrap()
     };
-    let range = |at: u64| Event::Payload(ReadRange { cookie, at, len: 64 - at });
-    assert_eq!(next(&input, 0), Received { used: head, messages: 1, event: range(0) });
+    let range = |at: u64| TransmissionEvent::Payload(ReadRange { cookie, at, len: 64 - at });
+    assert_eq!(next(&input, 0), ReceiveResult { used: head, messages: 1, event: range(0) });
     for took in 1..64 {
         // The bytes are not consumed here, whether they have arrived or not.
         let input = if took % 2 == 0 { &input[head..] } else { &[] };
-        assert_eq!(next(input, 1), Received { used: 0, messages: 0, event: range(took) });
+        assert_eq!(next(input, 1), ReceiveResult { used: 0, messages: 0, event: range(took) });
     }
-    assert!(matches!(next(&[], 1), Received { used: 0, messages: 0, event: Event::End { .. } }));
+    assert!(matches!(
+        next(&[], 1),
+        ReceiveResult { used: 0, messages: 0, event: TransmissionEvent::End { .. } }
+    ));
     assert!(machine.is_between_messages());
 }
 
 /// A request for 512 bytes.
-fn header(command: Command) -> Header {
-    Header { flags: CommandFlags::NONE, command, cookie: 5, offset: 1024, length: 512 }
+fn header(command: CommandCode) -> RequestHeader {
+    RequestHeader { flags: CommandFlags::NONE, command, cookie: 5, offset: 1024, length: 512 }
 }
 
 // nbd: transmission.cookies-differ, extended.write-flag, extended.compact-no-flag
 #[test]
 fn requests_have_cookies_of_their_own_and_the_flags_of_their_form() {
     for (headers, replies) in
-        [(Headers::Compact, Replies::Simple), (Headers::Extended, Replies::Extended)]
+        [(RequestForm::Compact, ReplyForm::Simple), (RequestForm::Extended, ReplyForm::Extended)]
     {
         let mut machine = Transmission::new(headers, replies);
         let mut cookies = std::collections::BTreeSet::new();
         for round in 0..100 {
-            let (cookie, sent) = machine.begin(header(Command::Write), Vec::new(), round).unwrap();
-            let sent = Header::parse(&sent, headers).unwrap().unwrap().0;
+            let (cookie, sent) =
+                machine.begin(header(CommandCode::Write), Vec::new(), round).unwrap();
+            let sent = RequestHeader::parse(&sent, headers).unwrap().unwrap().0;
             let flags = match headers {
-                Headers::Compact => CommandFlags::NONE,
-                Headers::Extended => CommandFlags::PAYLOAD_LEN,
+                RequestForm::Compact => CommandFlags::NONE,
+                RequestForm::Extended => CommandFlags::PAYLOAD_LEN,
             };
-            assert_eq!(sent, Header { flags, cookie, ..header(Command::Write) });
+            assert_eq!(sent, RequestHeader { flags, cookie, ..header(CommandCode::Write) });
             assert!(cookies.insert(cookie));
             assert_eq!(machine.get_mut(cookie), Some(&mut round.clone()));
             if round % 3 > 0 {
@@ -342,18 +353,18 @@ fn requests_have_cookies_of_their_own_and_the_flags_of_their_form() {
         assert_eq!(machine.in_flight(), 34);
         assert_eq!(machine.drain().count(), 34);
         assert_eq!(machine.in_flight(), 0);
-        let (cookie, _) = machine.begin(header(Command::Read), Vec::new(), 0).unwrap();
+        let (cookie, _) = machine.begin(header(CommandCode::Read), Vec::new(), 0).unwrap();
         assert!(cookies.insert(cookie));
     }
 }
 
 #[test]
 fn a_request_that_is_too_long_comes_back() {
-    let mut machine = Transmission::new(Headers::Compact, Replies::Simple);
-    let long = Header { length: 1 << 32, ..header(Command::Trim) };
+    let mut machine = Transmission::new(RequestForm::Compact, ReplyForm::Simple);
+    let long = RequestHeader { length: 1 << 32, ..header(CommandCode::Trim) };
     let (with, error) = machine.begin(long, Vec::new(), "it").unwrap_err();
     assert_eq!(with, "it");
-    assert!(matches!(error, Error::TooLong { .. }));
+    assert!(matches!(error, ProtocolError::TooLong { .. }));
     assert_eq!(machine.in_flight(), 0);
 }
 
@@ -361,12 +372,12 @@ fn a_request_that_is_too_long_comes_back() {
 #[test]
 fn the_disconnect_request_has_no_range() {
     for (headers, replies) in
-        [(Headers::Compact, Replies::Simple), (Headers::Extended, Replies::Extended)]
+        [(RequestForm::Compact, ReplyForm::Simple), (RequestForm::Extended, ReplyForm::Extended)]
     {
         let machine = Transmission::<Memory>::new(headers, replies);
         let sent = machine.disconnect().unwrap();
-        let sent = Header::parse(&sent, headers).unwrap().unwrap().0;
-        assert_eq!((sent.command, sent.cookie), (Command::Disconnect, 0));
+        let sent = RequestHeader::parse(&sent, headers).unwrap().unwrap().0;
+        assert_eq!((sent.command, sent.cookie), (CommandCode::Disconnect, 0));
         assert_eq!((sent.flags, sent.offset, sent.length), (CommandFlags::NONE, 0, 0));
     }
 }

@@ -10,9 +10,9 @@
 
 use std::fmt::Write as _;
 
-use super::nbd::{Error, TlsParameters, Transport};
+use super::nbd::{TlsParameters, Transport, UriError};
 use super::parse::{decode_text, host_and_port, is_scheme, take_parameter};
-use crate::http::{Method, Request};
+use crate::http::{Method, UpgradeRequest};
 use crate::{limits, printable};
 
 /// Supported schemes.
@@ -26,7 +26,7 @@ pub struct HttpUri {
     /// The host of the URI, which the server's certificate is for; `None` where none is named.
     pub host: Option<String>,
     /// What to ask the server for.
-    pub request: Request,
+    pub request: UpgradeRequest,
     /// The name of the export, empty for the default one.
     pub export: String,
     /// TLS parameters, if the scheme requires HTTPS.
@@ -43,19 +43,19 @@ impl HttpUri {
     /// Parses a URI.
     ///
     /// # Errors
-    /// An [`Error`] whose text says what to write instead.
-    pub fn parse(text: &str) -> Result<HttpUri, Error> {
+    /// An [`UriError`] whose text says what to write instead.
+    pub fn parse(text: &str) -> Result<HttpUri, UriError> {
         if text.len() > limits::URI {
-            return Err(Error(format!("the URI is too long: {} bytes", text.len())));
+            return Err(UriError(format!("the URI is too long: {} bytes", text.len())));
         }
         let shown = || printable(text.as_bytes(), 256);
         let found = text.split_once("://").filter(|(scheme, _)| is_scheme(scheme));
         let Some((scheme, rest)) = found.filter(|_| is_http(text)) else {
             let text = format!("\"{}\" does not begin with nbd+http:// or nbd+https://", shown());
-            return Err(Error(text));
+            return Err(UriError(text));
         };
         if rest.contains('#') {
-            return Err(Error(format!("\"{}\" holds a \"#\": write it as \"%23\"", shown())));
+            return Err(UriError(format!("\"{}\" holds a \"#\": write it as \"%23\"", shown())));
         }
         let secure = scheme.eq_ignore_ascii_case(SCHEMES[1]);
         let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
@@ -66,11 +66,11 @@ impl HttpUri {
         };
         let mut target = String::from("/");
         escape(path.strip_prefix('/').unwrap_or(path), &mut target);
-        let own = Parameters::take(query, user, &mut target)?;
+        let own = HttpUriParameters::take(query, user, &mut target)?;
         let method = own.method.as_deref().map(parse_method).transpose()?;
         let export = own.export.unwrap_or_default();
         if export.len() > limits::STRING {
-            return Err(Error(format!("export name is too long: {} bytes", export.len())));
+            return Err(UriError(format!("export name is too long: {} bytes", export.len())));
         }
         let usual = if secure { 443 } else { 80 };
         let host = !authority.is_empty();
@@ -78,11 +78,11 @@ impl HttpUri {
         let field = host_field(&name, port, usual);
         let transport = match own.socket {
             Some(socket) if socket.is_empty() => {
-                return Err(Error("the parameter \"socket\" is empty".to_owned()));
+                return Err(UriError("the parameter \"socket\" is empty".to_owned()));
             }
             Some(socket) if socket[1..].contains(&0) => {
                 let text = "the parameter \"socket\" holds a NUL behind its start";
-                return Err(Error(text.to_owned()));
+                return Err(UriError(text.to_owned()));
             }
             Some(socket) => Transport::Unix { socket },
             None => Transport::Tcp { host: name.clone(), port },
@@ -91,7 +91,7 @@ impl HttpUri {
         Ok(HttpUri {
             transport,
             host: named.then_some(name),
-            request: Request { method, target, host: field },
+            request: UpgradeRequest { method, target, host: field },
             export,
             tls: secure.then_some(own.tls),
         })
@@ -99,18 +99,22 @@ impl HttpUri {
 }
 
 /// The parameters of a URI that are not the server's.
-struct Parameters {
+struct HttpUriParameters {
     export: Option<String>,
     method: Option<String>,
     socket: Option<Vec<u8>>,
     tls: TlsParameters,
 }
 
-impl Parameters {
+impl HttpUriParameters {
     /// Takes them out of a query; appends the others to `target`.
-    fn take(query: &str, user: Option<String>, target: &mut String) -> Result<Parameters, Error> {
+    fn take(
+        query: &str,
+        user: Option<String>,
+        target: &mut String,
+    ) -> Result<HttpUriParameters, UriError> {
         let tls = TlsParameters { username: user, ..Default::default() };
-        let mut own = Parameters { export: None, method: None, socket: None, tls };
+        let mut own = HttpUriParameters { export: None, method: None, socket: None, tls };
         let mut separator = '?';
         for part in query.split('&').filter(|part| !part.is_empty()) {
             let (name, value) = part.split_once('=').unwrap_or((part, ""));
@@ -127,17 +131,17 @@ impl Parameters {
                 },
             };
             if again {
-                return Err(Error(format!("the parameter \"{name}\" stands twice")));
+                return Err(UriError(format!("the parameter \"{name}\" stands twice")));
             }
         }
         Ok(own)
     }
 }
 
-fn parse_method(name: &str) -> Result<Method, Error> {
+fn parse_method(name: &str) -> Result<Method, UriError> {
     Method::parse(name).ok_or_else(|| {
         let name = printable(name.as_bytes(), 64);
-        Error(format!("the parameter \"method\" is \"{name}\", it may be GET or POST"))
+        UriError(format!("the parameter \"method\" is \"{name}\", it may be GET or POST"))
     })
 }
 
@@ -191,7 +195,7 @@ mod tests {
     fn hosts_ports_and_sockets() {
         let uri = parsed("NBD+HTTP://[::1]?method=get");
         assert_eq!(uri.transport, Transport::Tcp { host: "::1".into(), port: 80 });
-        let Request { method, target, host } = uri.request;
+        let UpgradeRequest { method, target, host } = uri.request;
         assert_eq!((method, &*target, &*host), (Some(Method::Get), "/", "[::1]"));
         let uri = parsed("nbd+https:///p?socket=/run/a%20b");
         assert_eq!(uri.transport, Transport::Unix { socket: b"/run/a b".to_vec() });

@@ -14,7 +14,9 @@ mod nbd;
 mod parse;
 
 pub use self::http::{HttpUri, SCHEMES as HTTP_SCHEMES, is_http};
-pub use self::nbd::{Error, PARAMETERS, SCHEMES, TlsParameters, TlsType, Transport, Uri, is_uri};
+pub use self::nbd::{
+    PARAMETERS, SCHEMES, TlsParameters, TlsType, Transport, Uri, UriError, is_uri,
+};
 
 #[cfg(test)]
 mod tests {

@@ -119,24 +119,24 @@ impl fmt::Display for Uri {
             Transport::Ssh { .. } => "+ssh://",
         })?;
         if let Some(user) = self.tls.as_ref().and_then(|tls| tls.username.as_ref()) {
-            write!(f, "{}@", Escaped(user.as_bytes(), UNRESERVED))?;
+            write!(f, "{}@", EscapedBytes(user.as_bytes(), UNRESERVED))?;
         }
         match &self.transport {
             Transport::Tcp { host, port } if host.contains(':') => {
-                write!(f, "[{}]:{port}", Escaped(host.as_bytes(), ":"))?;
+                write!(f, "[{}]:{port}", EscapedBytes(host.as_bytes(), ":"))?;
             }
             Transport::Tcp { host, port } => {
-                write!(f, "{}:{port}", Escaped(host.as_bytes(), UNRESERVED))?;
+                write!(f, "{}:{port}", EscapedBytes(host.as_bytes(), UNRESERVED))?;
             }
             Transport::Vsock { cid, port } => write!(f, "{cid}:{port}")?,
             Transport::Ssh { user, host, port, .. } => {
                 if let Some(user) = user {
-                    write!(f, "{}@", Escaped(user.as_bytes(), UNRESERVED))?;
+                    write!(f, "{}@", EscapedBytes(user.as_bytes(), UNRESERVED))?;
                 }
                 if host.contains(':') {
-                    write!(f, "[{}]", Escaped(host.as_bytes(), ":"))?;
+                    write!(f, "[{}]", EscapedBytes(host.as_bytes(), ":"))?;
                 } else {
-                    write!(f, "{}", Escaped(host.as_bytes(), UNRESERVED))?;
+                    write!(f, "{}", EscapedBytes(host.as_bytes(), UNRESERVED))?;
                 }
                 if let Some(port) = port {
                     write!(f, ":{port}")?;
@@ -144,11 +144,11 @@ impl fmt::Display for Uri {
             }
             Transport::Unix { .. } => {}
         }
-        write!(f, "/{}", Escaped(self.export.as_bytes(), "/:@"))?;
+        write!(f, "/{}", EscapedBytes(self.export.as_bytes(), "/:@"))?;
         let mut separator = '?';
         let mut parameter = |name: &str, value: &[u8]| {
             let before = std::mem::replace(&mut separator, '&');
-            write!(f, "{before}{name}={}", Escaped(value, "/:@"))
+            write!(f, "{before}{name}={}", EscapedBytes(value, "/:@"))
         };
         if let Transport::Unix { socket } | Transport::Ssh { socket: Some(socket), .. } =
             &self.transport
@@ -186,24 +186,24 @@ impl fmt::Display for Uri {
 
 /// Why a text is not a usable NBD URI; one line, with what to write instead.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Error(pub(super) String);
+pub struct UriError(pub(super) String);
 
-impl fmt::Display for Error {
+impl fmt::Display for UriError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
 }
 
-impl std::error::Error for Error {}
+impl std::error::Error for UriError {}
 
 /// Escape all characters but the unreserved ones.
 const UNRESERVED: &str = "";
 
 /// Bytes escaped for a URI, except the unreserved characters of RFC 3986 and those in the second
 /// field.
-struct Escaped<'a>(&'a [u8], &'static str);
+struct EscapedBytes<'a>(&'a [u8], &'static str);
 
-impl fmt::Display for Escaped<'_> {
+impl fmt::Display for EscapedBytes<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for byte in self.0 {
             let c = char::from(*byte);

@@ -2,24 +2,24 @@
 
 use std::net::Ipv6Addr;
 
-use super::nbd::{Error, PARAMETERS, SCHEMES, TlsParameters, TlsType, Transport, Uri};
+use super::nbd::{PARAMETERS, SCHEMES, TlsParameters, TlsType, Transport, Uri, UriError};
 use crate::{limits, magic, printable};
 
 impl Uri {
     /// Parses a URI.
     ///
     /// # Errors
-    /// An [`Error`] whose text says what to write instead.
-    pub fn parse(text: &str) -> Result<Uri, Error> {
+    /// An [`UriError`] whose text says what to write instead.
+    pub fn parse(text: &str) -> Result<Uri, UriError> {
         if text.len() > limits::URI {
-            return Err(Error(format!("NBD URI is too long: {} bytes", text.len())));
+            return Err(UriError(format!("NBD URI is too long: {} bytes", text.len())));
         }
         let (scheme, rest) = split_scheme(text)?;
         let (secure, kind) = scheme_of(scheme)?;
         let rest = skip_slashes(text, scheme, rest)?;
         // A fragment names a part of a document; an export has none.
         if rest.contains('#') {
-            return Err(Error(format!(
+            return Err(UriError(format!(
                 "\"{}\" contains a \"#\": write it as \"%23\"",
                 shown(text)
             )));
@@ -34,7 +34,7 @@ impl Uri {
         };
         let export = decode_text("export name", path)?;
         if export.len() > limits::STRING {
-            return Err(Error(format!(
+            return Err(UriError(format!(
                 "export name is too long: {} bytes, at most {} are allowed",
                 export.len(),
                 limits::STRING
@@ -44,8 +44,8 @@ impl Uri {
             Some((user, rest)) => (Some(user), rest),
             None => (None, authority),
         };
-        let parameters = Parameters::parse(query.unwrap_or(""))?;
-        let Parameters { socket, nbd_port, compress, .. } = parameters;
+        let parameters = UriParameters::parse(query.unwrap_or(""))?;
+        let UriParameters { socket, nbd_port, compress, .. } = parameters;
         let mut transport = transport(kind, scheme, authority, socket)?;
         transport.take(nbd_port, compress.unwrap_or(false));
         let mut tls = parameters.tls;
@@ -61,7 +61,7 @@ impl Uri {
         if let Some(user) = user {
             if tls.username.as_ref().is_some_and(|other| *other != user) {
                 let text = "the user before \"@\" and the parameter \"tls-username\" differ";
-                return Err(Error(text.to_owned()));
+                return Err(UriError(text.to_owned()));
             }
             tls.username = Some(user);
         }
@@ -88,18 +88,18 @@ impl Transport {
 }
 
 impl std::str::FromStr for Uri {
-    type Err = Error;
+    type Err = UriError;
 
-    fn from_str(text: &str) -> Result<Uri, Error> {
+    fn from_str(text: &str) -> Result<Uri, UriError> {
         Uri::parse(text)
     }
 }
 
 /// The scheme, and what follows its colon.
-fn split_scheme(text: &str) -> Result<(&str, &str), Error> {
+fn split_scheme(text: &str) -> Result<(&str, &str), UriError> {
     let found = text.split_once(':').filter(|(scheme, _)| is_scheme(scheme));
     found.ok_or_else(|| {
-        Error(format!(
+        UriError(format!(
             "\"{}\" is not an NBD URI, it does not start with a scheme; to connect to a local socket \
              write \"nbd+unix:///?socket=PATH\"",
             shown(text)
@@ -108,9 +108,9 @@ fn split_scheme(text: &str) -> Result<(&str, &str), Error> {
 }
 
 /// What follows the slashes behind the scheme's colon.
-fn skip_slashes<'a>(text: &str, scheme: &str, rest: &'a str) -> Result<&'a str, Error> {
+fn skip_slashes<'a>(text: &str, scheme: &str, rest: &'a str) -> Result<&'a str, UriError> {
     rest.strip_prefix("//").ok_or_else(|| {
-        Error(format!(
+        UriError(format!(
             "\"{}\" lacks the slashes after its scheme: write \"{}://...\"",
             shown(text),
             shown(scheme)
@@ -122,7 +122,7 @@ fn skip_slashes<'a>(text: &str, scheme: &str, rest: &'a str) -> Result<&'a str, 
 const SSH_PORT: u16 = 22;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum TransportKind {
     Tcp,
     Unix,
     Vsock,
@@ -135,18 +135,18 @@ pub(super) fn is_scheme(text: &str) -> bool {
         && text.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '+' | '-' | '.'))
 }
 
-fn scheme_of(scheme: &str) -> Result<(bool, Kind), Error> {
+fn scheme_of(scheme: &str) -> Result<(bool, TransportKind), UriError> {
     Ok(match scheme.to_ascii_lowercase().as_str() {
-        "nbd" => (false, Kind::Tcp),
-        "nbds" => (true, Kind::Tcp),
-        "nbd+unix" => (false, Kind::Unix),
-        "nbds+unix" => (true, Kind::Unix),
-        "nbd+vsock" => (false, Kind::Vsock),
-        "nbds+vsock" => (true, Kind::Vsock),
-        "nbd+ssh" => (false, Kind::Ssh),
-        "nbds+ssh" => (true, Kind::Ssh),
+        "nbd" => (false, TransportKind::Tcp),
+        "nbds" => (true, TransportKind::Tcp),
+        "nbd+unix" => (false, TransportKind::Unix),
+        "nbds+unix" => (true, TransportKind::Unix),
+        "nbd+vsock" => (false, TransportKind::Vsock),
+        "nbds+vsock" => (true, TransportKind::Vsock),
+        "nbd+ssh" => (false, TransportKind::Ssh),
+        "nbds+ssh" => (true, TransportKind::Ssh),
         _ => {
-            return Err(Error(format!(
+            return Err(UriError(format!(
                 "unknown scheme \"{}:\" in an NBD URI, known are {}",
                 shown(scheme),
                 SCHEMES.join(", ")
@@ -156,49 +156,49 @@ fn scheme_of(scheme: &str) -> Result<(bool, Kind), Error> {
 }
 
 fn transport(
-    kind: Kind,
+    kind: TransportKind,
     scheme: &str,
     authority: &str,
     socket: Option<Vec<u8>>,
-) -> Result<Transport, Error> {
+) -> Result<Transport, UriError> {
     match (kind, socket) {
-        (Kind::Unix, None) => Err(Error(format!(
+        (TransportKind::Unix, None) => Err(UriError(format!(
             "\"{scheme}:\" requires a socket: write \"{scheme}:///EXPORT?socket=PATH\""
         ))),
-        (Kind::Unix, Some(_)) if !authority.is_empty() => Err(Error(format!(
+        (TransportKind::Unix, Some(_)) if !authority.is_empty() => Err(UriError(format!(
             "\"{scheme}:\" takes no host, but \"{}\" precedes the export: write \
              \"{scheme}:///EXPORT?socket=PATH\", with three slashes",
             shown(authority)
         ))),
-        (Kind::Unix | Kind::Ssh, Some(socket)) if socket.is_empty() => {
-            Err(Error("the parameter \"socket\" is empty".to_owned()))
+        (TransportKind::Unix | TransportKind::Ssh, Some(socket)) if socket.is_empty() => {
+            Err(UriError("the parameter \"socket\" is empty".to_owned()))
         }
-        (Kind::Unix | Kind::Ssh, Some(socket)) if socket[1..].contains(&0) => {
-            Err(Error("the parameter \"socket\" contains a NUL after its start".to_owned()))
+        (TransportKind::Unix | TransportKind::Ssh, Some(socket)) if socket[1..].contains(&0) => {
+            Err(UriError("the parameter \"socket\" contains a NUL after its start".to_owned()))
         }
-        (Kind::Ssh, socket) => ssh(authority, socket),
-        (Kind::Unix, Some(socket)) => Ok(Transport::Unix { socket }),
+        (TransportKind::Ssh, socket) => ssh(authority, socket),
+        (TransportKind::Unix, Some(socket)) => Ok(Transport::Unix { socket }),
         (_, Some(_)) => {
             let secure = if scheme[3..].starts_with(['s', 'S']) { "s" } else { "" };
-            Err(Error(format!(
+            Err(UriError(format!(
                 "the parameter \"socket\" is not allowed with \"{scheme}:\": write \
                  \"nbd{secure}+unix:///EXPORT?socket=PATH\""
             )))
         }
-        (Kind::Tcp, None) => tcp(authority),
-        (Kind::Vsock, None) => vsock(authority),
+        (TransportKind::Tcp, None) => tcp(authority),
+        (TransportKind::Vsock, None) => vsock(authority),
     }
 }
 
-fn tcp(authority: &str) -> Result<Transport, Error> {
+fn tcp(authority: &str) -> Result<Transport, UriError> {
     let (host, port) = host_and_port(authority, magic::PORT)?;
     Ok(Transport::Tcp { host, port })
 }
 
-fn ssh(authority: &str, socket: Option<Vec<u8>>) -> Result<Transport, Error> {
+fn ssh(authority: &str, socket: Option<Vec<u8>>) -> Result<Transport, UriError> {
     if socket.as_ref().is_some_and(|socket| socket[0] == 0) {
         let text = "the parameter \"socket\" cannot be an abstract socket of another machine";
-        return Err(Error(text.to_owned()));
+        return Err(UriError(text.to_owned()));
     }
     let (host, port) = host_and_port(authority, SSH_PORT)?;
     // The configuration of SSH may have another port for this host.
@@ -209,33 +209,33 @@ fn ssh(authority: &str, socket: Option<Vec<u8>>) -> Result<Transport, Error> {
 }
 
 /// Refuses what the command `ssh` would take for an option.
-fn no_option(what: &str, text: &str) -> Result<(), Error> {
+fn no_option(what: &str, text: &str) -> Result<(), UriError> {
     if text.starts_with('-') {
-        Err(Error(format!("a {what} cannot start with \"-\"")))
+        Err(UriError(format!("a {what} cannot start with \"-\"")))
     } else {
         Ok(())
     }
 }
 
 /// A host and a port; `usual` if it has none.
-pub(super) fn host_and_port(authority: &str, usual: u16) -> Result<(String, u16), Error> {
+pub(super) fn host_and_port(authority: &str, usual: u16) -> Result<(String, u16), UriError> {
     let (host, port) = match authority.strip_prefix('[') {
         Some(rest) => {
             let Some((host, port)) = rest.split_once(']') else {
-                return Err(Error(format!("\"{}\" lacks a \"]\"", shown(authority))));
+                return Err(UriError(format!("\"{}\" lacks a \"]\"", shown(authority))));
             };
             let address = decode_text("host", host)?;
             // The resolver handles a zone (fe80::1%eth0, "%25" in a URI).
             let numeric = address.split_once('%').map_or(address.as_str(), |(numeric, _)| numeric);
             if numeric.parse::<Ipv6Addr>().is_err() {
-                return Err(Error(format!("\"{}\" is not an IPv6 address", shown(&address))));
+                return Err(UriError(format!("\"{}\" is not an IPv6 address", shown(&address))));
             }
             match port {
                 "" => (address, ""),
                 _ => match port.strip_prefix(':') {
                     Some(port) => (address, port),
                     None => {
-                        return Err(Error(format!(
+                        return Err(UriError(format!(
                             "\"{}\" follows the address, where only a port is allowed",
                             shown(port)
                         )));
@@ -246,7 +246,7 @@ pub(super) fn host_and_port(authority: &str, usual: u16) -> Result<(String, u16)
         None => {
             let (host, port) = authority.split_once(':').unwrap_or((authority, ""));
             if port.contains(':') {
-                return Err(Error(format!(
+                return Err(UriError(format!(
                     "\"{}\" has several colons: write IPv6 addresses in brackets, \
                      \"nbd://[::1]:{}/\"",
                     shown(authority),
@@ -259,35 +259,34 @@ pub(super) fn host_and_port(authority: &str, usual: u16) -> Result<(String, u16)
     if let Some(c) =
         host.chars().find(|c| c.is_control() || c.is_whitespace() || "/[]".contains(*c))
     {
-        return Err(Error(format!("a host name cannot contain {c:?}")));
+        return Err(UriError(format!("a host name cannot contain {c:?}")));
     }
     // In brackets only addresses are accepted, so a colon here came from an escape.
     if !authority.starts_with('[') && host.contains(':') {
-        return Err(Error("a host name cannot contain ':'".to_owned()));
+        return Err(UriError("a host name cannot contain ':'".to_owned()));
     }
     let host = if host.is_empty() { "localhost".to_owned() } else { host };
     let port = match port {
         "" => usual,
         _ => number(port)
             .filter(|port| *port != 0)
-            .ok_or_else(|| Error(format!("port \"{}\" is not in 1..65535", shown(port))))?,
+            .ok_or_else(|| UriError(format!("port \"{}\" is not in 1..65535", shown(port))))?,
     };
     Ok((host, port))
 }
 
-fn vsock(authority: &str) -> Result<Transport, Error> {
+fn vsock(authority: &str) -> Result<Transport, UriError> {
     let (cid, port) = authority.split_once(':').unwrap_or((authority, ""));
     let cid = match cid {
         "" => VSOCK_HOST,
         _ => number(cid).ok_or_else(|| {
-            Error(format!("\"{}\" is not a vsock context ID (a number)", shown(cid)))
+            UriError(format!("\"{}\" is not a vsock context ID (a number)", shown(cid)))
         })?,
     };
     let port = match port {
         "" => magic::PORT.into(),
-        _ => {
-            number(port).ok_or_else(|| Error(format!("\"{}\" is not a vsock port", shown(port))))?
-        }
+        _ => number(port)
+            .ok_or_else(|| UriError(format!("\"{}\" is not a vsock port", shown(port))))?,
     };
     Ok(Transport::Vsock { cid, port })
 }
@@ -298,39 +297,39 @@ fn number<T: std::str::FromStr>(text: &str) -> Option<T> {
 }
 
 #[derive(Default)]
-struct Parameters {
+struct UriParameters {
     socket: Option<Vec<u8>>,
     nbd_port: Option<u16>,
     compress: Option<bool>,
     tls: TlsParameters,
 }
 
-impl Parameters {
-    fn parse(query: &str) -> Result<Parameters, Error> {
-        let mut parameters = Parameters::default();
+impl UriParameters {
+    fn parse(query: &str) -> Result<UriParameters, UriError> {
+        let mut parameters = UriParameters::default();
         for part in query.split(['&', ';']).filter(|part| !part.is_empty()) {
             let (name, value) = part.split_once('=').unwrap_or((part, ""));
             let Some(again) = parameters.take(name, value)? else {
-                return Err(Error(format!(
+                return Err(UriError(format!(
                     "unknown parameter \"{}\" in an NBD URI, known are {}",
                     shown(name),
                     PARAMETERS.join(", ")
                 )));
             };
             if again {
-                return Err(Error(format!("the parameter \"{name}\" is given twice")));
+                return Err(UriError(format!("the parameter \"{name}\" is given twice")));
             }
         }
         Ok(parameters)
     }
 
     /// Takes a parameter with its value: whether it was there before; `None` if it is none of ours.
-    fn take(&mut self, name: &str, value: &str) -> Result<Option<bool>, Error> {
+    fn take(&mut self, name: &str, value: &str) -> Result<Option<bool>, UriError> {
         Ok(Some(match name {
             "nbd-port" => self.nbd_port.replace(nbd_port(value)?).is_some(),
             "compress" => self.compress.replace(boolean(name, value)?).is_some(),
             "tls-priority" => {
-                return Err(Error(
+                return Err(UriError(
                     "\"tls-priority\" is not supported, as it can make TLS weaker: leave it out"
                         .to_owned(),
                 ));
@@ -340,9 +339,9 @@ impl Parameters {
     }
 }
 
-fn nbd_port(value: &str) -> Result<u16, Error> {
+fn nbd_port(value: &str) -> Result<u16, UriError> {
     number(value).filter(|port| *port != 0).ok_or_else(|| {
-        Error(format!("the parameter \"nbd-port\" is \"{}\", not in 1..65535", shown(value)))
+        UriError(format!("the parameter \"nbd-port\" is \"{}\", not in 1..65535", shown(value)))
     })
 }
 
@@ -352,7 +351,7 @@ pub(super) fn take_parameter(
     value: &str,
     socket: &mut Option<Vec<u8>>,
     tls: &mut TlsParameters,
-) -> Result<Option<bool>, Error> {
+) -> Result<Option<bool>, UriError> {
     Ok(Some(match name {
         "socket" => socket.replace(decode(name, value)?).is_some(),
         "tls-certificates" => tls.certificates.replace(decode_text(name, value)?).is_some(),
@@ -365,26 +364,26 @@ pub(super) fn take_parameter(
     }))
 }
 
-fn tls_type(value: &str) -> Result<TlsType, Error> {
+fn tls_type(value: &str) -> Result<TlsType, UriError> {
     match value {
         "x509" => Ok(TlsType::X509),
         "psk" => Ok(TlsType::Psk),
-        "anon" => Err(Error(
+        "anon" => Err(UriError(
             "\"tls-type=anon\" is not supported, as it does not authenticate the server: use x509 or psk"
                 .to_owned(),
         )),
-        _ => Err(Error(format!(
+        _ => Err(UriError(format!(
             "the parameter \"tls-type\" is \"{}\", but must be x509 or psk",
             shown(value)
         ))),
     }
 }
 
-fn boolean(name: &str, value: &str) -> Result<bool, Error> {
+fn boolean(name: &str, value: &str) -> Result<bool, UriError> {
     match value.to_ascii_lowercase().as_str() {
         "1" | "true" | "t" | "yes" | "y" | "on" => Ok(true),
         "0" | "false" | "f" | "no" | "n" | "off" => Ok(false),
-        _ => Err(Error(format!(
+        _ => Err(UriError(format!(
             "the parameter \"{name}\" is \"{}\", but must be true or false",
             shown(value)
         ))),
@@ -392,7 +391,7 @@ fn boolean(name: &str, value: &str) -> Result<bool, Error> {
 }
 
 /// Percent-decodes. Bytes that should have been escaped are kept.
-fn decode(what: &str, text: &str) -> Result<Vec<u8>, Error> {
+fn decode(what: &str, text: &str) -> Result<Vec<u8>, UriError> {
     let mut out = Vec::with_capacity(text.len());
     let mut bytes = text.bytes();
     while let Some(byte) = bytes.next() {
@@ -402,7 +401,7 @@ fn decode(what: &str, text: &str) -> Result<Vec<u8>, Error> {
         }
         let mut digit = || bytes.next().and_then(|digit| char::from(digit).to_digit(16));
         let (Some(high), Some(low)) = (digit(), digit()) else {
-            return Err(Error(format!(
+            return Err(UriError(format!(
                 "a \"%\" without two hexadecimal digits after it in {what} \"{}\": write \"%25\" for a \
                  percent sign",
                 shown(text)
@@ -416,13 +415,13 @@ fn decode(what: &str, text: &str) -> Result<Vec<u8>, Error> {
 }
 
 /// Percent-decodes to text without NUL.
-pub(super) fn decode_text(what: &str, text: &str) -> Result<String, Error> {
+pub(super) fn decode_text(what: &str, text: &str) -> Result<String, UriError> {
     match String::from_utf8(decode(what, text)?) {
         Ok(decoded) if decoded.contains('\0') => {
-            Err(Error(format!("{what} \"{}\" contains a NUL", shown(text))))
+            Err(UriError(format!("{what} \"{}\" contains a NUL", shown(text))))
         }
         Ok(decoded) => Ok(decoded),
-        Err(_) => Err(Error(format!("{what} \"{}\" is not UTF-8 when decoded", shown(text)))),
+        Err(_) => Err(UriError(format!("{what} \"{}\" is not UTF-8 when decoded", shown(text)))),
     }
 }
 

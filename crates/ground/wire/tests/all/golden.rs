@@ -11,16 +11,18 @@
 use std::collections::HashMap;
 use std::path::Path;
 
-use blockhaul_wire::handshake::client::{self, Event};
-use blockhaul_wire::handshake::negotiation::{End, Negotiation, Step, Wants};
+use blockhaul_wire::handshake::client::{self, ClientHandshakeEvent};
+use blockhaul_wire::handshake::negotiation::{
+    Negotiation, NegotiationGoal, NegotiationOptions, NegotiationStep,
+};
 use blockhaul_wire::handshake::server;
 use blockhaul_wire::option::{InfoRequest, MetaRequest, OptionHeader};
-use blockhaul_wire::reply::{ChunkKind, Failure, Hole};
-use blockhaul_wire::request::Filter;
-use blockhaul_wire::status::{Form, Status};
+use blockhaul_wire::reply::{ChunkKind, ErrorChunk, HoleChunk};
+use blockhaul_wire::request::StatusFilter;
+use blockhaul_wire::status::{ExtentForm, StatusView};
 use blockhaul_wire::{
-    Command, Context, ExportFlags, Headers, ListEntry, OptionCode, Replies, printable, reply,
-    request,
+    CommandCode, ExportFlags, ListEntry, MetaContext, OptionCode, ReplyForm, RequestForm,
+    printable, reply, request,
 };
 
 struct Capture {
@@ -62,14 +64,14 @@ fn capture(name: &'static str) -> Capture {
 /// A session as text, and the result of its negotiation.
 struct Decoded {
     lines: Vec<String>,
-    agreed: Option<client::Negotiated>,
+    agreed: Option<client::ClientHandshakeResult>,
 }
 
 /// Runs our client on the server's bytes, with the options that the captured client sent, and
 /// decodes what follows.
 fn decode(capture: &Capture) -> Decoded {
     let mut lines = Vec::new();
-    let mut ours = client::Handshake::new();
+    let mut ours = client::ClientHandshake::new();
     let mut sent = Vec::new();
     let mut used = 0;
     let mut options = 0;
@@ -81,7 +83,7 @@ fn decode(capture: &Capture) -> Decoded {
         };
         used += consumed;
         match event {
-            Event::NeedMore { .. } => {
+            ClientHandshakeEvent::NeedMore { .. } => {
                 assert!(left.len() == consumed, "{}: the capture ends early", capture.name);
                 let end = match ours.closed(&[]) {
                     Ok(()) => "closed".to_owned(),
@@ -90,11 +92,11 @@ fn decode(capture: &Capture) -> Decoded {
                 lines.push(format!("server: {end}"));
                 break None;
             }
-            Event::Transmission(agreed) => {
+            ClientHandshakeEvent::Transmission(agreed) => {
                 lines.push(format!("server: {agreed:?}"));
                 break Some(*agreed);
             }
-            Event::Aborted => {
+            ClientHandshakeEvent::Aborted => {
                 lines.push("server: Aborted".to_owned());
                 break None;
             }
@@ -128,7 +130,7 @@ fn decode(capture: &Capture) -> Decoded {
 }
 
 fn send(
-    ours: &mut client::Handshake,
+    ours: &mut client::ClientHandshake,
     code: OptionCode,
     payload: &[u8],
     out: &mut Vec<u8>,
@@ -166,22 +168,22 @@ fn send(
 
 /// Decodes requests; returns the lengths of reads by cookie.
 fn decode_requests(
-    agreed: &client::Negotiated,
+    agreed: &client::ClientHandshakeResult,
     mut rest: &[u8],
     lines: &mut Vec<String>,
 ) -> HashMap<u64, u64> {
     let mut lengths = HashMap::new();
     while !rest.is_empty() {
-        let (header, used) = request::Header::parse(rest, agreed.headers).unwrap().unwrap();
+        let (header, used) = request::RequestHeader::parse(rest, agreed.headers).unwrap().unwrap();
         assert_eq!(*header.encode(agreed.headers).unwrap(), rest[..used]);
         let (payload, behind) =
             rest[used..].split_at(header.payload_len(agreed.headers).try_into().unwrap());
         rest = behind;
-        let request::Header { flags, command, cookie, offset, length } = header;
+        let request::RequestHeader { flags, command, cookie, offset, length } = header;
         let mut line = format!("client: {command:?} {flags:?} cookie {cookie} {offset}+{length}");
-        if command == Command::BlockStatus && !payload.is_empty() {
+        if command == CommandCode::BlockStatus && !payload.is_empty() {
             let known = |id| agreed.contexts.iter().any(|context| context.id == id);
-            let filter = Filter::parse(payload, known).unwrap();
+            let filter = StatusFilter::parse(payload, known).unwrap();
             let mut out = Vec::new();
             filter.emit(&mut out);
             assert_eq!(out, payload);
@@ -190,7 +192,7 @@ fn decode_requests(
             line += &format!(" \"{}\"", printable(payload, 32));
         }
         lines.push(line);
-        if command == Command::Read {
+        if command == CommandCode::Read {
             lengths.insert(cookie, length);
         }
     }
@@ -198,24 +200,24 @@ fn decode_requests(
 }
 
 fn decode_replies(
-    agreed: &client::Negotiated,
+    agreed: &client::ClientHandshakeResult,
     mut rest: &[u8],
     reads: &HashMap<u64, u64>,
     lines: &mut Vec<String>,
 ) {
     while !rest.is_empty() {
-        let (header, used) = reply::Header::parse(rest, agreed.replies).unwrap().unwrap();
+        let (header, used) = reply::ReplyHeader::parse(rest, agreed.replies).unwrap().unwrap();
         let mut again = header.encode().unwrap().to_vec();
         let mut line = format!("server: cookie {} ", header.cookie());
         let length = match header {
-            reply::Header::Simple { cookie, error } => {
+            reply::ReplyHeader::Simple { cookie, error } => {
                 line += &format!("{error:?}");
                 let read = reads.get(&cookie).filter(|_| error.is_none());
                 let length = read.copied().unwrap_or(0);
                 again.extend(&rest[used..used + length as usize]);
                 length
             }
-            reply::Header::Chunk(chunk) => {
+            reply::ReplyHeader::Chunk(chunk) => {
                 let payload = &rest[used..used + chunk.length as usize];
                 line += &format!("{:?} {:?} offset {:?}", chunk.kind, chunk.flags, chunk.offset);
                 line += &payload_text(chunk.kind, payload, &mut again);
@@ -239,19 +241,19 @@ fn payload_text(kind: ChunkKind, payload: &[u8], again: &mut Vec<u8>) -> String 
             format!(" {at}+{} \"{}\"", payload.len() - 8, printable(&payload[8..], 32))
         }
         ChunkKind::OffsetHole => {
-            let hole = Hole::parse(payload).unwrap();
+            let hole = HoleChunk::parse(payload).unwrap();
             again.extend(hole.at.to_be_bytes());
             again.extend(hole.len.to_be_bytes());
             format!(" {}+{}", hole.at, hole.len)
         }
         ChunkKind::BlockStatus | ChunkKind::BlockStatusExt => {
-            let form = Form::of(kind).unwrap();
-            let status = Status::parse(form, payload).unwrap();
+            let form = ExtentForm::of(kind).unwrap();
+            let status = StatusView::parse(form, payload).unwrap();
             let mut text = format!(" context {}", status.context());
             for extent in status.extents() {
                 text += &format!(" {}:{}", extent.len, extent.flags);
             }
-            let all = blockhaul_wire::status::Wanted::new(
+            let all = blockhaul_wire::status::StatusLimits::new(
                 status.extents().map(|extent| extent.len).sum(),
             );
             let context = status.context();
@@ -260,7 +262,7 @@ fn payload_text(kind: ChunkKind, payload: &[u8], again: &mut Vec<u8>) -> String 
             text
         }
         ChunkKind::Error | ChunkKind::ErrorOffset => {
-            let failure = Failure::parse(kind, payload).unwrap();
+            let failure = ErrorChunk::parse(kind, payload).unwrap();
             failure.emit(again);
             format!(" {failure:?}")
         }
@@ -278,35 +280,39 @@ fn check(name: &'static str) -> (Capture, Decoded) {
 }
 
 /// Our server, offering what the captured client requested, negotiates the same result.
-fn serve(capture: &Capture, config: server::Config, agreed: &client::Negotiated) {
+fn serve(
+    capture: &Capture,
+    config: server::HandshakeConfig,
+    agreed: &client::ClientHandshakeResult,
+) {
     let exports = [("hello", "world")]
         .map(|(name, text)| ListEntry { name: name.to_owned(), description: text.to_owned() });
     let mut out = Vec::new();
-    let mut ours = server::Handshake::new(config, &mut out);
+    let mut ours = server::ServerHandshake::new(config, &mut out);
     let mut used = 0;
     let negotiated = loop {
         let (consumed, event) = ours.receive(&capture.client[used..], &mut out).unwrap();
         used += consumed;
         match event {
-            server::Event::Export { name, .. } => {
+            server::ServerHandshakeEvent::Export { name, .. } => {
                 assert_eq!(name, agreed.export);
-                let info = server::ExportInfo {
+                let info = server::ExportReply {
                     size: agreed.info.size,
                     flags: agreed.info.flags,
                     block_sizes: agreed.info.block_sizes,
-                    ..server::ExportInfo::default()
+                    ..server::ExportReply::default()
                 };
                 ours.answer_export(Ok(info), &mut out).unwrap();
             }
-            server::Event::List => ours.answer_list(Ok(&exports), &mut out).unwrap(),
-            server::Event::MetaContext { queries, set, .. } => {
+            server::ServerHandshakeEvent::List => ours.answer_list(Ok(&exports), &mut out).unwrap(),
+            server::ServerHandshakeEvent::MetaContext { queries, set, .. } => {
                 let known = agreed
                     .contexts
                     .iter()
                     .filter(|context| queries.contains(&context.name) || !set);
                 ours.answer_contexts(Ok(known.cloned().collect()), &mut out).unwrap();
             }
-            server::Event::Transmission(negotiated) => break negotiated,
+            server::ServerHandshakeEvent::Transmission(negotiated) => break negotiated,
             event => panic!("{event:?}"),
         }
     };
@@ -315,18 +321,18 @@ fn serve(capture: &Capture, config: server::Config, agreed: &client::Negotiated)
     assert_eq!(negotiated.contexts, agreed.contexts);
     assert_eq!(negotiated.flags, agreed.info.flags);
     let requests = &capture.client[used..];
-    assert!(request::Header::parse(requests, negotiated.headers).unwrap().is_some());
+    assert!(request::RequestHeader::parse(requests, negotiated.headers).unwrap().is_some());
 }
 
 /// Our negotiation sends exactly the bytes of libnbd, from greeting to transmission.
-fn negotiate(capture: &Capture, wants: Wants) -> client::Negotiated {
+fn negotiate(capture: &Capture, wants: NegotiationOptions) -> client::ClientHandshakeResult {
     let mut ours = Negotiation::new(wants).unwrap();
     let mut out = Vec::new();
     let (_, step) = ours.receive(&capture.server, &mut out).unwrap();
-    let Step::Transmission(agreed) = step else { panic!("{step:?}") };
+    let NegotiationStep::Transmission(agreed) = step else { panic!("{step:?}") };
     assert_eq!(out, capture.client[..out.len()]);
     let requests = &capture.client[out.len()..];
-    assert!(request::Header::parse(requests, agreed.headers).unwrap().is_some());
+    assert!(request::RequestHeader::parse(requests, agreed.headers).unwrap().is_some());
     *agreed
 }
 
@@ -334,38 +340,43 @@ fn negotiate(capture: &Capture, wants: Wants) -> client::Negotiated {
 fn nbdkit_and_libnbd_with_structured_replies() {
     let (capture, decoded) = check("nbdkit-libnbd");
     let agreed = decoded.agreed.unwrap();
-    assert_eq!((agreed.headers, agreed.replies), (Headers::Compact, Replies::Structured));
-    assert_eq!(negotiate(&capture, Wants::new("")), agreed);
-    serve(&capture, server::Config { extended: false, ..server::Config::default() }, &agreed);
+    assert_eq!((agreed.headers, agreed.replies), (RequestForm::Compact, ReplyForm::Structured));
+    assert_eq!(negotiate(&capture, NegotiationOptions::new("")), agreed);
+    serve(
+        &capture,
+        server::HandshakeConfig { extended: false, ..server::HandshakeConfig::default() },
+        &agreed,
+    );
 }
 
 #[test]
 fn qemu_and_libnbd_with_extended_headers() {
     let (capture, decoded) = check("qemu-libnbd");
     let agreed = decoded.agreed.unwrap();
-    assert_eq!((agreed.headers, agreed.replies), (Headers::Extended, Replies::Extended));
+    assert_eq!((agreed.headers, agreed.replies), (RequestForm::Extended, ReplyForm::Extended));
     assert!(agreed.info.flags.contains(ExportFlags::BLOCK_STATUS_PAYLOAD));
-    assert_eq!(negotiate(&capture, Wants::new("")), agreed);
-    serve(&capture, server::Config::default(), &agreed);
+    assert_eq!(negotiate(&capture, NegotiationOptions::new("")), agreed);
+    serve(&capture, server::HandshakeConfig::default(), &agreed);
 }
 
 #[test]
 fn qemu_and_libnbd_with_structured_replies_and_holes() {
     let (capture, decoded) = check("qemu-libnbd-structured");
     let agreed = decoded.agreed.unwrap();
-    let wants = Wants { extended: false, ..Wants::new("") };
+    let wants = NegotiationOptions { extended: false, ..NegotiationOptions::new("") };
     assert_eq!(negotiate(&capture, wants), agreed);
-    serve(&capture, server::Config::default(), &agreed);
+    serve(&capture, server::HandshakeConfig::default(), &agreed);
 }
 
 #[test]
 fn nbdkit_and_libnbd_with_simple_replies() {
     let (capture, decoded) = check("nbdkit-libnbd-simple");
     let agreed = decoded.agreed.unwrap();
-    assert_eq!((agreed.headers, agreed.replies), (Headers::Compact, Replies::Simple));
-    let wants = Wants { extended: false, structured: false, ..Wants::new("") };
+    assert_eq!((agreed.headers, agreed.replies), (RequestForm::Compact, ReplyForm::Simple));
+    let wants =
+        NegotiationOptions { extended: false, structured: false, ..NegotiationOptions::new("") };
     assert_eq!(negotiate(&capture, wants), agreed);
-    serve(&capture, server::Config::default(), &agreed);
+    serve(&capture, server::HandshakeConfig::default(), &agreed);
 }
 
 #[test]
@@ -377,7 +388,7 @@ fn nbdkit_oldstyle() {
     server::oldstyle(agreed.info.size, agreed.info.flags, &mut out);
     assert_eq!(out, capture.server[..out.len()]);
     // A client that wants to send options is already in transmission.
-    let wants = Wants { end: End::Options, ..Wants::new("") };
+    let wants = NegotiationOptions { end: NegotiationGoal::Options, ..NegotiationOptions::new("") };
     assert_eq!(negotiate(&capture, wants), agreed);
 }
 
@@ -386,9 +397,10 @@ fn nbdkit_oldstyle() {
 fn qemu_options() {
     let (capture, decoded) = check("qemu-options");
     let agreed = decoded.agreed.unwrap();
-    let names: Vec<_> = agreed.contexts.iter().map(|Context { name, .. }| name.as_str()).collect();
+    let names: Vec<_> =
+        agreed.contexts.iter().map(|MetaContext { name, .. }| name.as_str()).collect();
     assert_eq!(names, ["base:allocation", "qemu:allocation-depth"]);
-    serve(&capture, server::Config::default(), &agreed);
+    serve(&capture, server::HandshakeConfig::default(), &agreed);
 }
 
 #[test]
@@ -400,7 +412,7 @@ fn qemu_refuses() {
 #[test]
 fn qemu_and_qemu() {
     let (capture, decoded) = check("qemu-qemu");
-    serve(&capture, server::Config::default(), &decoded.agreed.unwrap());
+    serve(&capture, server::HandshakeConfig::default(), &decoded.agreed.unwrap());
 }
 
 #[test]

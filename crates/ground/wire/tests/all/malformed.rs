@@ -3,12 +3,12 @@
 // Test helpers may panic like tests.
 
 use blockhaul_wire::option::{
-    BlockSizeInfo, Context, Info, InfoRequest, ListEntry, MetaRequest, OptionHeader,
+    BlockSizeInfo, InfoItem, InfoRequest, ListEntry, MetaContext, MetaRequest, OptionHeader,
 };
-use blockhaul_wire::reply::{ChunkKind, Failure, Header, Hole};
-use blockhaul_wire::request::{self, Filter};
-use blockhaul_wire::status::{Form, Status};
-use blockhaul_wire::{Error, Headers, Replies, ReplyFlags, limits, magic};
+use blockhaul_wire::reply::{ChunkKind, ErrorChunk, HoleChunk, ReplyHeader};
+use blockhaul_wire::request::{self, StatusFilter};
+use blockhaul_wire::status::{ExtentForm, StatusView};
+use blockhaul_wire::{ProtocolError, ReplyFlags, ReplyForm, RequestForm, limits, magic};
 
 fn be(parts: &[(u64, usize)]) -> Vec<u8> {
     parts.iter().flat_map(|(value, len)| value.to_be_bytes()[8 - len..].to_vec()).collect()
@@ -28,32 +28,32 @@ fn chunk(flags: u16, kind: u16, length: u64, extended: bool) -> Vec<u8> {
 #[test]
 fn wrong_magic_is_told_after_four_bytes() {
     for (bytes, headers) in
-        [(magic::EXTENDED_REQUEST, Headers::Compact), (magic::REQUEST, Headers::Extended)]
+        [(magic::EXTENDED_REQUEST, RequestForm::Compact), (magic::REQUEST, RequestForm::Extended)]
     {
-        let error = request::Header::parse(&bytes.to_be_bytes(), headers).unwrap_err();
+        let error = request::RequestHeader::parse(&bytes.to_be_bytes(), headers).unwrap_err();
         assert!(error.to_string().contains("wrong magic"), "{error}");
     }
     // The historic magics that the document forbids.
     for number in [0x1256_0953u32, 0x9674_4668, 0] {
-        for replies in [Replies::Simple, Replies::Structured, Replies::Extended] {
-            let error = Header::parse(&number.to_be_bytes(), replies).unwrap_err();
-            assert!(matches!(error, Error::Magic { .. }), "{error}");
+        for replies in [ReplyForm::Simple, ReplyForm::Structured, ReplyForm::Extended] {
+            let error = ReplyHeader::parse(&number.to_be_bytes(), replies).unwrap_err();
+            assert!(matches!(error, ProtocolError::Magic { .. }), "{error}");
         }
     }
-    assert!(matches!(OptionHeader::parse(b"IHAVEOPX"), Err(Error::Magic { .. })));
+    assert!(matches!(OptionHeader::parse(b"IHAVEOPX"), Err(ProtocolError::Magic { .. })));
 }
 
 #[test]
 fn replies_of_another_form_are_refused() {
     for (number, replies) in [
-        (magic::STRUCTURED_REPLY, Replies::Simple),
-        (magic::EXTENDED_REPLY, Replies::Simple),
-        (magic::EXTENDED_REPLY, Replies::Structured),
-        (magic::SIMPLE_REPLY, Replies::Extended),
-        (magic::STRUCTURED_REPLY, Replies::Extended),
+        (magic::STRUCTURED_REPLY, ReplyForm::Simple),
+        (magic::EXTENDED_REPLY, ReplyForm::Simple),
+        (magic::EXTENDED_REPLY, ReplyForm::Structured),
+        (magic::SIMPLE_REPLY, ReplyForm::Extended),
+        (magic::STRUCTURED_REPLY, ReplyForm::Extended),
     ] {
-        let error = Header::parse(&number.to_be_bytes(), replies).unwrap_err();
-        assert!(matches!(error, Error::Unexpected { .. }), "{error}");
+        let error = ReplyHeader::parse(&number.to_be_bytes(), replies).unwrap_err();
+        assert!(matches!(error, ProtocolError::Unexpected { .. }), "{error}");
     }
 }
 
@@ -82,13 +82,14 @@ fn chunks_have_the_length_of_their_kind() {
         (1, 7, 100, "unknown kind"),
     ];
     for (flags, kind, length, why) in bad {
-        for (extended, replies) in [(false, Replies::Structured), (true, Replies::Extended)] {
-            let error = Header::parse(&chunk(flags, kind, length, extended), replies).unwrap_err();
+        for (extended, replies) in [(false, ReplyForm::Structured), (true, ReplyForm::Extended)] {
+            let error =
+                ReplyHeader::parse(&chunk(flags, kind, length, extended), replies).unwrap_err();
             assert!(error.to_string().contains(why), "{kind:#x} {length}: {error}");
         }
     }
     let huge = chunk(1, magic::REPLY_OFFSET_DATA, u64::MAX, true);
-    assert!(Header::parse(&huge, Replies::Extended).is_err());
+    assert!(ReplyHeader::parse(&huge, ReplyForm::Extended).is_err());
 }
 
 // nbd: extended.status-form-checked
@@ -97,10 +98,10 @@ fn block_status_has_the_form_of_its_headers() {
     for (kind, length, extended) in
         [(magic::REPLY_BLOCK_STATUS, 12, true), (magic::REPLY_BLOCK_STATUS_EXT, 24, false)]
     {
-        let replies = |extended| if extended { Replies::Extended } else { Replies::Structured };
-        let error = Header::parse(&chunk(1, kind, length, extended), replies(extended));
+        let replies = |extended| if extended { ReplyForm::Extended } else { ReplyForm::Structured };
+        let error = ReplyHeader::parse(&chunk(1, kind, length, extended), replies(extended));
         assert!(error.unwrap_err().to_string().contains("block status of"));
-        let fits = Header::parse(&chunk(1, kind, length, !extended), replies(!extended));
+        let fits = ReplyHeader::parse(&chunk(1, kind, length, !extended), replies(!extended));
         assert!(fits.unwrap().is_some());
     }
 }
@@ -109,17 +110,17 @@ fn block_status_has_the_form_of_its_headers() {
 #[test]
 fn unknown_flags_and_errors_are_taken() {
     let bytes = chunk(0xfffe, magic::REPLY_OFFSET_DATA, 9, false);
-    let (header, _) = Header::parse(&bytes, Replies::Structured).unwrap().unwrap();
-    let Header::Chunk(found) = header else { panic!("{header:?}") };
+    let (header, _) = ReplyHeader::parse(&bytes, ReplyForm::Structured).unwrap().unwrap();
+    let ReplyHeader::Chunk(found) = header else { panic!("{header:?}") };
     assert_eq!(found.flags.unknown(), 0xfffe);
     assert!(!found.is_done() && !found.flags.contains(ReplyFlags::DONE));
 
     let bytes = chunk(1, 0x8abc, 10, false);
-    let (header, _) = Header::parse(&bytes, Replies::Structured).unwrap().unwrap();
-    let Header::Chunk(found) = header else { panic!("{header:?}") };
+    let (header, _) = ReplyHeader::parse(&bytes, ReplyForm::Structured).unwrap().unwrap();
+    let ReplyHeader::Chunk(found) = header else { panic!("{header:?}") };
     assert!(found.kind.is_error());
     let payload = be(&[(22, 4), (2, 2), (0x6869, 2), (0xffff, 2)]);
-    let failure = Failure::parse(found.kind, &payload).unwrap();
+    let failure = ErrorChunk::parse(found.kind, &payload).unwrap();
     assert_eq!((failure.text(), failure.at), ("hi".to_owned(), None));
 }
 
@@ -134,47 +135,50 @@ fn errors_are_checked() {
         (ChunkKind::ErrorOffset, be(&[(22, 4), (0, 2), (0, 8), (0, 1)]), "left over"),
         (ChunkKind::Error, be(&[(22, 4), (0, 1)]), "too short"),
     ] {
-        let error = Failure::parse(kind, &payload).unwrap_err();
+        let error = ErrorChunk::parse(kind, &payload).unwrap_err();
         assert!(error.to_string().contains(why), "{error}");
     }
     let text = be(&[(5, 4), (4, 2), (0x1b5b_324a, 4)]);
-    assert_eq!(Failure::parse(ChunkKind::Error, &text).unwrap().text(), "\\u{1b}[2J");
+    assert_eq!(ErrorChunk::parse(ChunkKind::Error, &text).unwrap().text(), "\\u{1b}[2J");
 }
 
 // nbd: chunk.hole-length, chunk.hole-nonzero
 #[test]
 fn holes_are_checked() {
-    assert!(Hole::parse(&be(&[(0, 8), (0, 4)])).is_err());
-    assert!(Hole::parse(&be(&[(0, 8), (1, 3)])).is_err());
-    assert!(Hole::parse(&be(&[(0, 8), (1, 4), (0, 1)])).is_err());
-    assert_eq!(Hole::parse(&be(&[(9, 8), (1, 4)])), Ok(Hole { at: 9, len: 1 }));
+    assert!(HoleChunk::parse(&be(&[(0, 8), (0, 4)])).is_err());
+    assert!(HoleChunk::parse(&be(&[(0, 8), (1, 3)])).is_err());
+    assert!(HoleChunk::parse(&be(&[(0, 8), (1, 4), (0, 1)])).is_err());
+    assert_eq!(HoleChunk::parse(&be(&[(9, 8), (1, 4)])), Ok(HoleChunk { at: 9, len: 1 }));
 }
 
 // nbd: status.length, extended.status-length, extended.status-count
 #[test]
 fn block_status_is_checked() {
     for (form, payload, why) in [
-        (Form::Bits32, vec![], "shorter"),
-        (Form::Bits32, be(&[(1, 4)]), "no extent"),
-        (Form::Bits32, be(&[(1, 4), (5, 4)]), "inside an extent"),
-        (Form::Bits32, be(&[(1, 4), (0, 4), (0, 4)]), "length 0"),
-        (Form::Bits64, be(&[(1, 4)]), "shorter"),
-        (Form::Bits64, be(&[(1, 4), (0, 4)]), "no extent"),
-        (Form::Bits64, be(&[(1, 4), (2, 4), (1, 8), (0, 8)]), "count"),
-        (Form::Bits64, be(&[(1, 4), (0, 4), (1, 8), (0, 8)]), "count"),
-        (Form::Bits64, be(&[(1, 4), (1, 4), (1, 8)]), "inside an extent"),
-        (Form::Bits64, be(&[(1, 4), (1, 4), (0, 8), (0, 8)]), "length 0"),
+        (ExtentForm::Bits32, vec![], "shorter"),
+        (ExtentForm::Bits32, be(&[(1, 4)]), "no extent"),
+        (ExtentForm::Bits32, be(&[(1, 4), (5, 4)]), "inside an extent"),
+        (ExtentForm::Bits32, be(&[(1, 4), (0, 4), (0, 4)]), "length 0"),
+        (ExtentForm::Bits64, be(&[(1, 4)]), "shorter"),
+        (ExtentForm::Bits64, be(&[(1, 4), (0, 4)]), "no extent"),
+        (ExtentForm::Bits64, be(&[(1, 4), (2, 4), (1, 8), (0, 8)]), "count"),
+        (ExtentForm::Bits64, be(&[(1, 4), (0, 4), (1, 8), (0, 8)]), "count"),
+        (ExtentForm::Bits64, be(&[(1, 4), (1, 4), (1, 8)]), "inside an extent"),
+        (ExtentForm::Bits64, be(&[(1, 4), (1, 4), (0, 8), (0, 8)]), "length 0"),
         (
-            Form::Bits64,
+            ExtentForm::Bits64,
             be(&[(1, 4), (2, 4), (u64::MAX, 8), (0, 8), (1, 8), (0, 8)]),
             "beyond 64 bits",
         ),
     ] {
-        let error = Status::parse(form, &payload).unwrap_err();
+        let error = StatusView::parse(form, &payload).unwrap_err();
         assert!(error.to_string().contains(why), "{form:?} {payload:?}: {error}");
     }
     let long = vec![0xff; 4 + 8 * (limits::EXTENTS + 1)];
-    assert!(matches!(Status::parse(Form::Bits32, &long), Err(Error::TooLong { .. })));
+    assert!(matches!(
+        StatusView::parse(ExtentForm::Bits32, &long),
+        Err(ProtocolError::TooLong { .. })
+    ));
 }
 
 // nbd: extended.filter-refused
@@ -188,12 +192,12 @@ fn filters_are_checked() {
         (be(&[(0, 8), (1, 4), (1, 4)]), "twice"),
         (be(&[(0, 8), (1, 4), (100, 4)]), "not negotiated"),
     ] {
-        let error = Filter::parse(&payload, negotiated).unwrap_err();
+        let error = StatusFilter::parse(&payload, negotiated).unwrap_err();
         assert!(error.to_string().contains(why), "{error}");
     }
     let many: Vec<_> = (0..=limits::CONTEXTS as u64).map(|id| (id, 4)).collect();
     let payload = [be(&[(0, 8)]), be(&many)].concat();
-    assert!(Filter::parse(&payload, negotiated).is_err());
+    assert!(StatusFilter::parse(&payload, negotiated).is_err());
 }
 
 // nbd: string.form, info.name-length, meta.name-utf8
@@ -212,7 +216,7 @@ fn options_are_checked() {
         assert!(error.to_string().contains(why), "{error}");
     }
     let long = [be(&[(4097, 4)]), vec![b'a'; 4097], be(&[(0, 2)])].concat();
-    assert!(matches!(InfoRequest::parse(&long), Err(Error::TooLong { .. })));
+    assert!(matches!(InfoRequest::parse(&long), Err(ProtocolError::TooLong { .. })));
 
     for (payload, why) in [
         (be(&[(0, 4)]), "number of queries"),
@@ -226,7 +230,7 @@ fn options_are_checked() {
     }
     let many = limits::QUERIES as u64 + 1;
     let payload = [be(&[(0, 4), (many, 4)]), vec![0; 4 * many as usize]].concat();
-    assert!(matches!(MetaRequest::parse(&payload), Err(Error::TooLong { .. })));
+    assert!(matches!(MetaRequest::parse(&payload), Err(ProtocolError::TooLong { .. })));
 }
 
 // nbd: server-reply.name-length, info.export-length, info.sizes-length
@@ -240,9 +244,9 @@ fn replies_to_options_are_checked() {
         be(&[(3, 2), (1, 4), (512, 4), (512, 4), (0, 1)]),
         be(&[(1, 2), (0xff, 1)]),
     ] {
-        assert!(Info::parse(&payload).is_err(), "{payload:?}");
+        assert!(InfoItem::parse(&payload).is_err(), "{payload:?}");
     }
-    assert!(Context::parse(&[0, 0, 0]).is_err());
+    assert!(MetaContext::parse(&[0, 0, 0]).is_err());
     assert!(ListEntry::parse(&be(&[(2, 4), (0x61, 1)])).is_err());
     let entry = ListEntry::parse(&[&be(&[(1, 4)])[..], b"a\x1b[31mred"].concat()).unwrap();
     assert_eq!(entry.description, "\\u{1b}[31mred");

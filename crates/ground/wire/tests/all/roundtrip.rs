@@ -9,22 +9,24 @@ use proptest::prelude::{
 use proptest::proptest;
 
 use blockhaul_wire::option::{
-    Info, InfoRequest, MetaRequest, OptionHeader, OptionReplyHeader, ReplyCode,
+    InfoItem, InfoRequest, MetaRequest, OptionHeader, OptionReplyHeader, ReplyCode,
 };
-use blockhaul_wire::reply::{self, Answer, Chunk, ChunkKind, Failure, Hole};
-use blockhaul_wire::request::{self, Filter};
-use blockhaul_wire::status::{self, Extent, Form, Status, StatusChunk, Wanted};
+use blockhaul_wire::reply::{self, ChunkKind, ErrorChunk, HoleChunk, ReplyChunk, ReplyEncoder};
+use blockhaul_wire::request::{self, StatusFilter};
+use blockhaul_wire::status::{
+    self, ExtentForm, StatusChunk, StatusExtent, StatusLimits, StatusView,
+};
 use blockhaul_wire::uri::{TlsParameters, TlsType, Transport, Uri};
 use blockhaul_wire::{
-    BlockSizeInfo, Command, CommandFlags, Context, Errno, ExportFlags, Headers, Infos, ListEntry,
-    OptionCode, Replies, ReplyFlags,
+    BlockSizeInfo, CommandCode, CommandFlags, Errno, ExportFlags, InfoSet, ListEntry, MetaContext,
+    OptionCode, ReplyFlags, ReplyForm, RequestForm,
 };
 
-fn request_header() -> impl Strategy<Value = request::Header> {
+fn request_header() -> impl Strategy<Value = request::RequestHeader> {
     (any::<u16>(), 0u16..12, any::<u64>(), any::<u64>(), any::<u64>()).prop_map(
-        |(flags, command, cookie, offset, length)| request::Header {
+        |(flags, command, cookie, offset, length)| request::RequestHeader {
             flags: CommandFlags::from_bits(flags),
-            command: Command::from_wire(command),
+            command: CommandCode::from_wire(command),
             cookie,
             offset,
             length,
@@ -32,13 +34,13 @@ fn request_header() -> impl Strategy<Value = request::Header> {
     )
 }
 
-fn extents(most: u64) -> impl Strategy<Value = Vec<Extent>> {
-    let extent = (1..most, 0..4u64).prop_map(|(len, flags)| Extent { len, flags });
+fn extents(most: u64) -> impl Strategy<Value = Vec<StatusExtent>> {
+    let extent = (1..most, 0..4u64).prop_map(|(len, flags)| StatusExtent { len, flags });
     vec(extent, 1..20)
 }
 
-fn chunks() -> impl Strategy<Value = Replies> {
-    prop_oneof![Just(Replies::Structured), Just(Replies::Extended)]
+fn chunks() -> impl Strategy<Value = ReplyForm> {
+    prop_oneof![Just(ReplyForm::Structured), Just(ReplyForm::Extended)]
 }
 
 fn text(most: usize) -> impl Strategy<Value = String> {
@@ -51,8 +53,8 @@ fn errno() -> impl Strategy<Value = Errno> {
 }
 
 /// Extents with adjacent ones of the same flags joined, as encoders send them.
-fn joined(extents: impl IntoIterator<Item = Extent>) -> Vec<Extent> {
-    let mut joined: Vec<Extent> = Vec::new();
+fn joined(extents: impl IntoIterator<Item = StatusExtent>) -> Vec<StatusExtent> {
+    let mut joined: Vec<StatusExtent> = Vec::new();
     for extent in extents {
         match joined.last_mut() {
             Some(last) if last.flags == extent.flags => last.len += extent.len,
@@ -68,7 +70,7 @@ proptest! {
     // nbd: extended.requests
     #[test]
     fn requests(header in request_header(), extended in any::<bool>(), more in vec(any::<u8>(), 0..9)) {
-        let headers = if extended { Headers::Extended } else { Headers::Compact };
+        let headers = if extended { RequestForm::Extended } else { RequestForm::Compact };
         let mut bytes = Vec::new();
         if header.emit(headers, &mut bytes).is_err() {
             prop_assert!(!extended && header.length > u32::MAX.into());
@@ -76,11 +78,11 @@ proptest! {
         }
         prop_assert_eq!(bytes.len(), headers.len());
         for end in 0..bytes.len() {
-            prop_assert_eq!(request::Header::parse(&bytes[..end], headers), Ok(None));
+            prop_assert_eq!(request::RequestHeader::parse(&bytes[..end], headers), Ok(None));
         }
         bytes.extend(more);
         prop_assert_eq!(
-            request::Header::parse(&bytes, headers),
+            request::RequestHeader::parse(&bytes, headers),
             Ok(Some((header, headers.len())))
         );
     }
@@ -88,26 +90,26 @@ proptest! {
     // nbd: extended.filter-length
     #[test]
     fn filters(length in any::<u64>(), contexts in btree_set(any::<u32>(), 1..64)) {
-        let filter = Filter { length, contexts: contexts.iter().copied().collect() };
+        let filter = StatusFilter { length, contexts: contexts.iter().copied().collect() };
         let mut bytes = Vec::new();
         filter.emit(&mut bytes);
         prop_assert_eq!(bytes.len() as u64, filter.payload_len());
-        prop_assert_eq!(Filter::parse(&bytes, |id| contexts.contains(&id)), Ok(filter));
+        prop_assert_eq!(StatusFilter::parse(&bytes, |id| contexts.contains(&id)), Ok(filter));
         let first = *contexts.first().unwrap();
-        prop_assert!(Filter::parse(&bytes, |id| id != first).is_err());
+        prop_assert!(StatusFilter::parse(&bytes, |id| id != first).is_err());
     }
 
     #[test]
     fn simple_replies(cookie in any::<u64>(), number in 0u32..200) {
-        let header = reply::Header::Simple { cookie, error: Errno::from_wire(number) };
+        let header = reply::ReplyHeader::Simple { cookie, error: Errno::from_wire(number) };
         let bytes = header.encode().unwrap();
-        for replies in [Replies::Simple, Replies::Structured] {
+        for replies in [ReplyForm::Simple, ReplyForm::Structured] {
             for end in 0..bytes.len() {
-                prop_assert_eq!(reply::Header::parse(&bytes[..end], replies), Ok(None));
+                prop_assert_eq!(reply::ReplyHeader::parse(&bytes[..end], replies), Ok(None));
             }
-            prop_assert_eq!(reply::Header::parse(&bytes, replies), Ok(Some((header, 16))));
+            prop_assert_eq!(reply::ReplyHeader::parse(&bytes, replies), Ok(Some((header, 16))));
         }
-        prop_assert!(reply::Header::parse(&bytes, Replies::Extended).is_err());
+        prop_assert!(reply::ReplyHeader::parse(&bytes, ReplyForm::Extended).is_err());
     }
 
     #[test]
@@ -118,7 +120,7 @@ proptest! {
         offset in any::<u64>(),
         units in 1u64..1000,
     ) {
-        let answer = Answer { replies, cookie, offset };
+        let answer = ReplyEncoder { replies, cookie, offset };
         let flags = ReplyFlags::from_bits(flags | 1);
         let kinds = [
             (ChunkKind::None, 0),
@@ -132,18 +134,18 @@ proptest! {
         ];
         // The other form of block status does not go with these headers.
         let foreign = match replies {
-            Replies::Extended => ChunkKind::BlockStatus,
+            ReplyForm::Extended => ChunkKind::BlockStatus,
             _ => ChunkKind::BlockStatusExt,
         };
         for (kind, length) in kinds.into_iter().filter(|(kind, _)| *kind != foreign) {
-            let chunk: Chunk = answer.chunk(flags, kind, length);
+            let chunk: ReplyChunk = answer.chunk(flags, kind, length);
             let bytes = chunk.encode().unwrap();
             prop_assert_eq!(bytes.len(), chunk.header_len());
             for end in 0..bytes.len() {
-                prop_assert_eq!(reply::Header::parse(&bytes[..end], replies), Ok(None));
+                prop_assert_eq!(reply::ReplyHeader::parse(&bytes[..end], replies), Ok(None));
             }
-            let parsed = reply::Header::parse(&bytes, replies);
-            prop_assert_eq!(parsed, Ok(Some((reply::Header::Chunk(chunk), bytes.len()))));
+            let parsed = reply::ReplyHeader::parse(&bytes, replies);
+            prop_assert_eq!(parsed, Ok(Some((reply::ReplyHeader::Chunk(chunk), bytes.len()))));
         }
     }
 
@@ -156,9 +158,9 @@ proptest! {
         at in any::<u64>(),
         len in 1u32..1 << 26,
     ) {
-        let answer = Answer { replies, cookie, offset };
-        let parse = |bytes: &[u8]| match reply::Header::parse(bytes, replies).unwrap().unwrap() {
-            (reply::Header::Chunk(chunk), used) => (chunk, used),
+        let answer = ReplyEncoder { replies, cookie, offset };
+        let parse = |bytes: &[u8]| match reply::ReplyHeader::parse(bytes, replies).unwrap().unwrap() {
+            (reply::ReplyHeader::Chunk(chunk), used) => (chunk, used),
             (simple, _) => panic!("{simple:?}"),
         };
 
@@ -168,15 +170,15 @@ proptest! {
         prop_assert_eq!(reply::data_at(&bytes[used..]), Some(at));
         prop_assert!(!chunk.is_done());
 
-        let hole = Hole { at, len };
+        let hole = HoleChunk { at, len };
         let bytes = answer.hole(ReplyFlags::DONE, hole).unwrap();
         let (chunk, used) = parse(&bytes);
         prop_assert!(chunk.is_done());
-        prop_assert_eq!(Hole::parse(&bytes[used..]), Ok(hole));
+        prop_assert_eq!(HoleChunk::parse(&bytes[used..]), Ok(hole));
 
         let (chunk, _) = parse(&answer.done().unwrap());
         prop_assert_eq!((chunk.kind, chunk.cookie), (ChunkKind::None, cookie));
-        prop_assert_eq!(chunk.offset, (replies == Replies::Extended).then_some(offset));
+        prop_assert_eq!(chunk.offset, (replies == ReplyForm::Extended).then_some(offset));
     }
 
     // nbd: error.length, error-offset.length, error-offset.nonzero
@@ -187,20 +189,20 @@ proptest! {
         text in text(50),
         at in any::<Option<u64>>(),
     ) {
-        let failure = Failure { error, text: text.as_bytes(), at };
-        let answer = Answer { replies, cookie: 7, offset: 8 };
+        let failure = ErrorChunk { error, text: text.as_bytes(), at };
+        let answer = ReplyEncoder { replies, cookie: 7, offset: 8 };
         let mut bytes = Vec::new();
         answer.error(&failure, &mut bytes);
-        let (header, used) = reply::Header::parse(&bytes, replies).unwrap().unwrap();
-        let reply::Header::Chunk(chunk) = header else { panic!("{header:?}") };
+        let (header, used) = reply::ReplyHeader::parse(&bytes, replies).unwrap().unwrap();
+        let reply::ReplyHeader::Chunk(chunk) = header else { panic!("{header:?}") };
         prop_assert!(chunk.is_done() && chunk.kind.is_error());
         prop_assert_eq!(chunk.length as usize, bytes.len() - used);
-        prop_assert_eq!(Failure::parse(chunk.kind, &bytes[used..]), Ok(failure));
+        prop_assert_eq!(ErrorChunk::parse(chunk.kind, &bytes[used..]), Ok(failure));
 
         bytes.clear();
-        Answer { replies: Replies::Simple, ..answer }.error(&failure, &mut bytes);
-        let simple = reply::Header::Simple { cookie: 7, error: Some(error) };
-        prop_assert_eq!(reply::Header::parse(&bytes, Replies::Simple), Ok(Some((simple, 16))));
+        ReplyEncoder { replies: ReplyForm::Simple, ..answer }.error(&failure, &mut bytes);
+        let simple = reply::ReplyHeader::Simple { cookie: 7, error: Some(error) };
+        prop_assert_eq!(reply::ReplyHeader::parse(&bytes, ReplyForm::Simple), Ok(Some((simple, 16))));
     }
 
     // nbd: extended.status-only, extended.status-count, extended.status-always
@@ -211,20 +213,20 @@ proptest! {
         context in any::<u32>(),
     ) {
         let sum: u64 = extents.iter().map(|extent| extent.len).sum();
-        let answer = Answer { replies, cookie: 1, offset: 2 };
+        let answer = ReplyEncoder { replies, cookie: 1, offset: 2 };
         let mut bytes = vec![0xee; 3];
-        let chunk = StatusChunk { flags: ReplyFlags::DONE, context, wanted: Wanted::new(sum) };
+        let chunk = StatusChunk { flags: ReplyFlags::DONE, context, wanted: StatusLimits::new(sum) };
         let encoded =
             status::emit(&answer, chunk, extents.iter().copied(), &mut bytes).unwrap();
         prop_assert_eq!(encoded.covered, sum);
-        let (header, used) = reply::Header::parse(&bytes[3..], replies).unwrap().unwrap();
-        let reply::Header::Chunk(chunk) = header else { panic!("{header:?}") };
+        let (header, used) = reply::ReplyHeader::parse(&bytes[3..], replies).unwrap().unwrap();
+        let reply::ReplyHeader::Chunk(chunk) = header else { panic!("{header:?}") };
         let payload = &bytes[3 + used..];
         prop_assert_eq!(chunk.length as usize, payload.len());
-        let status = Status::parse(Form::of(chunk.kind).unwrap(), payload).unwrap();
+        let status = StatusView::parse(ExtentForm::of(chunk.kind).unwrap(), payload).unwrap();
         prop_assert_eq!(status.context(), context);
         prop_assert_eq!(status.len(), encoded.extents);
-        if replies == Replies::Extended {
+        if replies == ReplyForm::Extended {
             prop_assert_eq!(status.len(), joined(extents.iter().copied()).len());
         }
         prop_assert_eq!(joined(status.extents()), joined(extents));
@@ -241,15 +243,15 @@ proptest! {
         most in 1usize..10,
     ) {
         let sum: u64 = extents.iter().map(|extent| extent.len).sum();
-        let wanted = Wanted { length: part, one, max_extents: most };
-        let answer = Answer { replies, cookie: 1, offset: 2 };
+        let wanted = StatusLimits { length: part, one, max_extents: most };
+        let answer = ReplyEncoder { replies, cookie: 1, offset: 2 };
         let mut bytes = Vec::new();
         let chunk = StatusChunk { flags: ReplyFlags::DONE, context: 0, wanted };
         let encoded =
             status::emit(&answer, chunk, extents.iter().copied(), &mut bytes).unwrap();
-        let (header, used) = reply::Header::parse(&bytes, replies).unwrap().unwrap();
-        let reply::Header::Chunk(chunk) = header else { panic!("{header:?}") };
-        let status = Status::parse(Form::of(chunk.kind).unwrap(), &bytes[used..]).unwrap();
+        let (header, used) = reply::ReplyHeader::parse(&bytes, replies).unwrap().unwrap();
+        let reply::ReplyHeader::Chunk(chunk) = header else { panic!("{header:?}") };
+        let status = StatusView::parse(ExtentForm::of(chunk.kind).unwrap(), &bytes[used..]).unwrap();
         let lens: Vec<u64> = status.extents().map(|extent| extent.len).collect();
         prop_assert!(lens.len() <= most);
         prop_assert!(lens[..lens.len() - 1].iter().sum::<u64>() < part);
@@ -293,7 +295,7 @@ proptest! {
         id in any::<u32>(),
     ) {
         let mut bytes = Vec::new();
-        let wants = Infos { name: a, description: b, block_size: c };
+        let wants = InfoSet { name: a, description: b, block_size: c };
         let request = InfoRequest { name: name.clone(), wants };
         request.emit(&mut bytes);
         prop_assert_eq!(InfoRequest::parse(&bytes), Ok(request));
@@ -304,9 +306,9 @@ proptest! {
         prop_assert_eq!(MetaRequest::parse(&bytes), Ok(request));
 
         bytes.clear();
-        let context = Context { id, name: name.clone() };
+        let context = MetaContext { id, name: name.clone() };
         context.emit(&mut bytes);
-        prop_assert_eq!(Context::parse(&bytes), Ok(context));
+        prop_assert_eq!(MetaContext::parse(&bytes), Ok(context));
 
         bytes.clear();
         let entry = ListEntry { name, description: "a plain text".to_owned() };
@@ -324,15 +326,15 @@ proptest! {
         other in 4u16..,
     ) {
         for info in [
-            Info::Export { size, flags: ExportFlags::from_bits(flags) },
-            Info::Name(name),
-            Info::Description("a plain text".to_owned()),
-            Info::BlockSize(BlockSizeInfo { minimum, preferred, maximum }),
-            Info::Other(other),
+            InfoItem::Export { size, flags: ExportFlags::from_bits(flags) },
+            InfoItem::Name(name),
+            InfoItem::Description("a plain text".to_owned()),
+            InfoItem::BlockSize(BlockSizeInfo { minimum, preferred, maximum }),
+            InfoItem::Other(other),
         ] {
             let mut bytes = Vec::new();
             info.emit(&mut bytes);
-            prop_assert_eq!(Info::parse(&bytes), Ok(info));
+            prop_assert_eq!(InfoItem::parse(&bytes), Ok(info));
         }
     }
 
@@ -372,20 +374,20 @@ proptest! {
 // nbd: extended.no-simple
 #[test]
 fn success_has_the_form_that_was_negotiated() {
-    let answer = |replies| Answer { replies, cookie: 9, offset: 512 };
-    let simple = reply::Header::Simple { cookie: 9, error: None };
-    for replies in [Replies::Simple, Replies::Structured] {
+    let answer = |replies| ReplyEncoder { replies, cookie: 9, offset: 512 };
+    let simple = reply::ReplyHeader::Simple { cookie: 9, error: None };
+    for replies in [ReplyForm::Simple, ReplyForm::Structured] {
         let bytes = answer(replies).success();
-        assert_eq!(reply::Header::parse(&bytes, replies), Ok(Some((simple, 16))));
+        assert_eq!(reply::ReplyHeader::parse(&bytes, replies), Ok(Some((simple, 16))));
     }
-    let bytes = answer(Replies::Extended).success();
-    let (header, used) = reply::Header::parse(&bytes, Replies::Extended).unwrap().unwrap();
+    let bytes = answer(ReplyForm::Extended).success();
+    let (header, used) = reply::ReplyHeader::parse(&bytes, ReplyForm::Extended).unwrap().unwrap();
     assert_eq!((header.cookie(), used), (9, 32));
-    assert_eq!(*answer(Replies::Extended).done().unwrap(), *bytes);
-    assert_eq!(answer(Replies::Simple).done(), None);
-    assert_eq!(answer(Replies::Simple).hole(ReplyFlags::DONE, Hole { at: 0, len: 1 }), None);
+    assert_eq!(*answer(ReplyForm::Extended).done().unwrap(), *bytes);
+    assert_eq!(answer(ReplyForm::Simple).done(), None);
+    assert_eq!(answer(ReplyForm::Simple).hole(ReplyFlags::DONE, HoleChunk { at: 0, len: 1 }), None);
     assert_eq!(
-        *answer(Replies::Simple).data(ReplyFlags::DONE, 0, 512).unwrap(),
+        *answer(ReplyForm::Simple).data(ReplyFlags::DONE, 0, 512).unwrap(),
         *simple.encode().unwrap()
     );
 }
@@ -394,16 +396,16 @@ fn success_has_the_form_that_was_negotiated() {
 #[test]
 fn payloads_follow_writes_and_what_says_so() {
     let header =
-        |command, flags| request::Header { flags, command, cookie: 0, offset: 0, length: 5 };
+        |command, flags| request::RequestHeader { flags, command, cookie: 0, offset: 0, length: 5 };
     let flagged = CommandFlags::PAYLOAD_LEN;
-    for headers in [Headers::Compact, Headers::Extended] {
-        assert_eq!(header(Command::Write, CommandFlags::NONE).payload_len(headers), 5);
-        assert_eq!(header(Command::Write, flagged).payload_len(headers), 5);
-        assert_eq!(header(Command::Trim, CommandFlags::NONE).payload_len(headers), 0);
+    for headers in [RequestForm::Compact, RequestForm::Extended] {
+        assert_eq!(header(CommandCode::Write, CommandFlags::NONE).payload_len(headers), 5);
+        assert_eq!(header(CommandCode::Write, flagged).payload_len(headers), 5);
+        assert_eq!(header(CommandCode::Trim, CommandFlags::NONE).payload_len(headers), 0);
     }
-    assert_eq!(header(Command::BlockStatus, flagged).payload_len(Headers::Extended), 5);
-    assert_eq!(header(Command::Other(77), flagged).payload_len(Headers::Extended), 5);
-    assert_eq!(header(Command::BlockStatus, flagged).payload_len(Headers::Compact), 0);
+    assert_eq!(header(CommandCode::BlockStatus, flagged).payload_len(RequestForm::Extended), 5);
+    assert_eq!(header(CommandCode::Other(77), flagged).payload_len(RequestForm::Extended), 5);
+    assert_eq!(header(CommandCode::BlockStatus, flagged).payload_len(RequestForm::Compact), 0);
 }
 
 // nbd: error.message-length
@@ -412,10 +414,10 @@ fn the_tail_of_an_error_text_is_cut_at_the_bound() {
     // 4096 bytes end inside the last character.
     let text = "é".repeat(2100);
     let text = format!("x{text}");
-    let failure = Failure { text: text.as_bytes(), ..Failure::new(Errno::Io) };
+    let failure = ErrorChunk { text: text.as_bytes(), ..ErrorChunk::new(Errno::Io) };
     let mut bytes = Vec::new();
     failure.emit(&mut bytes);
-    let parsed = Failure::parse(ChunkKind::Error, &bytes).unwrap();
+    let parsed = ErrorChunk::parse(ChunkKind::Error, &bytes).unwrap();
     assert_eq!(parsed.text.len(), 4095);
     assert!(str::from_utf8(parsed.text).is_ok());
     assert!(parsed.text().ends_with("..."));
@@ -425,51 +427,54 @@ fn the_tail_of_an_error_text_is_cut_at_the_bound() {
 // nbd: block-status.at-least-one, extended.status-nonzero
 #[test]
 fn block_status_is_joined_split_and_bounded() {
-    let extent = |len, flags| Extent { len, flags };
-    let emit = |replies, wanted, extents: &[Extent]| {
-        let answer = Answer { replies, cookie: 1, offset: 2 };
+    let extent = |len, flags| StatusExtent { len, flags };
+    let emit = |replies, wanted, extents: &[StatusExtent]| {
+        let answer = ReplyEncoder { replies, cookie: 1, offset: 2 };
         let mut out = Vec::new();
         let chunk = StatusChunk { flags: ReplyFlags::DONE, context: 5, wanted };
         let encoded = status::emit(&answer, chunk, extents.iter().copied(), &mut out)?;
-        let (header, used) = reply::Header::parse(&out, replies)?.unwrap();
-        let reply::Header::Chunk(chunk) = header else { panic!("{header:?}") };
-        let status = Status::parse(Form::of(chunk.kind).unwrap(), &out[used..])?;
+        let (header, used) = reply::ReplyHeader::parse(&out, replies)?.unwrap();
+        let reply::ReplyHeader::Chunk(chunk) = header else { panic!("{header:?}") };
+        let status = StatusView::parse(ExtentForm::of(chunk.kind).unwrap(), &out[used..])?;
         assert_eq!(status.len(), encoded.extents);
-        Ok::<_, blockhaul_wire::Error>(
+        Ok::<_, blockhaul_wire::ProtocolError>(
             status.extents().map(|e| (e.len, e.flags)).collect::<Vec<_>>(),
         )
     };
     let mixed = [extent(0, 9), extent(10, 0), extent(20, 0), extent(0, 3), extent(30, 3)];
-    let all = Wanted::new(60);
-    assert_eq!(emit(Replies::Structured, all, &mixed).unwrap(), [(30, 0), (30, 3)]);
-    assert_eq!(emit(Replies::Extended, Wanted::new(30), &mixed).unwrap(), [(30, 0)]);
-    assert_eq!(emit(Replies::Extended, Wanted::new(31), &mixed).unwrap(), [(30, 0), (30, 3)]);
-    let one = Wanted { one: true, ..Wanted::new(15) };
-    assert_eq!(emit(Replies::Extended, one, &mixed).unwrap(), [(15, 0)]);
+    let all = StatusLimits::new(60);
+    assert_eq!(emit(ReplyForm::Structured, all, &mixed).unwrap(), [(30, 0), (30, 3)]);
+    assert_eq!(emit(ReplyForm::Extended, StatusLimits::new(30), &mixed).unwrap(), [(30, 0)]);
+    assert_eq!(
+        emit(ReplyForm::Extended, StatusLimits::new(31), &mixed).unwrap(),
+        [(30, 0), (30, 3)]
+    );
+    let one = StatusLimits { one: true, ..StatusLimits::new(15) };
+    assert_eq!(emit(ReplyForm::Extended, one, &mixed).unwrap(), [(15, 0)]);
 
     // Split at a multiple of 64 KiB; only the last piece exceeds the requested range.
     let tib = [extent(1 << 40, 3)];
-    let asked = Wanted::new(u32::MAX.into());
+    let asked = StatusLimits::new(u32::MAX.into());
     assert_eq!(
-        emit(Replies::Structured, asked, &tib).unwrap(),
+        emit(ReplyForm::Structured, asked, &tib).unwrap(),
         [(0xffff_0000, 3), (0xffff_0000, 3)]
     );
-    assert_eq!(emit(Replies::Extended, asked, &tib).unwrap(), [(1 << 40, 3)]);
+    assert_eq!(emit(ReplyForm::Extended, asked, &tib).unwrap(), [(1 << 40, 3)]);
 
     // No more extents than a chunk may have.
     let many: Vec<_> =
         (0..blockhaul_wire::limits::EXTENTS as u64 + 5).map(|i| extent(1, i % 2)).collect();
-    let found = emit(Replies::Extended, Wanted::new(u64::MAX), &many).unwrap();
+    let found = emit(ReplyForm::Extended, StatusLimits::new(u64::MAX), &many).unwrap();
     assert_eq!(found.len(), blockhaul_wire::limits::EXTENTS);
 
     // What cannot be expressed is an error, and leaves nothing behind.
     for (replies, extents) in [
-        (Replies::Simple, vec![extent(1, 0)]),
-        (Replies::Structured, vec![]),
-        (Replies::Extended, vec![extent(0, 0)]),
-        (Replies::Structured, vec![extent(1, 1 << 32)]),
+        (ReplyForm::Simple, vec![extent(1, 0)]),
+        (ReplyForm::Structured, vec![]),
+        (ReplyForm::Extended, vec![extent(0, 0)]),
+        (ReplyForm::Structured, vec![extent(1, 1 << 32)]),
     ] {
-        let answer = Answer { replies, cookie: 1, offset: 2 };
+        let answer = ReplyEncoder { replies, cookie: 1, offset: 2 };
         let mut out = vec![1, 2, 3];
         let chunk = StatusChunk { flags: ReplyFlags::DONE, context: 5, wanted: all };
         assert!(status::emit(&answer, chunk, extents, &mut out).is_err());

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 
-use super::engine::Engine;
+use super::engine::EngineArgs;
 
 /// Options of `blockhaul pull`.
 #[derive(Debug, Args)]
@@ -62,7 +62,7 @@ pub struct ProgressOptions {
     /// As for blockhaul copy.
     #[arg(short, long, value_name = "FD|json", num_args = 0..=1, require_equals = true,
           default_missing_value = "bar")]
-    pub progress: Option<crate::progress::Style>,
+    pub progress: Option<crate::progress::ProgressStyle>,
 
     /// Do not show a progress bar
     #[arg(long, conflicts_with = "progress")]
@@ -76,7 +76,7 @@ pub struct ProgressOptions {
 /// Options of `blockhaul restore`.
 #[derive(Debug, Args)]
 #[command(infer_long_args = true)]
-pub struct Restore {
+pub struct RestoreArgs {
     /// Directory of the backups of a disk
     #[arg(value_name = "DIR")]
     pub dir: PathBuf,
@@ -110,7 +110,7 @@ pub struct Restore {
 /// Options of `blockhaul chain`.
 #[derive(Debug, Args)]
 #[command(infer_long_args = true)]
-pub struct Chain {
+pub struct ChainArgs {
     /// What to do.
     #[command(subcommand)]
     pub command: ChainCommand,
@@ -139,7 +139,7 @@ pub enum ChainCommand {
         #[arg(long, value_name = "NAME")]
         point: Option<String>,
         #[command(flatten)]
-        engine: Engine,
+        engine: EngineArgs,
     },
     /// Fold the oldest increment into the full backup below it
     ///
@@ -156,7 +156,7 @@ pub enum ChainCommand {
         #[arg(long)]
         no_check: bool,
         #[command(flatten)]
-        engine: Engine,
+        engine: EngineArgs,
     },
     /// Remove what an interrupted pull has left
     ///
@@ -185,7 +185,7 @@ pub enum ChainCommand {
         #[arg(long)]
         no_check: bool,
         #[command(flatten)]
-        engine: Engine,
+        engine: EngineArgs,
     },
 }
 

@@ -24,7 +24,7 @@ EXIT STATUS
 /// Options of `blockhaul bench`.
 #[derive(Debug, Args)]
 #[command(args_conflicts_with_subcommands = true, infer_long_args = true, after_long_help = BENCH)]
-pub struct Bench {
+pub struct BenchArgs {
     /// The command, if it is one of this program.
     #[command(subcommand)]
     pub action: Option<BenchAction>,

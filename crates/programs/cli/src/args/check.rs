@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use clap::Args;
 
-use super::engine::Engine;
+use super::engine::EngineArgs;
 use super::value::{algorithm, duration, rate};
 
 /// Options of `blockhaul compare`.
 #[derive(Debug, Args)]
 #[command(infer_long_args = true)]
-pub struct Compare {
+pub struct CompareArgs {
     /// First device (see blockhaul help devices)
     #[arg(value_name = "A")]
     pub one: OsString,
@@ -32,13 +32,13 @@ pub struct Compare {
     pub quiet: bool,
 
     #[command(flatten)]
-    pub reading: Reading,
+    pub reading: ReadArgs,
 }
 
 /// Options of `blockhaul check`.
 #[derive(Debug, Args)]
 #[command(infer_long_args = true)]
-pub struct Check {
+pub struct CheckArgs {
     /// Path of a qcow2 image, or the device that holds it (see blockhaul help devices)
     #[arg(value_name = "IMAGE")]
     pub image: OsString,
@@ -67,7 +67,7 @@ pub enum RepairArg {
 /// Options of `blockhaul verify`.
 #[derive(Debug, Args)]
 #[command(infer_long_args = true)]
-pub struct Verify {
+pub struct VerifyArgs {
     /// Device to check (see blockhaul help devices)
     #[arg(value_name = "DEVICE")]
     pub device: OsString,
@@ -77,13 +77,13 @@ pub struct Verify {
     pub manifest: PathBuf,
 
     #[command(flatten)]
-    pub reading: Reading,
+    pub reading: ReadArgs,
 }
 
 /// Options of `blockhaul checksum`.
 #[derive(Debug, Args)]
 #[command(infer_long_args = true)]
-pub struct Checksum {
+pub struct ChecksumArgs {
     /// Device to read (see blockhaul help devices)
     #[arg(value_name = "DEVICE")]
     pub device: OsString,
@@ -92,15 +92,15 @@ pub struct Checksum {
     ///
     /// The output is that of b3sum, sha256sum or blksum.
     #[arg(long, value_name = "NAME", default_value = "blake3", value_parser = algorithm)]
-    pub digest: blockhaul_engine::Algorithm,
+    pub digest: blockhaul_engine::DigestAlgorithm,
 
     #[command(flatten)]
-    pub reading: Reading,
+    pub reading: ReadArgs,
 }
 
 /// How whole devices are read.
 #[derive(Debug, Args)]
-pub struct Reading {
+pub struct ReadArgs {
     /// Connections to each device
     #[arg(short = 'C', long, value_name = "N", default_value = "4",
           value_parser = clap::value_parser!(u16).range(1..=1024))]
@@ -130,7 +130,7 @@ pub struct Reading {
     pub verbose: bool,
 
     #[command(flatten)]
-    pub engine: Engine,
+    pub engine: EngineArgs,
 }
 
 pub(super) const COMPARE_EXAMPLES: &str = "\

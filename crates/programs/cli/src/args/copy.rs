@@ -7,8 +7,8 @@ use std::time::Duration;
 use blockhaul_transfer::TransferOptions;
 use clap::Args;
 
-use super::engine::Engine;
-use super::format::ImageFormat;
+use super::engine::EngineArgs;
+use super::format::ImageFormatArgs;
 use super::value::{
     algorithm, direct, duration, multi_conn, queue_size, range, request_size, schedule, segment,
     size, sparse, total_memory,
@@ -28,7 +28,7 @@ pub struct CopyArgs {
     pub target: Option<OsString>,
 
     #[command(flatten)]
-    pub image: ImageFormat,
+    pub image: ImageFormatArgs,
 
     /// Connections to each side [default: adaptive, up to 16]
     ///
@@ -121,7 +121,7 @@ pub struct CopyArgs {
     /// already, so as not to evict the data of other programs: it reads uncached data, and writes
     /// data that does not come from a cached file, with direct I/O.
     #[arg(long, value_name = "HOW", default_value = "auto", value_parser = direct)]
-    pub direct: blockhaul_catalog::Direct,
+    pub direct: blockhaul_catalog::DirectMode,
 
     /// Send one request at a time, in order
     #[arg(long)]
@@ -145,7 +145,7 @@ pub struct CopyArgs {
     /// almost nothing. If the copy goes to standard output, the digest is printed on standard
     /// error.
     #[arg(long, value_name = "NAME", value_parser = algorithm)]
-    pub digest: Option<blockhaul_engine::Algorithm>,
+    pub digest: Option<blockhaul_engine::DigestAlgorithm>,
 
     /// Copy only this range, for example 1G:64M
     ///
@@ -206,7 +206,7 @@ pub struct CopyArgs {
     /// json:FD: one JSON object per line, on standard error or on descriptor FD.
     #[arg(short, long, value_name = "FD|map|json", num_args = 0..=1, require_equals = true,
           default_missing_value = "bar")]
-    pub progress: Option<crate::progress::Style>,
+    pub progress: Option<crate::progress::ProgressStyle>,
 
     /// Do not show a progress bar
     #[arg(long, conflicts_with = "progress")]
@@ -284,7 +284,7 @@ pub struct CopyArgs {
     /// rule that matches the time applies. 0 means no limit. The limit also applies to what --verify,
     /// --manifest, --since and --digest read; bytes that --verify reads on both sides count once.
     #[arg(long, value_name = "RATE|RULES", help_heading = "Long copies", value_parser = schedule)]
-    pub rate: Option<blockhaul_engine::Schedule>,
+    pub rate: Option<blockhaul_engine::RateSchedule>,
 
     /// Limit the number of requests started per second
     #[arg(long, value_name = "N", help_heading = "Long copies",
@@ -345,7 +345,7 @@ pub struct CopyArgs {
     pub verbose: bool,
 
     #[command(flatten)]
-    pub engine: Engine,
+    pub engine: EngineArgs,
 }
 
 impl From<&CopyArgs> for TransferOptions {

@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use blockhaul_catalog::{Spec, percent_decode};
+use blockhaul_catalog::{DeviceSpec, percent_decode};
 use blockhaul_control::{
     BitmapRef, DeviceDescription, ErrorPolicy, JobRef, LayerChange, Seconds, SnapshotFailurePolicy,
 };
@@ -13,11 +13,11 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use serde::de::DeserializeOwned;
 
 use super::value::{duration, size};
-use crate::exit::{Failure, plain};
+use crate::exit::{CommandFailure, plain};
 
 /// A dirty bitmap of an export.
 #[derive(Args, Debug)]
-pub struct BitmapName {
+pub struct ExportBitmap {
     /// Name of the export; '' for the one without a name
     #[arg(value_name = "EXPORT")]
     export: String,
@@ -36,7 +36,7 @@ pub struct JobNumber {
 
 /// How the old contents of an export are saved.
 #[derive(Debug, Args)]
-pub struct SnapshotOptions {
+pub struct SnapshotSetupArgs {
     /// Block size for saving old contents: a power of two, 4k to 16M
     #[arg(long, value_name = "SIZE", default_value = "64k", value_parser = size)]
     snapshot_block: u64,
@@ -61,7 +61,7 @@ pub struct SnapshotOptions {
 
 /// How the data of a job is copied.
 #[derive(Args, Debug)]
-pub struct CopyingOptions {
+pub struct JobCopyArgs {
     /// Maximum rate in bytes per second; job-rate changes it
     #[arg(long, value_name = "RATE")]
     rate: Option<String>,
@@ -81,7 +81,7 @@ pub struct CopyingOptions {
 
 /// How a job is controlled.
 #[derive(Args, Debug)]
-pub struct JobOptions {
+pub struct JobControlArgs {
     /// What the job does when a read of the export fails
     ///
     /// report: it fails. stop: it pauses, and repeats the request when it is resumed. enospc: stop
@@ -100,7 +100,7 @@ pub struct JobOptions {
     pub(crate) no_auto_finalize: bool,
 }
 
-impl BitmapName {
+impl ExportBitmap {
     pub(crate) fn request(&self) -> BitmapRef {
         BitmapRef { export: self.export.clone(), name: self.name.clone() }
     }
@@ -112,8 +112,8 @@ impl JobNumber {
     }
 }
 
-impl SnapshotOptions {
-    pub(crate) fn request(&self) -> Result<blockhaul_control::SnapshotOptions, Failure> {
+impl SnapshotSetupArgs {
+    pub(crate) fn request(&self) -> Result<blockhaul_control::SnapshotOptions, CommandFailure> {
         Ok(blockhaul_control::SnapshotOptions {
             block: self.snapshot_block,
             max: self.fleece_max,
@@ -124,7 +124,7 @@ impl SnapshotOptions {
     }
 }
 
-impl CopyingOptions {
+impl JobCopyArgs {
     pub(crate) fn request(&self, verify: bool) -> blockhaul_control::CopyOptions {
         let values = [
             ("rate", self.rate.clone()),
@@ -154,26 +154,26 @@ pub(crate) fn layer_change(export: &str, layer: &str, within: Duration) -> Layer
 }
 
 /// An absolute path, for the server, which has another working directory.
-fn absolute(path: &Path) -> Result<String, Failure> {
+fn absolute(path: &Path) -> Result<String, CommandFailure> {
     let absolute = std::path::absolute(path)
-        .map_err(|error| Failure::usage(format!("{}: {}", path.display(), plain(&error))))?;
+        .map_err(|error| CommandFailure::usage(format!("{}: {}", path.display(), plain(&error))))?;
     let text = absolute.into_os_string().into_string();
-    text.map_err(|_| Failure::usage(format!("{}: the path is not UTF-8", path.display())))
+    text.map_err(|_| CommandFailure::usage(format!("{}: the path is not UTF-8", path.display())))
 }
 
 /// A device, for the server.
-pub(crate) fn device(device: &OsStr) -> Result<DeviceDescription, Failure> {
-    Ok(DeviceDescription::Text(match Spec::parse(device)? {
-        Spec::Path(path) => absolute(&path)?,
+pub(crate) fn device(device: &OsStr) -> Result<DeviceDescription, CommandFailure> {
+    Ok(DeviceDescription::Text(match DeviceSpec::parse(device)? {
+        DeviceSpec::Path(path) => absolute(&path)?,
         spec => spec.to_string(),
     }))
 }
 
 /// The name and the device of `NAME=DEVICE`, for the server.
-pub(crate) fn named_device(export: &OsStr) -> Result<(String, DeviceDescription), Failure> {
+pub(crate) fn named_device(export: &OsStr) -> Result<(String, DeviceDescription), CommandFailure> {
     let split = export.to_str().and_then(|text| text.split_once('='));
     let Some((name, text)) = split.filter(|(_, device)| !device.is_empty()) else {
-        return Err(Failure::usage("give a name and a device: NAME=DEVICE"));
+        return Err(CommandFailure::usage("give a name and a device: NAME=DEVICE"));
     };
     Ok((percent_decode(name)?, device(OsStr::new(text))?))
 }

@@ -54,7 +54,7 @@ impl FormatArg {
 
 /// Whether files that an image names are opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Backing {
+pub enum BackingPolicy {
     /// Open them, with the permissions of this program
     Allow,
     /// Refuse images that need them
@@ -63,7 +63,7 @@ pub enum Backing {
 
 /// The format of a device that is given by a path.
 #[derive(Debug, Clone, Default, Args)]
-pub struct ImageFormat {
+pub struct ImageFormatArgs {
     /// Format of a file that is given by its path.
     #[arg(long, alias = "image-format", value_name = "FORMAT", hide_possible_values = true,
           help = FormatArg::help(), long_help = FormatArg::long_help())]
@@ -71,7 +71,7 @@ pub struct ImageFormat {
 
     /// Open the files that an image names, with --format: allow or refuse [default: refuse]
     #[arg(long, value_name = "WHETHER", hide_possible_values = true)]
-    pub backing: Option<Backing>,
+    pub backing: Option<BackingPolicy>,
 }
 
 /// The same for commands whose --format is that of their output.
@@ -84,11 +84,11 @@ pub struct OnlyImageFormat {
 
     /// Open the files that an image names, with --image-format: allow or refuse [default: refuse]
     #[arg(long, value_name = "WHETHER", requires = "image_format", hide_possible_values = true)]
-    pub backing: Option<Backing>,
+    pub backing: Option<BackingPolicy>,
 }
 
-impl From<&OnlyImageFormat> for ImageFormat {
-    fn from(options: &OnlyImageFormat) -> ImageFormat {
-        ImageFormat { format: options.image_format, backing: options.backing }
+impl From<&OnlyImageFormat> for ImageFormatArgs {
+    fn from(options: &OnlyImageFormat) -> ImageFormatArgs {
+        ImageFormatArgs { format: options.image_format, backing: options.backing }
     }
 }

@@ -8,7 +8,7 @@ use blockhaul_formats::qcow2::resize::NewSize;
 use clap::builder::PossibleValuesParser;
 use clap::{Args, Subcommand};
 
-use super::format::Backing;
+use super::format::BackingPolicy;
 use super::value::size;
 
 /// The formats of backing files, by QEMU's names.
@@ -20,7 +20,7 @@ fn backing_formats() -> PossibleValuesParser {
 /// Options of `blockhaul create`.
 #[derive(Debug, Args)]
 #[command(infer_long_args = true)]
-pub struct Create {
+pub struct CreateArgs {
     /// Image to create: qcow2:PATH, with options as qcow2:PATH?cluster=128k, or the path of a raw disk
     #[arg(value_name = "IMAGE")]
     pub image: OsString,
@@ -37,7 +37,7 @@ pub struct Create {
 /// Options of `blockhaul resize`.
 #[derive(Debug, Args)]
 #[command(infer_long_args = true)]
-pub struct Resize {
+pub struct ResizeArgs {
     /// Image to resize: qcow2:PATH, or the path of a raw disk; nothing else may use it
     #[arg(value_name = "IMAGE")]
     pub image: OsString,
@@ -54,7 +54,7 @@ pub struct Resize {
     ///
     /// An image with a backing file must know its size to grow.
     #[arg(long, value_name = "WHETHER", hide_possible_values = true)]
-    pub backing: Option<Backing>,
+    pub backing: Option<BackingPolicy>,
 }
 
 /// Options of `blockhaul rebase`.
@@ -96,13 +96,13 @@ pub struct RebaseArgs {
 
     /// Whether to open the backing files that the image names: allow or refuse [default: refuse]
     #[arg(long, value_name = "WHETHER", hide_possible_values = true)]
-    pub backing: Option<Backing>,
+    pub backing: Option<BackingPolicy>,
 }
 
 /// Options of `blockhaul commit`.
 #[derive(Debug, Args)]
 #[command(infer_long_args = true)]
-pub struct Commit {
+pub struct CommitArgs {
     /// Path of a qcow2 image, or the device that holds it; nothing else may use it or its backing file
     #[arg(value_name = "IMAGE")]
     pub image: OsString,
@@ -121,13 +121,13 @@ pub struct Commit {
     ///
     /// It is changed, so this must be allow. Other images that use this backing file become invalid.
     #[arg(long, value_name = "WHETHER", hide_possible_values = true)]
-    pub backing: Option<Backing>,
+    pub backing: Option<BackingPolicy>,
 }
 
 /// Options of `blockhaul measure`.
 #[derive(Debug, Args)]
 #[command(infer_long_args = true)]
-pub struct Measure {
+pub struct MeasureArgs {
     /// Device to measure (see blockhaul help devices)
     #[arg(value_name = "SOURCE")]
     pub source: OsString,
@@ -148,7 +148,7 @@ pub struct Measure {
 
 /// Options of `blockhaul snapshot`.
 #[derive(Debug, Args)]
-pub struct Snapshot {
+pub struct SnapshotArgs {
     /// What to do
     #[command(subcommand)]
     pub command: SnapshotCommand,
@@ -160,12 +160,12 @@ pub enum SnapshotCommand {
     /// List the internal snapshots of a qcow2 image
     ///
     /// Read one with qcow2:PATH?snapshot=NAME.
-    List(Listed),
+    List(ListArgs),
 }
 
 /// Options of `blockhaul bitmap`.
 #[derive(Debug, Args)]
-pub struct Bitmap {
+pub struct BitmapArgs {
     /// What to do
     #[command(subcommand)]
     pub command: BitmapCommand,
@@ -177,7 +177,7 @@ pub enum BitmapCommand {
     /// List the persistent bitmaps of a qcow2 image
     ///
     /// Copy what one marks with copy --bitmap qemu:dirty-bitmap:NAME qcow2:PATH.
-    List(Listed),
+    List(ListArgs),
 
     /// Add a bitmap without a dirty bit
     ///
@@ -186,16 +186,16 @@ pub enum BitmapCommand {
     Add(BitmapAdd),
 
     /// Remove a bitmap, also one that is in use
-    Remove(BitmapName),
+    Remove(ImageBitmap),
 
     /// Clear all bits of a bitmap
-    Clear(BitmapName),
+    Clear(ImageBitmap),
 
     /// Let writes to the disk set bits of a bitmap from now on
-    Enable(BitmapName),
+    Enable(ImageBitmap),
 
     /// Let the bits of a bitmap stay as they are from now on
-    Disable(BitmapName),
+    Disable(ImageBitmap),
 
     /// Set the bits that are set in other bitmaps
     Merge(BitmapMerge),
@@ -203,7 +203,7 @@ pub enum BitmapCommand {
 
 /// A bitmap of an image.
 #[derive(Debug, Args)]
-pub struct BitmapName {
+pub struct ImageBitmap {
     /// Path of a qcow2 image, or the device that holds it; nothing else may use it
     #[arg(value_name = "IMAGE")]
     pub image: OsString,
@@ -218,7 +218,7 @@ pub struct BitmapName {
 pub struct BitmapAdd {
     /// The new bitmap
     #[command(flatten)]
-    pub bitmap: BitmapName,
+    pub bitmap: ImageBitmap,
 
     /// Bytes of the disk for each bit, a power of two, 512 to 2G [default: the cluster size, but 4k to 64k]
     #[arg(long, value_name = "SIZE", value_parser = size)]
@@ -234,7 +234,7 @@ pub struct BitmapAdd {
 pub struct BitmapMerge {
     /// The bitmap whose bits are set
     #[command(flatten)]
-    pub bitmap: BitmapName,
+    pub bitmap: ImageBitmap,
 
     /// Names of the other bitmaps
     #[arg(value_name = "SOURCE", required = true)]
@@ -247,7 +247,7 @@ pub struct BitmapMerge {
 
 /// An image that is described.
 #[derive(Debug, Args)]
-pub struct Listed {
+pub struct ListArgs {
     /// Path of a qcow2 image, or the device that holds it (see blockhaul help devices)
     #[arg(value_name = "IMAGE")]
     pub image: OsString,
@@ -263,7 +263,7 @@ pub struct InfoChain<'a> {
     /// The image.
     pub image: &'a std::ffi::OsStr,
     /// Whether files that images name are opened.
-    pub backing: Option<Backing>,
+    pub backing: Option<BackingPolicy>,
     /// Whether to print JSON.
     pub json: bool,
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use clap::{ArgGroup, Args};
 
-use super::format::{ImageFormat, OnlyImageFormat};
+use super::format::{ImageFormatArgs, OnlyImageFormat};
 use super::value::{duration, range};
 
 /// Options of `info`, of which one can be used.
@@ -23,13 +23,13 @@ const QUESTIONS: &[&str] = if cfg!(feature = "formats") {
     infer_long_args = true,
     group = ArgGroup::new("question").args(QUESTIONS)
 )]
-pub struct Info {
+pub struct InfoArgs {
     /// Device to inspect (see blockhaul help devices)
     #[arg(value_name = "DEVICE")]
     pub device: OsString,
 
     #[command(flatten)]
-    pub image: ImageFormat,
+    pub image: ImageFormatArgs,
 
     /// Print JSON
     #[arg(long)]
@@ -94,7 +94,7 @@ pub struct Info {
 /// Options of `blockhaul map`.
 #[derive(Debug, Args)]
 #[command(infer_long_args = true)]
-pub struct Map {
+pub struct MapArgs {
     /// Device to inspect (see blockhaul help devices)
     #[arg(value_name = "DEVICE")]
     pub device: OsString,
@@ -160,12 +160,12 @@ pub struct InspectionOptions {
     pub verbose: bool,
 
     #[command(flatten)]
-    pub colors: Colors,
+    pub colors: ColorArgs,
 }
 
 /// Whether what is printed has colours.
 #[derive(Debug, Args)]
-pub struct Colors {
+pub struct ColorArgs {
     /// Use colours [default: on a terminal]
     #[arg(long, aliases = ["colour", "colors", "colours"], overrides_with = "no_color")]
     pub color: bool,
@@ -175,7 +175,7 @@ pub struct Colors {
     pub no_color: bool,
 }
 
-impl Colors {
+impl ColorArgs {
     /// What is asked for, and else whether standard output is a terminal.
     pub fn wanted(&self) -> bool {
         self.color || (!self.no_color && std::io::stdout().is_terminal())

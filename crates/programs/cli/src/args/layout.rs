@@ -15,23 +15,26 @@ pub fn laid_out(help: &str) -> String {
     let examples = sections.remove(at);
     if help.lines().count() > LONG {
         sections.retain(|section| !TOPICS.contains(&section.name.as_str()));
-        sections.iter_mut().filter(|section| section.holds_options()).for_each(Section::tighten);
+        sections
+            .iter_mut()
+            .filter(|section| section.holds_options())
+            .for_each(HelpSection::tighten);
     }
     // Before the arguments; after what the command is and how it is called.
-    let place = sections.iter().position(Section::holds_options).unwrap_or(sections.len());
+    let place = sections.iter().position(HelpSection::holds_options).unwrap_or(sections.len());
     sections.insert(place, examples);
     let texts: Vec<String> = sections.iter().map(|section| section.text()).collect();
     texts.join("\n\n") + "\n"
 }
 
 /// A heading and the lines under it, without empty lines at the end.
-struct Section<'a> {
+struct HelpSection<'a> {
     /// Empty for the text before the first heading.
     name: String,
     lines: Vec<&'a str>,
 }
 
-impl Section<'_> {
+impl HelpSection<'_> {
     /// Whether it is one of clap's, `Arguments:` and the groups of options.
     fn holds_options(&self) -> bool {
         self.name.ends_with(':')
@@ -48,8 +51,8 @@ impl Section<'_> {
 
 /// The sections of a text: a heading is a line that is not indented, behind an empty line, and in
 /// capitals or with a colon at its end.
-fn sections(help: &str) -> Vec<Section<'_>> {
-    let mut all = vec![Section { name: String::new(), lines: Vec::new() }];
+fn sections(help: &str) -> Vec<HelpSection<'_>> {
+    let mut all = vec![HelpSection { name: String::new(), lines: Vec::new() }];
     let mut behind_empty = false;
     for line in help.lines() {
         let plain = plain(line);
@@ -57,7 +60,7 @@ fn sections(help: &str) -> Vec<Section<'_>> {
             && plain.starts_with(|first: char| first.is_ascii_uppercase())
             && (plain.ends_with(':') || plain.chars().all(|c| c.is_ascii_uppercase() || c == ' '));
         if is_heading {
-            all.push(Section { name: plain.clone(), lines: Vec::new() });
+            all.push(HelpSection { name: plain.clone(), lines: Vec::new() });
         }
         behind_empty = plain.is_empty();
         if let Some(last) = all.last_mut() {

@@ -25,26 +25,26 @@ use std::path::PathBuf;
 
 use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
-pub use self::backup::{Chain, ChainCommand, ProgressOptions, PullArgs, Restore};
+pub use self::backup::{ChainArgs, ChainCommand, ProgressOptions, PullArgs, RestoreArgs};
 #[cfg(feature = "bench")]
-pub use self::bench::{Bench, BenchAction};
+pub use self::bench::{BenchAction, BenchArgs};
 #[cfg(feature = "formats")]
-pub use self::check::{Check, RepairArg};
-pub use self::check::{Checksum, Compare, Reading, Verify};
+pub use self::check::{CheckArgs, RepairArg};
+pub use self::check::{ChecksumArgs, CompareArgs, ReadArgs, VerifyArgs};
 pub use self::copy::{CopyArgs, JOB_FILES};
-pub use self::engine::Engine;
-pub use self::format::{Backing, FormatArg, ImageFormat};
+pub use self::engine::EngineArgs;
+pub use self::format::{BackingPolicy, FormatArg, ImageFormatArgs};
 #[cfg(feature = "formats")]
 pub use self::image::{
-    Bitmap, BitmapCommand, BitmapMerge, BitmapName, Commit, Create, InfoChain, Listed, Measure,
-    RebaseArgs, Resize, Snapshot, SnapshotCommand,
+    BitmapArgs, BitmapCommand, BitmapMerge, CommitArgs, CreateArgs, ImageBitmap, InfoChain,
+    ListArgs, MeasureArgs, RebaseArgs, ResizeArgs, SnapshotArgs, SnapshotCommand,
 };
-pub use self::info::{Info, InspectionOptions, Map};
+pub use self::info::{InfoArgs, InspectionOptions, MapArgs};
 pub use self::layout::laid_out;
 #[cfg(feature = "fuse")]
-pub use self::mount::{Mount, MountExport};
-pub use self::serve::{Serve, ServeExport};
-pub use self::tls::{Tls, TlsCommand, TlsInit};
+pub use self::mount::{MountArgs, MountExport};
+pub use self::serve::{ServeArgs, ServeExport};
+pub use self::tls::{TlsArgs, TlsCommand, TlsInit};
 pub use self::value::{QmpClient, VsockPlace, total_memory};
 pub use crate::serve::control::commands::{Ctl, CtlCommand};
 use crate::{brackets, devices, exit, out};
@@ -58,19 +58,19 @@ use crate::{brackets, devices, exit, out};
 pub struct Cli {
     /// What to do.
     #[command(subcommand)]
-    pub command: Command,
+    pub command: CliCommand,
 }
 
 /// The commands.
 #[derive(Debug, Subcommand)]
-pub enum Command {
+pub enum CliCommand {
     /// Serve a device over NBD
     ///
     /// Serve any device to NBD clients until a signal (SIGTERM, SIGINT) stops the server. The
     /// options are those of nbdkit, except that --export names what is served. Without --unix and
     /// --port, listen on TCP port 10809 of all addresses. The server prints what it serves when it is
     /// ready; with --background, the command returns then.
-    Serve(Box<Serve>),
+    Serve(Box<ServeArgs>),
     /// Copy a device to another
     ///
     /// Copy all of SOURCE to TARGET, over several connections and with many requests in flight.
@@ -88,50 +88,50 @@ pub enum Command {
     /// Restore a disk from its backups
     ///
     /// Check the digests of a point, and copy the disk as it was then to TARGET.
-    Restore(Box<Restore>),
+    Restore(Box<RestoreArgs>),
     /// List, check, merge and prune the backups of a disk
     ///
     /// Manage a directory that blockhaul pull has written.
-    Chain(Chain),
+    Chain(ChainArgs),
     /// Show size and properties of a device
     ///
     /// For exports of NBD servers, print what nbdinfo prints, byte for byte. For all other devices,
     /// print the same properties.
-    Info(Box<Info>),
+    Info(Box<InfoArgs>),
     /// Show which parts of a device hold data
     ///
     /// Same as blockhaul info --map.
-    Map(Map),
+    Map(MapArgs),
     /// Compare two devices
     ///
     /// Report whether two devices have the same content, and the first difference. Ranges that both
     /// devices report as zero are not read. If one device is longer, zeroes at its end are not a
     /// difference. The exit status is that of qemu-img compare: 0 the same, 1 different, 2 cannot
     /// open, 3 cannot get extents, 4 cannot read.
-    Compare(Box<Compare>),
+    Compare(Box<CompareArgs>),
     /// Check a device against a manifest
     ///
     /// Read a device and compare it with a manifest that copy --manifest has written. Print the
     /// ranges that differ, and exit with status 8 if there are any.
-    Verify(Box<Verify>),
+    Verify(Box<VerifyArgs>),
     /// Check the tables of a qcow2 image, and repair them
     ///
     /// Count the references to each cluster of the image, and compare them with its refcounts.
     /// Nothing else may use the image. The exit status is that of qemu-img check.
     #[cfg(feature = "formats")]
-    Check(Check),
+    Check(CheckArgs),
     /// Create an image without data
     ///
     /// Create a qcow2 image or a raw disk that reads as zeroes, or as the backing file of
     /// qcow2:PATH?backing=FILE.
     #[cfg(feature = "formats")]
-    Create(Create),
+    Create(CreateArgs),
     /// Change the size of the disk in an image
     ///
     /// Make a raw disk, or the disk in a qcow2 image, larger or smaller. New bytes read as zeroes. Nothing
     /// else may use the image. After a power cut it has the old size or the new one.
     #[cfg(feature = "formats")]
-    Resize(Resize),
+    Resize(ResizeArgs),
     /// Give an image another backing file, or none
     ///
     /// The disk stays as it is: where the old and the new backing file differ, the contents of the old one
@@ -143,24 +143,24 @@ pub enum Command {
     /// Afterwards the image is empty and shows the same disk. Other images that use this backing file
     /// become invalid.
     #[cfg(feature = "formats")]
-    Commit(Commit),
+    Commit(CommitArgs),
     /// Measure how long an image of a device would be
     ///
     /// Print the length of a new image with the data of SOURCE, and with data everywhere, without
     /// compression. No data is read.
     #[cfg(feature = "formats")]
-    Measure(Measure),
+    Measure(MeasureArgs),
     /// List the internal snapshots of an image
     #[cfg(feature = "formats")]
-    Snapshot(Snapshot),
+    Snapshot(SnapshotArgs),
     /// List, add, remove and change the persistent bitmaps of an image
     #[cfg(feature = "formats")]
-    Bitmap(Bitmap),
+    Bitmap(BitmapArgs),
     /// Print the digest of the content of a device
     ///
     /// Print what b3sum, sha256sum or blksum would print for the same bytes in a raw file. Holes
     /// are not read.
-    Checksum(Box<Checksum>),
+    Checksum(Box<ChecksumArgs>),
     /// Show a device as a local file
     ///
     /// Show a device, with its layers, as a file, through FUSE: TARGET/disk if TARGET is a directory,
@@ -168,7 +168,7 @@ pub enum Command {
     /// any file: mount its file system, copy it, look into it. It is there until a signal (SIGTERM,
     /// SIGINT), until umount TARGET, or until the command of --run ends.
     #[cfg(feature = "fuse")]
-    Mount(Box<Mount>),
+    Mount(Box<MountArgs>),
     /// Manage a running server
     ///
     /// Send a command to a server that was started with --control PATH: list clients and exports,
@@ -178,29 +178,29 @@ pub enum Command {
     /// Create keys and certificates for TLS
     ///
     /// Create what serve --tls and nbds URIs need, in the layout of nbdkit, libnbd and QEMU.
-    Tls(Tls),
+    Tls(TlsArgs),
     /// Measure devices and servers, and compare programs
     ///
     /// Measure one device or one server. All other arguments are those of the program blockhaul-bench, which runs
     /// scenarios: blockhaul and the programs in common use do the same work, in turn, and the results are checked.
     #[cfg(feature = "bench")]
-    Bench(Box<Bench>),
+    Bench(Box<BenchArgs>),
     /// Show version, abilities and thread model of a plugin
-    Plugin(Plugin),
+    Plugin(PluginArgs),
     /// Show the help of a command, or of a topic
     ///
     /// Topics: devices, layers, the scheme of a device (memory), the name of a layer (rate),
     /// exit-status, job.
-    Help(Help),
+    Help(HelpArgs),
     /// Write the man pages
-    Man(Man),
+    Man(ManArgs),
     /// Write completions for a shell
-    Completions(Completions),
+    Completions(CompletionsArgs),
 }
 
 /// Options of `blockhaul help`.
 #[derive(Debug, Args)]
-pub struct Help {
+pub struct HelpArgs {
     /// A command, or a topic
     #[arg(value_name = "COMMAND | TOPIC")]
     pub topic: Vec<String>,
@@ -208,7 +208,7 @@ pub struct Help {
 
 /// Options of `blockhaul man`.
 #[derive(Debug, Args)]
-pub struct Man {
+pub struct ManArgs {
     /// Directory for all pages [default: print the main page]
     #[arg(value_name = "DIR")]
     pub dir: Option<PathBuf>,
@@ -216,7 +216,7 @@ pub struct Man {
 
 /// Options of `blockhaul plugin`.
 #[derive(Debug, Args)]
-pub struct Plugin {
+pub struct PluginArgs {
     /// The plugin, by name, path or as a device
     ///
     /// The name is nbdkit's short name, for example curl; a device is nbdkit:NAME?KEY=VALUE.
@@ -231,7 +231,7 @@ pub struct Plugin {
 
 /// Options of `blockhaul completions`.
 #[derive(Debug, Args)]
-pub struct Completions {
+pub struct CompletionsArgs {
     /// The shell
     #[arg(value_name = "SHELL")]
     pub shell: clap_complete::Shell,
@@ -344,18 +344,18 @@ pub fn parse(words: Vec<OsString>) -> Result<Cli, clap::Error> {
 /// A command that scripts start often, without the definition of all others, which is a sixth of the time
 /// that a process takes to start. `None`: another command, or words that need the whole definition for an
 /// answer, such as those with an error or `--help`.
-fn parse_frequent(words: &[OsString]) -> Option<Command> {
+fn parse_frequent(words: &[OsString]) -> Option<CliCommand> {
     fn only<A: Args>(name: &'static str, words: &[OsString]) -> Option<A> {
         parse_command(name, words.to_vec()).ok().map(|(args, _)| args)
     }
     let (_, [name, words @ ..]) = words.split_first()? else { return None };
     match name.to_str()? {
-        "copy" => only("copy", words).map(Command::Copy),
-        "info" => only("info", words).map(Command::Info),
-        "map" => only("map", words).map(Command::Map),
-        "serve" => only("serve", words).map(Command::Serve),
-        "compare" => only("compare", words).map(Command::Compare),
-        "checksum" => only("checksum", words).map(Command::Checksum),
+        "copy" => only("copy", words).map(CliCommand::Copy),
+        "info" => only("info", words).map(CliCommand::Info),
+        "map" => only("map", words).map(CliCommand::Map),
+        "serve" => only("serve", words).map(CliCommand::Serve),
+        "compare" => only("compare", words).map(CliCommand::Compare),
+        "checksum" => only("checksum", words).map(CliCommand::Checksum),
         _ => None,
     }
 }
@@ -391,7 +391,7 @@ fn unknown_ctl_command(word: &str, words: &[OsString]) -> Option<String> {
 
 /// An option of `copy` that was given, by its long name, and its values; a flag has none.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Given {
+pub struct CopyOption {
     /// The long name.
     pub name: String,
     /// What was given, in order.
@@ -399,7 +399,7 @@ pub struct Given {
 }
 
 /// The options of `copy` among the words of a command line that was understood.
-pub fn given(words: Vec<OsString>) -> Result<Vec<Given>, clap::Error> {
+pub fn given(words: Vec<OsString>) -> Result<Vec<CopyOption>, clap::Error> {
     let mut definition = definition();
     let matches = definition.try_get_matches_from_mut(words)?;
     let (Some(matches), Some(copy)) =
@@ -411,7 +411,7 @@ pub fn given(words: Vec<OsString>) -> Result<Vec<Given>, clap::Error> {
 }
 
 /// The options of this command that were given.
-fn given_among(command: &clap::Command, matches: &clap::ArgMatches) -> Vec<Given> {
+fn given_among(command: &clap::Command, matches: &clap::ArgMatches) -> Vec<CopyOption> {
     let mut found = Vec::new();
     for option in command.get_arguments() {
         let id = option.get_id().as_str();
@@ -422,7 +422,7 @@ fn given_among(command: &clap::Command, matches: &clap::ArgMatches) -> Vec<Given
         } else {
             Vec::new()
         };
-        found.push(Given { name: name.to_string(), values });
+        found.push(CopyOption { name: name.to_string(), values });
     }
     found
 }
@@ -438,7 +438,7 @@ pub fn definition_of<A: Args>(command: &'static str) -> clap::Command {
 pub fn parse_command<A: Args>(
     command: &'static str,
     words: Vec<OsString>,
-) -> Result<(A, Vec<Given>), clap::Error> {
+) -> Result<(A, Vec<CopyOption>), clap::Error> {
     let mut definition = definition_of::<A>(command);
     let parsed = definition.try_get_matches_from_mut(words.clone());
     let matches = parsed.map_err(|error| with_own_tip(error, &words).format(&mut definition))?;
@@ -495,7 +495,7 @@ mod tests {
 
     fn copy(text: &str) -> CopyArgs {
         match parse_text(&format!("blockhaul copy {text}")).unwrap().command {
-            Command::Copy(copy) => *copy,
+            CliCommand::Copy(copy) => *copy,
             other => panic!("{other:?}"),
         }
     }
@@ -522,7 +522,7 @@ mod tests {
             (Some(8), Some(65536), Some(0))
         );
         assert!(copy.destination_is_zero && copy.allocated);
-        assert_eq!(copy.progress, Some(crate::progress::Style::Percent(3)));
+        assert_eq!(copy.progress, Some(crate::progress::ProgressStyle::Percent(3)));
     }
 
     #[test]
@@ -596,16 +596,16 @@ mod tests {
     fn info_knows_nbdinfos_synonyms() {
         for word in ["--can", "--is", "--has", "--have"] {
             let cli = parse_text(&format!("blockhaul info {word} write a")).unwrap();
-            let Command::Info(info) = cli.command else { panic!("{cli:?}") };
+            let CliCommand::Info(info) = cli.command else { panic!("{cli:?}") };
             assert_eq!(info.can.as_deref(), Some("write"), "{word}");
         }
         for word in ["--cannot", "--can-not", "--isnt", "--is-not", "--hasnt", "--have-not"] {
             let cli = parse_text(&format!("blockhaul info {word} write a")).unwrap();
-            let Command::Info(info) = cli.command else { panic!("{cli:?}") };
+            let CliCommand::Info(info) = cli.command else { panic!("{cli:?}") };
             assert_eq!(info.cannot.as_deref(), Some("write"), "{word}");
         }
         let cli = parse_text("blockhaul info --map a --totals").unwrap();
-        let Command::Info(info) = cli.command else { panic!("{cli:?}") };
+        let CliCommand::Info(info) = cli.command else { panic!("{cli:?}") };
         assert_eq!(info.map.as_deref(), Some("base:allocation"));
     }
 }

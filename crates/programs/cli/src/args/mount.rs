@@ -4,11 +4,11 @@ use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use blockhaul_fuse::Cache;
+use blockhaul_fuse::PageCacheMode;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser};
 
-use super::engine::Engine;
+use super::engine::EngineArgs;
 use super::value::{duration, memory};
 
 /// Options of `blockhaul mount`.
@@ -18,7 +18,7 @@ use super::value::{duration, memory};
     override_usage = "blockhaul mount [OPTIONS] DEVICE TARGET\n       \
                       blockhaul mount [OPTIONS] --export NAME=DEVICE… TARGET"
 )]
-pub struct Mount {
+pub struct MountArgs {
     /// Device to show (see blockhaul help devices)
     ///
     /// With dir:PATH, the regular files that are in a directory at that moment, each under its name.
@@ -75,7 +75,7 @@ pub struct Mount {
     /// none: every read and write goes to the device. open: the cache is emptied when the file is
     /// opened, so that changes by others show up then. keep: nobody else changes the device.
     #[arg(long, value_name = "MODE", default_value = "open", value_parser = cache())]
-    pub cache: Cache,
+    pub cache: PageCacheMode,
 
     /// Let other users read the file
     ///
@@ -124,14 +124,14 @@ pub struct Mount {
     pub memory: u64,
 
     #[command(flatten)]
-    pub engine: Engine,
+    pub engine: EngineArgs,
 
     /// Set by a process that starts itself again to go to the background.
     #[arg(long, hide = true)]
     pub in_background: bool,
 }
 
-impl Mount {
+impl MountArgs {
     /// The device, if one stands before the target, and the target.
     pub fn places(&self) -> (Option<&OsStr>, &Path) {
         match &self.target {
@@ -164,11 +164,11 @@ pub struct MountExport {
     pub partition: Option<u32>,
 }
 
-fn cache() -> impl TypedValueParser<Value = Cache> {
+fn cache() -> impl TypedValueParser<Value = PageCacheMode> {
     PossibleValuesParser::new(["none", "open", "keep"]).map(|name| match &*name {
-        "none" => Cache::None,
-        "keep" => Cache::Keep,
-        _ => Cache::Open,
+        "none" => PageCacheMode::None,
+        "keep" => PageCacheMode::Keep,
+        _ => PageCacheMode::Open,
     })
 }
 

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use clap::{Args, Parser};
 
-use super::engine::Engine;
-use super::format::ImageFormat;
+use super::engine::EngineArgs;
+use super::format::ImageFormatArgs;
 #[cfg(feature = "vhost")]
 use super::value::VhostPlace;
 use super::value::{
@@ -18,13 +18,13 @@ use crate::devices;
 /// Options of `blockhaul serve`.
 #[derive(Debug, Args)]
 #[command(infer_long_args = true)]
-pub struct Serve {
+pub struct ServeArgs {
     /// Device to serve (see blockhaul help devices)
     #[arg(value_name = "DEVICE", required_unless_present_any = ["export", "qmp", "qmp_client", "qmp_run"])]
     pub device: Option<OsString>,
 
     #[command(flatten)]
-    pub image: ImageFormat,
+    pub image: ImageFormatArgs,
 
     /// Listen on this Unix socket; may be repeated
     ///
@@ -268,7 +268,7 @@ pub struct Serve {
     /// json is one object per line with time, level and message and, where they apply, connection
     /// (its number), client, user, export, request, offset, length and error.
     #[arg(long, value_name = "FORMAT", default_value = "text")]
-    pub log_format: crate::logger::Format,
+    pub log_format: crate::logger::LogFormat,
 
     /// Run each plugin (nbdkit:…) in a process of its own
     ///
@@ -277,7 +277,7 @@ pub struct Serve {
     /// the disk in memory. The plugin's parameter @watchdog=TIME ends a plugin that hangs.
     #[arg(long, value_name = "again|once", num_args = 0..=1, require_equals = true,
           default_missing_value = "again", value_parser = isolate)]
-    pub isolate: Option<blockhaul_isolated::Again>,
+    pub isolate: Option<blockhaul_isolated::RestartPolicy>,
 
     #[command(flatten)]
     pub tls: ServeTls,
@@ -333,7 +333,7 @@ pub struct Serve {
     pub memory: u64,
 
     #[command(flatten)]
-    pub engine: Engine,
+    pub engine: EngineArgs,
 
     /// Exit on SIGHUP, as nbdkit does.
     #[arg(long, hide = true)]
@@ -361,15 +361,15 @@ pub struct Serve {
     pub in_background: bool,
 }
 
-fn isolate(text: &str) -> Result<blockhaul_isolated::Again, String> {
+fn isolate(text: &str) -> Result<blockhaul_isolated::RestartPolicy, String> {
     match text {
-        "again" => Ok(blockhaul_isolated::Again::ForClients),
-        "once" => Ok(blockhaul_isolated::Again::Never),
+        "again" => Ok(blockhaul_isolated::RestartPolicy::ForClients),
+        "once" => Ok(blockhaul_isolated::RestartPolicy::Never),
         _ => Err(format!("{text:?} is not one of again, once")),
     }
 }
 
-impl Serve {
+impl ServeArgs {
     /// Sockets for virtual machines, and the exports that they get.
     #[cfg(feature = "vhost")]
     pub fn vhost_places(&self) -> Vec<(String, PathBuf)> {

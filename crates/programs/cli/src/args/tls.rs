@@ -6,7 +6,7 @@ use clap::{Args, Subcommand};
 
 /// Options of `blockhaul tls`.
 #[derive(Debug, Args)]
-pub struct Tls {
+pub struct TlsArgs {
     /// What to do.
     #[command(subcommand)]
     pub command: TlsCommand,

@@ -24,7 +24,7 @@ mod stand_in;
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
 
-use crate::exit::{Outcome, USAGE};
+use crate::exit::{CommandResult, USAGE};
 use crate::out;
 
 /// The usage of `blockhaul compat`; the names follow.
@@ -36,24 +36,24 @@ Usage: blockhaul compat PROGRAM [ARGUMENT]...
 Programs: ";
 
 /// An emulated program.
-struct Program {
+struct EmulatedProgram {
     name: &'static str,
     /// Runs it with the words after its name.
-    run: fn(&[OsString]) -> Outcome,
+    run: fn(&[OsString]) -> CommandResult,
 }
 
-const PROGRAMS: &[Program] = &[
-    Program { name: "nbdcopy", run: nbdcopy::run },
-    Program { name: "nbddiscard", run: nbddiscard::run_discard },
-    Program { name: "nbddump", run: nbddump::run },
-    Program { name: "nbdinfo", run: nbdinfo::run },
-    Program { name: "nbdkit", run: nbdkit::run },
-    Program { name: "nbdzero", run: nbddiscard::run_zero },
+const PROGRAMS: &[EmulatedProgram] = &[
+    EmulatedProgram { name: "nbdcopy", run: nbdcopy::run },
+    EmulatedProgram { name: "nbddiscard", run: nbddiscard::run_discard },
+    EmulatedProgram { name: "nbddump", run: nbddump::run },
+    EmulatedProgram { name: "nbdinfo", run: nbdinfo::run },
+    EmulatedProgram { name: "nbdkit", run: nbdkit::run },
+    EmulatedProgram { name: "nbdzero", run: nbddiscard::run_zero },
     #[cfg(feature = "formats")]
-    Program { name: "qemu-img", run: qemu_img::run },
+    EmulatedProgram { name: "qemu-img", run: qemu_img::run },
     #[cfg(feature = "formats")]
-    Program { name: "qemu-nbd", run: qemu_nbd::run },
-    Program { name: "qemu-storage-daemon", run: qemu_storage_daemon::run },
+    EmulatedProgram { name: "qemu-nbd", run: qemu_nbd::run },
+    EmulatedProgram { name: "qemu-storage-daemon", run: qemu_storage_daemon::run },
 ];
 
 /// Runs the program that the command line names and returns the exit status; none if it names no
@@ -93,7 +93,7 @@ fn unnamed(words: &[OsString]) -> Option<u8> {
     Some(USAGE)
 }
 
-fn called(words: &[OsString]) -> Option<(&'static Program, &[OsString])> {
+fn called(words: &[OsString]) -> Option<(&'static EmulatedProgram, &[OsString])> {
     let named = |name: &OsStr| PROGRAMS.iter().find(|program| name == program.name);
     let (first, rest) = words.split_first()?;
     if let Some(program) = Path::new(first).file_name().and_then(named) {

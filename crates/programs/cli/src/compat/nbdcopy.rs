@@ -3,29 +3,29 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use blockhaul_command_lines::nbdcopy::Copy;
-use blockhaul_command_lines::{Asked, nbdcopy};
+use blockhaul_command_lines::nbdcopy::NbdcopyRequest;
+use blockhaul_command_lines::{ToolInvocation, nbdcopy};
 
 use super::stand_in::{answer, failure, log_as, own};
-use crate::args::Command;
+use crate::args::CliCommand;
 use crate::copy::report::DigestLine;
-use crate::exit::{FAILED, Failure, Outcome, plain};
+use crate::exit::{CommandFailure, CommandResult, FAILED, plain};
 use crate::{copy, out, signals};
 
 /// Runs nbdcopy with these words.
-pub fn run(words: &[OsString]) -> Outcome {
+pub fn run(words: &[OsString]) -> CommandResult {
     let copy = match nbdcopy::parse(words).map_err(failure)? {
-        Asked::Text(text) => return answer(&text),
-        Asked::Run(copy) => copy,
+        ToolInvocation::Text(text) => return answer(&text),
+        ToolInvocation::Run(copy) => copy,
     };
-    carry_out(copy).map_err(|failure: Failure| match failure.status() {
+    carry_out(copy).map_err(|failure: CommandFailure| match failure.status() {
         // Like a shell for a program that was ended by a signal.
         128.. => failure,
         _ => failure.with_status(FAILED),
     })
 }
 
-fn carry_out(mut requested: Copy) -> Outcome {
+fn carry_out(mut requested: NbdcopyRequest) -> CommandResult {
     log_as("nbdcopy", requested.is_verbose());
     let mut started = Vec::new();
     if requested.is_verbose() {
@@ -45,7 +45,7 @@ fn carry_out(mut requested: Copy) -> Outcome {
         return pour();
     }
     let (cli, groups) = own(requested.words())?;
-    let Command::Copy(args) = cli.command else {
+    let CliCommand::Copy(args) = cli.command else {
         return Err(failure("the command line was not understood"));
     };
     let outcome = copy::run_printing(&args, &groups, line);
@@ -55,7 +55,7 @@ fn carry_out(mut requested: Copy) -> Outcome {
 }
 
 /// Copies standard input to standard output.
-fn pour() -> Outcome {
+fn pour() -> CommandResult {
     let copied = std::io::copy(&mut std::io::stdin().lock(), &mut std::io::stdout().lock());
     match copied {
         Ok(_) => Ok(0),
@@ -91,8 +91,10 @@ mod tests {
                 .chain(["a", "b"])
                 .map(OsString::from)
                 .collect();
-            let Asked::Run(copy) = nbdcopy::parse(&words).unwrap() else { panic!("{line}") };
-            assert!(matches!(own(copy.words()).unwrap().0.command, Command::Copy(_)), "{line}");
+            let ToolInvocation::Run(copy) = nbdcopy::parse(&words).unwrap() else {
+                panic!("{line}")
+            };
+            assert!(matches!(own(copy.words()).unwrap().0.command, CliCommand::Copy(_)), "{line}");
         }
     }
 }

@@ -5,46 +5,48 @@ use std::io::Read as _;
 use std::sync::Arc;
 
 use blockhaul_block::{
-    BASE_ALLOCATION, Can, Device, DeviceExt as _, Error, Flags, HOLE, Kind, Reply, Request, ZERO,
+    BASE_ALLOCATION, Can, Device, DeviceExt as _, Error, HOLE, Kind, Reply, Request, RequestFlags,
+    ZERO,
 };
 use blockhaul_catalog::Intent;
-use blockhaul_command_lines::Asked;
+use blockhaul_command_lines::ToolInvocation;
 use blockhaul_command_lines::nbddiscard::{DiscardProgram, DiscardRequest, translate};
-use blockhaul_io::{Config, Runtime};
+use blockhaul_io::{Runtime, RuntimeConfig};
 
 use super::stand_in::{answer, failure, log_as};
-use crate::exit::{FAILED, Failure, Outcome, plain};
+use crate::exit::{CommandFailure, CommandResult, FAILED, plain};
 use crate::{devices, out};
 
 /// Longest request in bytes: more than most servers take without extended headers would be refused.
 const REQUEST_MAX: u64 = 1 << 30;
 
 /// Runs nbddiscard with these words.
-pub fn run_discard(words: &[OsString]) -> Outcome {
+pub fn run_discard(words: &[OsString]) -> CommandResult {
     run(DiscardProgram::Discard, words)
 }
 
 /// Runs nbdzero with these words.
-pub fn run_zero(words: &[OsString]) -> Outcome {
+pub fn run_zero(words: &[OsString]) -> CommandResult {
     run(DiscardProgram::Zero, words)
 }
 
-fn run(program: DiscardProgram, words: &[OsString]) -> Outcome {
+fn run(program: DiscardProgram, words: &[OsString]) -> CommandResult {
     let request = match translate(program, words).map_err(failure)? {
-        Asked::Text(text) => return answer(&text),
-        Asked::Run(request) => request,
+        ToolInvocation::Text(text) => return answer(&text),
+        ToolInvocation::Run(request) => request,
     };
     log_as(program.name(), request.verbose);
     crate::logger::start(request.verbose);
     let registry = devices::registry(std::time::Duration::ZERO).for_command();
-    let config = Config { workers: 1, ..Config::default() };
+    let config = RuntimeConfig { workers: 1, ..RuntimeConfig::default() };
     let runtime = Runtime::start(&config)
         .map_err(|error| failure(format!("cannot start workers: {}", plain(&error))))?;
     let (spec, intent) = (request.spec.clone(), intent(&request));
     let opened =
         runtime.block_on(move || async move { registry.open(&spec, Vec::new(), intent).await });
-    let stack = opened
-        .map_err(|error| Failure::opening("device", &request.uri, &error).with_status(FAILED))?;
+    let stack = opened.map_err(|error| {
+        CommandFailure::opening("device", &request.uri, &error).with_status(FAILED)
+    })?;
     let device = stack.device().clone();
     check_abilities(&device, &request)?;
     let Some(part) = part(&device, &request)? else { return Ok(0) };
@@ -52,7 +54,7 @@ fn run(program: DiscardProgram, words: &[OsString]) -> Outcome {
         ask(&request.uri, part)?;
     }
     let done = runtime.block_on(move || async move { carry_out(&device, &request, part).await });
-    done.map(|()| 0).map_err(|error| Failure::new(FAILED, error.to_string()))
+    done.map(|()| 0).map_err(|error| CommandFailure::new(FAILED, error.to_string()))
 }
 
 fn intent(request: &DiscardRequest) -> Intent {
@@ -60,7 +62,10 @@ fn intent(request: &DiscardRequest) -> Intent {
 }
 
 /// Refuses a server without the requests that are needed: nothing is emulated.
-fn check_abilities(device: &Arc<dyn Device>, request: &DiscardRequest) -> Result<(), Failure> {
+fn check_abilities(
+    device: &Arc<dyn Device>,
+    request: &DiscardRequest,
+) -> Result<(), CommandFailure> {
     let facts = device.facts();
     let own = facts.can - facts.emulated;
     let why = match (request.check, request.zero) {
@@ -81,7 +86,10 @@ fn check_abilities(device: &Arc<dyn Device>, request: &DiscardRequest) -> Result
 }
 
 /// Offset and length in bytes of the part; none if it is behind the end of the disk.
-fn part(device: &Arc<dyn Device>, request: &DiscardRequest) -> Result<Option<(u64, u64)>, Failure> {
+fn part(
+    device: &Arc<dyn Device>,
+    request: &DiscardRequest,
+) -> Result<Option<(u64, u64)>, CommandFailure> {
     let size = device.facts().size;
     let warn = |text: &str| {
         let line = if request.quiet { String::new() } else { format!("warning: {text}\n") };
@@ -99,7 +107,7 @@ fn part(device: &Arc<dyn Device>, request: &DiscardRequest) -> Result<Option<(u6
 }
 
 /// Asks the user, who must answer with `y`.
-fn ask(uri: &str, (offset, length): (u64, u64)) -> Result<(), Failure> {
+fn ask(uri: &str, (offset, length): (u64, u64)) -> Result<(), CommandFailure> {
     let last = i128::from(offset) + i128::from(length) - 1;
     let text = format!("PERMANENTLY ERASE everything on {uri} bytes {offset} - {last} (y/N)? ");
     out::print(text.as_bytes())?;
@@ -126,7 +134,7 @@ async fn carry_out(
         let change = match (request.zero, request.fast) {
             (false, _) => Request::trim(at, len),
             (true, false) => Request::zero(at, len),
-            (true, true) => Request::zero(at, len).with(Flags::FAST),
+            (true, true) => Request::zero(at, len).with(RequestFlags::FAST),
         };
         let Reply::Done = device.submit(change).await? else { return Err(Error::misfit()) };
         at += len;

@@ -2,18 +2,18 @@
 
 use std::ffi::OsString;
 
-use blockhaul_command_lines::{Asked, nbddump};
+use blockhaul_command_lines::{ToolInvocation, nbddump};
 
 use super::stand_in::{answer, failure, log_as};
-use crate::exit::{FAILED, Failure, Outcome};
+use crate::exit::{CommandFailure, CommandResult, FAILED};
 use crate::info;
 
 /// Runs nbddump with these words.
-pub fn run(words: &[OsString]) -> Outcome {
+pub fn run(words: &[OsString]) -> CommandResult {
     let dump = match nbddump::translate(words).map_err(failure)? {
-        Asked::Text(text) => return answer(&text),
-        Asked::Run(dump) => dump,
+        ToolInvocation::Text(text) => return answer(&text),
+        ToolInvocation::Run(dump) => dump,
     };
     log_as("nbddump", false);
-    info::run_dump(dump).map_err(|failure: Failure| failure.with_status(FAILED))
+    info::run_dump(dump).map_err(|failure: CommandFailure| failure.with_status(FAILED))
 }

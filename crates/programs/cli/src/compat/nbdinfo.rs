@@ -2,30 +2,30 @@
 
 use std::ffi::OsString;
 
-use blockhaul_command_lines::{Asked, nbdinfo};
+use blockhaul_command_lines::{ToolInvocation, nbdinfo};
 
 use super::stand_in::{answer, failure, log_as, own};
-use crate::args::Command;
-use crate::exit::{FAILED, Failure, Outcome};
+use crate::args::CliCommand;
+use crate::exit::{CommandFailure, CommandResult, FAILED};
 use crate::info;
 
 /// Runs nbdinfo with these words.
-pub fn run(words: &[OsString]) -> Outcome {
+pub fn run(words: &[OsString]) -> CommandResult {
     let words = match nbdinfo::translate(words).map_err(failure)? {
-        Asked::Text(text) => return answer(&text),
-        Asked::Run(words) => words,
+        ToolInvocation::Text(text) => return answer(&text),
+        ToolInvocation::Run(words) => words,
     };
     log_as("nbdinfo", false);
     let (cli, groups) = own(words)?;
-    let Command::Info(args) = cli.command else {
+    let CliCommand::Info(args) = cli.command else {
         return Err(failure("the command line was not understood"));
     };
-    info::run(&args, &groups).map_err(|failure: Failure| failure.with_status(FAILED))
+    info::run(&args, &groups).map_err(|failure: CommandFailure| failure.with_status(FAILED))
 }
 
 #[cfg(test)]
 mod tests {
-    use blockhaul_command_lines::getopt::{self, Value};
+    use blockhaul_command_lines::getopt::{self, OptionArity};
     use blockhaul_command_lines::nbdinfo::OPTIONS;
 
     use super::*;
@@ -68,7 +68,7 @@ mod tests {
                 continue;
             }
             let map = if opt.means == "totals" { " --map" } else { "" };
-            let value = if opt.value == Value::Must { " write" } else { "" };
+            let value = if opt.value == OptionArity::Must { " write" } else { "" };
             let (status, said) =
                 status(&format!("--{}{value}{map} nbd+unix:///?socket=/no/such", opt.long));
             // The command line is fine; the server is not there.

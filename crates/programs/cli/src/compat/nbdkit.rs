@@ -6,18 +6,18 @@ use std::time::Duration;
 use blockhaul_catalog::Registry;
 use blockhaul_command_lines::getopt;
 use blockhaul_command_lines::nbdkit::{
-    HELP, Host, IN_BACKGROUND, Line, Log, OPTIONS, OwnPlugin, VERSION, dump_config, filter_keys,
-    own_plugin, serve_words,
+    HELP, IN_BACKGROUND, LogDestination, NbdkitCommand, OPTIONS, OwnPlugin, TranslationContext,
+    VERSION, dump_config, filter_keys, own_plugin, serve_words,
 };
 
 use super::nbdkit_log as log;
 use super::stand_in::{answer, failure, own};
-use crate::args::Command;
-use crate::exit::{FAILED, Failure, Outcome};
+use crate::args::CliCommand;
+use crate::exit::{CommandFailure, CommandResult, FAILED};
 use crate::{devices, plugin_host, serve};
 
 /// Runs nbdkit with these words. Errors have nbdkit's form.
-pub fn run(words: &[OsString]) -> Outcome {
+pub fn run(words: &[OsString]) -> CommandResult {
     start(words).or_else(|failure| {
         log::error(&failure.to_string());
         match failure.status() {
@@ -28,18 +28,19 @@ pub fn run(words: &[OsString]) -> Outcome {
     })
 }
 
-fn start(words: &[OsString]) -> Outcome {
+fn start(words: &[OsString]) -> CommandResult {
     let (in_background, words) = match words {
         [first, rest @ ..] if first == IN_BACKGROUND => (true, rest),
         words => (false, words),
     };
-    let line = Line::parse(words).map_err(|text| failure(format!("{text}; see nbdkit --help")))?;
+    let line = NbdkitCommand::parse(words)
+        .map_err(|text| failure(format!("{text}; see nbdkit --help")))?;
     log::start(&line, in_background).map_err(|error| log_failure(&line, &error))?;
     if let Some(name) = &line.name {
         plugin_host::set_server_name(name).map_err(|_| failure("--name holds a zero byte"))?;
     }
     let registry = devices::registry(Duration::ZERO);
-    let host = Host {
+    let host = TranslationContext {
         known: &|layer| registry.layer_or_gate(layer).is_ok(),
         plugins: plugin_host::plugin_folder(),
         filters: plugin_host::filter_folder(),
@@ -78,15 +79,17 @@ fn start(words: &[OsString]) -> Outcome {
     let words = serve_words(line, in_background, &host);
     check_plugin(&words, &plugin, &flags, &host)?;
     let (cli, groups) = own(words)?;
-    let Command::Serve(args) = cli.command else {
+    let CliCommand::Serve(args) = cli.command else {
         return Err(failure("the command line was not understood"));
     };
     serve::run(&args, &groups)
 }
 
-fn log_failure(line: &Line, error: &std::io::Error) -> Failure {
+fn log_failure(line: &NbdkitCommand, error: &std::io::Error) -> CommandFailure {
     match &line.log {
-        Log::File(path) => failure(format!("{}: {}", path.display(), crate::exit::plain(error))),
+        LogDestination::File(path) => {
+            failure(format!("{}: {}", path.display(), crate::exit::plain(error)))
+        }
         _ => failure(crate::exit::plain(error)),
     }
 }
@@ -96,8 +99,8 @@ fn check_plugin(
     words: &[OsString],
     plugin: &str,
     flags: &[(String, String, i32)],
-    host: &Host<'_>,
-) -> Result<(), Failure> {
+    host: &TranslationContext<'_>,
+) -> Result<(), CommandFailure> {
     let device = words.last().map(|word| word.to_string_lossy()).unwrap_or_default();
     if !device.starts_with("nbdkit:") {
         for (name, flag, _) in flags.iter().filter(|(name, ..)| name != "nbdkit") {
@@ -114,17 +117,17 @@ fn check_plugin(
     Ok(())
 }
 
-fn wrong(error: &blockhaul_block::Error) -> Failure {
+fn wrong(error: &blockhaul_block::Error) -> CommandFailure {
     failure(error.to_string())
 }
 
 /// Whether our own host runs plugins in Python, because nbdkit's plugin is not installed.
-fn is_our_python(line: &Line, host: &Host<'_>) -> bool {
+fn is_our_python(line: &NbdkitCommand, host: &TranslationContext<'_>) -> bool {
     line.plugin.as_deref() == Some("python") && !host.has_plugin("python")
 }
 
 /// The description of a plugin in Python by our own host.
-fn dump_python(line: &Line) -> Outcome {
+fn dump_python(line: &NbdkitCommand) -> CommandResult {
     let mut script = None;
     let mut config = Vec::new();
     for (key, value) in &line.parameters {
@@ -135,19 +138,22 @@ fn dump_python(line: &Line) -> Outcome {
         }
     }
     let Some(script) = script else { return answer(&blockhaul_python::dump_without_script()) };
-    let settings = blockhaul_python::Settings { config, ..blockhaul_python::Settings::new(script) };
+    let settings = blockhaul_python::PythonSettings {
+        config,
+        ..blockhaul_python::PythonSettings::new(script)
+    };
     answer(&blockhaul_python::dump(&settings).map_err(|error| wrong(&error))?)
 }
 
 /// The descriptions of plugin and filters of the line, filters first, outermost first. `ours`: those
 /// of our own layers and plugins.
 fn described<T>(
-    line: &Line,
-    host: &Host<'_>,
+    line: &NbdkitCommand,
+    host: &TranslationContext<'_>,
     layer: impl Fn(&str, &str) -> T,
     plugin: impl Fn(&OwnPlugin) -> T,
-    theirs: impl Fn(plugin_host::About) -> T,
-) -> Result<Vec<T>, Failure> {
+    theirs: impl Fn(plugin_host::PluginDescription) -> T,
+) -> Result<Vec<T>, CommandFailure> {
     let mut all = Vec::new();
     for filter in &line.filters {
         all.push(match host.own_layer(filter, &line.parameters) {
@@ -164,7 +170,11 @@ fn described<T>(
     Ok(all)
 }
 
-fn help(line: &Line, host: &Host<'_>, registry: &Registry) -> Result<String, Failure> {
+fn help(
+    line: &NbdkitCommand,
+    host: &TranslationContext<'_>,
+    registry: &Registry,
+) -> Result<String, CommandFailure> {
     let layer = |filter: &str, layer: &str| layer_help(filter, layer, registry);
     let plugin = |own: &OwnPlugin| {
         format!("\nplugin: {} (a device of blockhaul)\n{}", own.name, ended(own.help))
@@ -187,7 +197,7 @@ fn layer_help(filter: &str, layer: &str, registry: &Registry) -> String {
 }
 
 /// A plugin or filter of nbdkit.
-fn about_help(about: &plugin_host::About) -> String {
+fn about_help(about: &plugin_host::PluginDescription) -> String {
     let name = match &about.longname {
         Some(longname) => format!("{} ({longname})", about.name),
         None => about.name.clone(),
@@ -205,9 +215,9 @@ fn ended(text: &str) -> String {
     if text.is_empty() { String::new() } else { format!("{text}\n") }
 }
 
-fn version(line: &Line, host: &Host<'_>) -> Result<String, Failure> {
+fn version(line: &NbdkitCommand, host: &TranslationContext<'_>) -> Result<String, CommandFailure> {
     let ours = |name: &str| format!("{name} {VERSION}\n");
-    let theirs = |about: plugin_host::About| {
+    let theirs = |about: plugin_host::PluginDescription| {
         let version = about.version.map(|version| format!(" {version}")).unwrap_or_default();
         format!("{}{version}\n", about.name)
     };
@@ -215,18 +225,18 @@ fn version(line: &Line, host: &Host<'_>) -> Result<String, Failure> {
     Ok(ours("nbdkit") + &parts.concat())
 }
 
-fn dump_plugin(line: &Line) -> Outcome {
+fn dump_plugin(line: &NbdkitCommand) -> CommandResult {
     if line.single {
         return Err(failure("--dump-plugin and -s exclude each other"));
     }
     let Some(plugin) = &line.plugin else {
         return Err(failure("--dump-plugin requires a plugin; see nbdkit --help"));
     };
-    let settings = plugin_host::Settings {
+    let settings = plugin_host::PluginSettings {
         plugin: plugin.clone(),
         config: line.parameters.clone(),
         filters: line.filters.clone(),
-        ..plugin_host::Settings::default()
+        ..plugin_host::PluginSettings::default()
     };
     plugin_host::print_dump(&settings).map_err(|error| wrong(&error))?;
     Ok(0)

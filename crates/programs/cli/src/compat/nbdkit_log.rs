@@ -4,7 +4,7 @@ use std::fs::{File, OpenOptions};
 use std::io::Write as _;
 use std::sync::OnceLock;
 
-use blockhaul_command_lines::nbdkit::{Line, Log};
+use blockhaul_command_lines::nbdkit::{LogDestination, NbdkitCommand};
 use log::{Level, Metadata, Record};
 
 use crate::out::{self, one_line};
@@ -32,14 +32,14 @@ pub fn debug(text: &str) {
     out::error(&format!("{}: debug: {text}\n", sender()));
 }
 
-struct Logger {
-    to: Log,
+struct NbdkitLogger {
+    to: LogDestination,
     /// The open file, if that is the destination.
     file: Option<File>,
     verbose: bool,
 }
 
-impl log::Log for Logger {
+impl log::Log for NbdkitLogger {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
         metadata.level() <= log::max_level()
     }
@@ -58,14 +58,16 @@ impl log::Log for Logger {
         let text = one_line(&record.args().to_string());
         let line = format!("{}: {level}: {text}\n", sender());
         match self.to {
-            Log::Null => {}
+            LogDestination::Null => {}
             // nbdkit sends everything with this severity.
-            Log::Syslog => syslog::send("nbdkit", Severity::Error, &format!("{level}: {text}")),
-            Log::File(_) => {
+            LogDestination::Syslog => {
+                syslog::send("nbdkit", Severity::Error, &format!("{level}: {text}"))
+            }
+            LogDestination::File(_) => {
                 // A full disk must not end the server.
                 let _ = self.file.as_ref().map(|mut file| file.write_all(line.as_bytes()));
             }
-            Log::Usual | Log::Stderr => out::error(&line),
+            LogDestination::Usual | LogDestination::Stderr => out::error(&line),
         }
     }
 
@@ -101,20 +103,22 @@ fn escaped(bytes: &[u8]) -> String {
 ///
 /// # Errors
 /// The file for messages cannot be opened.
-pub fn start(line: &Line, in_background: bool) -> std::io::Result<()> {
+pub fn start(line: &NbdkitCommand, in_background: bool) -> std::io::Result<()> {
     if let Some(name) = &line.name {
         SENDER.get_or_init(|| format!("nbdkit[{}]", out::one_word(name)));
     }
     let to = match &line.log {
         // The output of a background server is not seen, unless it is verbose.
-        Log::Usual if in_background && !line.verbose => Log::Syslog,
+        LogDestination::Usual if in_background && !line.verbose => LogDestination::Syslog,
         to => to.clone(),
     };
     let file = match &to {
-        Log::File(path) => Some(OpenOptions::new().create(true).append(true).open(path)?),
+        LogDestination::File(path) => {
+            Some(OpenOptions::new().create(true).append(true).open(path)?)
+        }
         _ => None,
     };
     // Fails only if a logger is already set, which is then used.
-    let _ = log::set_boxed_logger(Box::new(Logger { to, file, verbose: line.verbose }));
+    let _ = log::set_boxed_logger(Box::new(NbdkitLogger { to, file, verbose: line.verbose }));
     Ok(())
 }

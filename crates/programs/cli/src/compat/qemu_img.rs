@@ -8,11 +8,11 @@ use std::sync::atomic::{AtomicI32, Ordering};
 use blockhaul_qemu_img::{QemuImg, QemuImgError, QemuImgHost};
 
 use super::stand_in::log_as;
-use crate::exit::{FAILED, Failure, Outcome};
+use crate::exit::{CommandFailure, CommandResult, FAILED};
 use crate::{devices, session, signals};
 
 /// Runs qemu-img with these words.
-pub fn run(words: &[OsString]) -> Outcome {
+pub fn run(words: &[OsString]) -> CommandResult {
     log_as("qemu-img", false);
     let signal = Arc::new(AtomicI32::new(0));
     let result = emulation(signal.clone()).run(words);
@@ -21,7 +21,7 @@ pub fn run(words: &[OsString]) -> Outcome {
     };
     result
         .map(|answer| answer.code())
-        .map_err(|error| Failure::new(status(&error), error.to_string()))
+        .map_err(|error| CommandFailure::new(status(&error), error.to_string()))
 }
 
 /// The emulation. The number of a signal that cancels a copy is kept in `signal`.
@@ -38,8 +38,8 @@ pub(super) fn emulation(signal: Arc<AtomicI32>) -> QemuImg {
     })
 }
 
-impl From<QemuImgError> for Failure {
-    fn from(error: QemuImgError) -> Failure {
-        Failure::new(error.kind().code().unwrap_or(FAILED), error.to_string())
+impl From<QemuImgError> for CommandFailure {
+    fn from(error: QemuImgError) -> CommandFailure {
+        CommandFailure::new(error.kind().code().unwrap_or(FAILED), error.to_string())
     }
 }

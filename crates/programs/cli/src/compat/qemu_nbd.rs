@@ -3,27 +3,27 @@
 use std::ffi::OsString;
 use std::sync::Arc;
 
-use blockhaul_command_lines::Asked;
-use blockhaul_command_lines::qemu_nbd::{IN_BACKGROUND, Wanted, parse};
+use blockhaul_command_lines::ToolInvocation;
+use blockhaul_command_lines::qemu_nbd::{IN_BACKGROUND, QemuNbdAction, parse};
 
 use super::qemu_img::emulation;
 use super::stand_in::{answer, failure, log_as, own};
-use crate::args::Command;
-use crate::exit::{FAILED, Outcome};
+use crate::args::CliCommand;
+use crate::exit::{CommandResult, FAILED};
 use crate::{info, serve};
 
 /// Runs qemu-nbd with these words.
-pub fn run(words: &[OsString]) -> Outcome {
+pub fn run(words: &[OsString]) -> CommandResult {
     let (in_background, words) = match words {
         [first, rest @ ..] if first == IN_BACKGROUND => (true, rest),
         words => (false, words),
     };
     let server = match parse(words).map_err(failure)? {
-        Asked::Text(text) => return answer(&text),
-        Asked::Run(Wanted::List(uri)) => {
+        ToolInvocation::Text(text) => return answer(&text),
+        ToolInvocation::Run(QemuNbdAction::List(uri)) => {
             return info::run_qemu_list(&uri).map_err(|failure| failure.with_status(FAILED));
         }
-        Asked::Run(Wanted::Serve(server)) => server,
+        ToolInvocation::Run(QemuNbdAction::Serve(server)) => server,
     };
     let images = emulation(Arc::default());
     let format = images.image_format(server.image())?;
@@ -41,7 +41,7 @@ pub fn run(words: &[OsString]) -> Outcome {
     }
     log_as("qemu-nbd", server.has("verbose"));
     let (cli, groups) = own(own_words)?;
-    let Command::Serve(args) = cli.command else {
+    let CliCommand::Serve(args) = cli.command else {
         return Err(failure("the command line was not understood"));
     };
     serve::run(&args, &groups).map_err(|failure| match failure.status() {

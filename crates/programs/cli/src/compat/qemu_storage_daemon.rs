@@ -2,23 +2,23 @@
 
 use std::ffi::OsString;
 
-use blockhaul_command_lines::Asked;
+use blockhaul_command_lines::ToolInvocation;
 use blockhaul_command_lines::qemu_storage_daemon::{IN_BACKGROUND, parse};
 
 use super::stand_in::{answer, failure, log_as, own};
-use crate::args::Command;
-use crate::exit::{FAILED, Outcome};
+use crate::args::CliCommand;
+use crate::exit::{CommandResult, FAILED};
 use crate::serve;
 
 /// Runs qemu-storage-daemon with these words.
-pub fn run(words: &[OsString]) -> Outcome {
+pub fn run(words: &[OsString]) -> CommandResult {
     let (in_background, words) = match words {
         [first, rest @ ..] if first == IN_BACKGROUND => (true, rest),
         words => (false, words),
     };
     let daemon = match parse(words).map_err(failure)? {
-        Asked::Text(text) => return answer(&text),
-        Asked::Run(daemon) => daemon,
+        ToolInvocation::Text(text) => return answer(&text),
+        ToolInvocation::Run(daemon) => daemon,
     };
     if daemon.daemonize && !in_background {
         let mut again: Vec<OsString> =
@@ -28,7 +28,7 @@ pub fn run(words: &[OsString]) -> Outcome {
     }
     log_as("qemu-storage-daemon", false);
     let (cli, groups) = own(daemon.words(in_background))?;
-    let Command::Serve(args) = cli.command else {
+    let CliCommand::Serve(args) = cli.command else {
         return Err(failure("the command line was not understood"));
     };
     serve::run(&args, &groups).map_err(|failure| match failure.status() {

@@ -7,28 +7,28 @@ use log::{Log, Metadata, Record};
 
 use crate::args::{self, Cli};
 use crate::brackets::{self, Groups};
-use crate::exit::{FAILED, Failure, Outcome, joined};
+use crate::exit::{CommandFailure, CommandResult, FAILED, joined};
 use crate::out;
 
 /// A failure of a program with only one failure status.
-pub(super) fn failure(text: impl Into<String>) -> Failure {
-    Failure::new(FAILED, text)
+pub(super) fn failure(text: impl Into<String>) -> CommandFailure {
+    CommandFailure::new(FAILED, text)
 }
 
 /// Prints the requested output.
-pub(super) fn answer(text: &str) -> Outcome {
+pub(super) fn answer(text: &str) -> CommandResult {
     out::print(text.as_bytes())?;
     Ok(0)
 }
 
 /// Log records under the name of the emulated program, and only if requested: the originals print
 /// nothing about errors that they recover from.
-struct Logger {
+struct EmulationLogger {
     name: &'static str,
     verbose: bool,
 }
 
-impl Log for Logger {
+impl Log for EmulationLogger {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
         self.verbose && metadata.level() <= log::max_level()
     }
@@ -47,11 +47,11 @@ impl Log for Logger {
 /// Starts logging before the command does, which then only sets the level.
 pub(super) fn log_as(name: &'static str, verbose: bool) {
     // Fails only if a logger is already set, which is then used.
-    let _ = log::set_boxed_logger(Box::new(Logger { name, verbose }));
+    let _ = log::set_boxed_logger(Box::new(EmulationLogger { name, verbose }));
 }
 
 /// Parses words of blockhaul's own command line.
-pub(super) fn own(words: Vec<OsString>) -> Result<(Cli, Groups), Failure> {
+pub(super) fn own(words: Vec<OsString>) -> Result<(Cli, Groups), CommandFailure> {
     let (words, groups) = brackets::take(words).map_err(failure)?;
     let parsed = args::parse(words).map_err(|error| {
         let text = joined(error.render().to_string().trim_start_matches("error: "));

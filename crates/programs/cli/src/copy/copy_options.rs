@@ -3,21 +3,21 @@
 use std::io::IsTerminal as _;
 use std::os::fd::AsFd as _;
 
-use blockhaul_catalog::Spec;
+use blockhaul_catalog::DeviceSpec;
 use blockhaul_transfer::{
     CopyRequest, CopySetup, Endpoint, TransferError, TransferOptions, is_heard, takes_writes,
 };
 
-use crate::exit::{self, Failure, plain};
-use crate::image_format::{self, Use};
+use crate::exit::{self, CommandFailure, plain};
+use crate::image_format::{self, FileUse};
 use crate::{args, devices};
 
 /// The request of a command for these descriptions, after the checks for which nothing is opened.
 pub(crate) fn checked_request(
-    image: &args::ImageFormat,
+    image: &args::ImageFormatArgs,
     options: TransferOptions,
-    [source, target]: [Spec; 2],
-) -> Result<CopyRequest, Failure> {
+    [source, target]: [DeviceSpec; 2],
+) -> Result<CopyRequest, CommandFailure> {
     let source = image_format::chosen(source, image)?;
     let [source, target] = [source, target].map(Endpoint::Device);
     let request = CopyRequest { options, ..CopyRequest::new(source, target) };
@@ -26,8 +26,8 @@ pub(crate) fn checked_request(
 }
 
 /// Checks the fields of a request, and standard output.
-pub(crate) fn check_request(request: &CopyRequest) -> Result<(), Failure> {
-    request.check().map_err(|conflict| Failure::usage(conflict.to_string()))?;
+pub(crate) fn check_request(request: &CopyRequest) -> Result<(), CommandFailure> {
+    request.check().map_err(|conflict| CommandFailure::usage(conflict.to_string()))?;
     check_output(request)
 }
 
@@ -41,21 +41,21 @@ pub(crate) fn set_up(request: CopyRequest) -> Result<CopySetup, TransferError> {
 }
 
 /// Refuses what standard output cannot be for a command with this request.
-fn check_output(request: &CopyRequest) -> Result<(), Failure> {
-    let to_pipe = *request.target.spec() == Spec::Pipe;
+fn check_output(request: &CopyRequest) -> Result<(), CommandFailure> {
+    let to_pipe = *request.target.spec() == DeviceSpec::Pipe;
     if to_pipe && std::io::stdout().is_terminal() {
         let text =
             "standard output is a terminal: redirect it to a file, or to a program that reads it";
-        return Err(Failure::usage(text));
+        return Err(CommandFailure::usage(text));
     }
     if request.options.digest.is_some() && !to_pipe { check_printed_digest() } else { Ok(()) }
 }
 
 /// Warns where the bytes of an image in a format are copied or overwritten, and not the disk in it.
-pub(crate) fn warn_of_formats(options: &TransferOptions, [source, target]: [&Spec; 2]) {
+pub(crate) fn warn_of_formats(options: &TransferOptions, [source, target]: [&DeviceSpec; 2]) {
     let ends = [
-        (source, !options.source_layer.is_empty(), Use::Source),
-        (target, !options.target_layer.is_empty(), Use::Target),
+        (source, !options.source_layer.is_empty(), FileUse::Source),
+        (target, !options.target_layer.is_empty(), FileUse::Target),
     ];
     if image_format::same_extension(source, target) {
         return;
@@ -74,14 +74,14 @@ pub(crate) fn warn_of_formats(options: &TransferOptions, [source, target]: [&Spe
 }
 
 /// Refuses a digest that nobody would see.
-fn check_printed_digest() -> Result<(), Failure> {
+fn check_printed_digest() -> Result<(), CommandFailure> {
     if !is_heard(std::io::stdout().as_fd()) {
         let text = "--digest: standard output, where it would be printed, is closed";
-        return Err(Failure::usage(text));
+        return Err(CommandFailure::usage(text));
     }
     takes_writes(std::io::stdout()).map_err(|error| {
         let why = plain(&error);
         let text = format!("--digest: standard output, where it would be printed: {why}");
-        Failure::new(exit::FAILED, text)
+        CommandFailure::new(exit::FAILED, text)
     })
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use blockhaul_catalog::Spec;
+use blockhaul_catalog::DeviceSpec;
 use blockhaul_transfer::without_passwords;
 
 /// Minimum duration of a failed copy for a hint about journals.
@@ -10,11 +10,11 @@ pub const WORTH_A_JOURNAL: Duration = Duration::from_secs(60);
 
 /// The hint after a failed copy without a journal: the same command with one. `None` if a journal
 /// is not possible.
-pub fn hint([source, target]: [&Spec; 2]) -> Option<String> {
+pub fn hint([source, target]: [&DeviceSpec; 2]) -> Option<String> {
     let mut words = std::env::args_os();
     words.next()?;
     let ours = words.next()? == "copy";
-    let pipe = [source, target].contains(&&Spec::Pipe);
+    let pipe = [source, target].contains(&&DeviceSpec::Pipe);
     let words: Vec<_> =
         words.map(|word| quoted(&without_passwords(&word.to_string_lossy()))).collect();
     (ours && !pipe).then(|| {
@@ -25,10 +25,10 @@ pub fn hint([source, target]: [&Spec; 2]) -> Option<String> {
 }
 
 /// The default journal for a copy to this target, in the current directory: its name and .journal.
-fn default_name(target: &Spec) -> String {
+fn default_name(target: &DeviceSpec) -> String {
     let text = match target {
-        Spec::Path(path) => path.to_string_lossy().into_owned(),
-        Spec::Command(words) => {
+        DeviceSpec::Path(path) => path.to_string_lossy().into_owned(),
+        DeviceSpec::Command(words) => {
             words.last().map(|word| word.to_string_lossy().into_owned()).unwrap_or_default()
         }
         other => other.to_string(),
@@ -66,7 +66,7 @@ mod tests {
             ("null:", "copy.journal"),
             ("/", "copy.journal"),
         ] {
-            let spec = Spec::parse(std::ffi::OsStr::new(target)).unwrap();
+            let spec = DeviceSpec::parse(std::ffi::OsStr::new(target)).unwrap();
             assert_eq!(default_name(&spec), name, "{target}");
         }
         assert_eq!(quoted("nbd://h/x"), "nbd://h/x");

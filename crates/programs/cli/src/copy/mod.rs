@@ -4,20 +4,20 @@ pub(crate) mod copy_options;
 mod journal_hint;
 pub(crate) mod report;
 
-use blockhaul_catalog::Spec;
+use blockhaul_catalog::DeviceSpec;
 use blockhaul_io::Pool;
 use blockhaul_metrics::ObservedCopy;
 use blockhaul_transfer::{CopyRequest, CopySetup, without_secrets};
 
 use self::report::DigestLine;
 use crate::brackets::Groups;
-use crate::exit::{self, Failure, Outcome};
-use crate::progress::{Reporter, Style};
-use crate::session::{Session, SessionOptions};
+use crate::exit::{self, CommandFailure, CommandResult};
+use crate::progress::{ProgressReporter, ProgressStyle};
+use crate::session::{CopySession, SessionOptions};
 use crate::{args, jobs, logger, signals};
 
 /// Runs `blockhaul copy`.
-pub fn run(args: &args::CopyArgs, groups: &Groups) -> Outcome {
+pub fn run(args: &args::CopyArgs, groups: &Groups) -> CommandResult {
     if let Some(file) = &args.job {
         logger::start(args.verbose);
         return jobs::run(args, file);
@@ -26,19 +26,23 @@ pub fn run(args: &args::CopyArgs, groups: &Groups) -> Outcome {
 }
 
 /// Runs one copy, and prints its digest in this form.
-pub(crate) fn run_printing(args: &args::CopyArgs, groups: &Groups, digest: DigestLine) -> Outcome {
+pub(crate) fn run_printing(
+    args: &args::CopyArgs,
+    groups: &Groups,
+    digest: DigestLine,
+) -> CommandResult {
     logger::start(args.verbose);
     let alone = (args.parallel, args.total_memory, args.total_connections) == (None, None, None);
     if !alone {
         let text = "--parallel, --total-memory and --total-connections require --job";
-        return Err(Failure::usage(text));
+        return Err(CommandFailure::usage(text));
     }
     run_request(request(args, groups)?, &RunOptions { digest, ..args.into() })
 }
 
 /// What a command shows of its copy, and what runs it.
 pub(crate) struct RunOptions {
-    pub(crate) progress: Option<Style>,
+    pub(crate) progress: Option<ProgressStyle>,
     pub(crate) no_progress: bool,
     /// A summary is printed at the end.
     pub(crate) verbose: bool,
@@ -55,9 +59,9 @@ impl From<&args::CopyArgs> for RunOptions {
 }
 
 /// The request of a command line with a source and a target.
-fn request(args: &args::CopyArgs, groups: &Groups) -> Result<CopyRequest, Failure> {
+fn request(args: &args::CopyArgs, groups: &Groups) -> Result<CopyRequest, CommandFailure> {
     let (Some(source), Some(target)) = (&args.source, &args.target) else {
-        return Err(Failure::usage("give a source and a target, or --job with a file"));
+        return Err(CommandFailure::usage("give a source and a target, or --job with a file"));
     };
     let ends = [groups.spec(source)?, groups.spec(target)?];
     copy_options::checked_request(&args.image, args.into(), ends)
@@ -69,14 +73,14 @@ pub(crate) fn shown_ends(setup: &CopySetup) -> [String; 2] {
 }
 
 /// Runs the copy of a request that was checked.
-pub(crate) fn run_request(request: CopyRequest, options: &RunOptions) -> Outcome {
+pub(crate) fn run_request(request: CopyRequest, options: &RunOptions) -> CommandResult {
     let has_journal = request.options.journal.is_some();
     let setup = copy_options::set_up(request)?;
-    let sink = Reporter::open(options.progress, options.no_progress)?;
+    let sink = ProgressReporter::open(options.progress, options.no_progress)?;
     let progress = setup.control().progress().clone();
     let watched = ObservedCopy { ends: shown_ends(&setup), progress, ..ObservedCopy::default() };
-    let mut session = Session::start(&options.session, sink, vec![watched], setup.rate())?;
-    let ends = setup.specs().map(Spec::clone);
+    let mut session = CopySession::start(&options.session, sink, vec![watched], setup.rate())?;
+    let ends = setup.specs().map(DeviceSpec::clone);
     let control = setup.control();
     let pool = Pool::new(setup.memory());
     let started = std::time::Instant::now();
@@ -90,19 +94,19 @@ pub(crate) fn run_request(request: CopyRequest, options: &RunOptions) -> Outcome
         Ok(report) => (Ok(report::status(&report)), Some(report)),
         Err(_) if session.signal() != 0 => {
             let text = format!("stopped by a signal{}", control.target_state());
-            let failure = Failure::new(signals::status(session.signal()), text);
+            let failure = CommandFailure::new(signals::status(session.signal()), text);
             (Err(failure.and(&hint)), None)
         }
         // No hint for a loss of a few seconds.
         Err(error) if started.elapsed() >= journal_hint::WORTH_A_JOURNAL => {
-            (Err(Failure::from(error).and(&hint)), None)
+            (Err(CommandFailure::from(error).and(&hint)), None)
         }
-        Err(error) => (Err(Failure::from(error)), None),
+        Err(error) => (Err(CommandFailure::from(error)), None),
     };
     session.finish(exit::command_end(&outcome));
     if let Some(report) = report {
         report::print(&report, options.verbose, "")?;
-        report::print_digest(&report, &options.digest, ends[1] == Spec::Pipe)?;
+        report::print_digest(&report, &options.digest, ends[1] == DeviceSpec::Pipe)?;
     }
     outcome
 }

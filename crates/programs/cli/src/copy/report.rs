@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use blockhaul_transfer::{CopyEnd, CopyReport};
 
-use crate::exit::{FAILED, Failure, plain};
+use crate::exit::{CommandFailure, FAILED, plain};
 use crate::{out, signals};
 
 /// The exit status of a copy that succeeded. Like other programs that write to a pipe, a copy whose
@@ -30,7 +30,7 @@ pub(crate) fn print_digest(
     report: &CopyReport,
     form: &DigestLine,
     to_pipe: bool,
-) -> Result<(), Failure> {
+) -> Result<(), CommandFailure> {
     let Some(line) = &report.digest else { return Ok(()) };
     let alone =
         || line.split_whitespace().next().map(|digest| format!("{digest}\n")).unwrap_or_default();
@@ -40,14 +40,14 @@ pub(crate) fn print_digest(
         DigestLine::Alone(None) => drop(out::print(alone().as_bytes())?),
         DigestLine::Alone(Some(path)) => std::fs::write(path, alone()).map_err(|error| {
             let text = format!("cannot write the digest to {}: {}", path.display(), plain(&error));
-            Failure::new(FAILED, text)
+            CommandFailure::new(FAILED, text)
         })?,
     }
     Ok(())
 }
 
 /// Prints the report. Each line begins with `disk`.
-pub(crate) fn print(report: &CopyReport, verbose: bool, disk: &str) -> Result<(), Failure> {
+pub(crate) fn print(report: &CopyReport, verbose: bool, disk: &str) -> Result<(), CommandFailure> {
     for warning in &report.warnings {
         let warning = out::one_line(&format!("{disk}warning: {warning}"));
         out::error(&format!("blockhaul: copy: {warning}\n"));

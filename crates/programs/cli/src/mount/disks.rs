@@ -4,28 +4,30 @@ use std::ffi::OsStr;
 use std::sync::Arc;
 
 use blockhaul_block::{Can, Device, Kind};
-use blockhaul_catalog::{ClaimOwner, Client, Export, Intent, Registry, Spec, Stack, Visit};
-use blockhaul_fuse::{DISK, DISKS_MAX, Reopen, Shown, Source, refused_name};
+use blockhaul_catalog::{
+    ClaimOwner, DeviceSpec, Export, ExportClient, Intent, Registry, Stack, Visit,
+};
+use blockhaul_fuse::{DISK, DISKS_MAX, DiskMount, HandleReopener, HandleSource, refused_name};
 use blockhaul_transfer::without_secrets;
 
 use crate::args::{self, MountExport};
 use crate::brackets::{self, Groups};
 use crate::devices;
-use crate::exit::{Failure, OPEN};
-use crate::image_format::{self, Use};
+use crate::exit::{CommandFailure, OPEN};
+use crate::image_format::{self, FileUse};
 use crate::serve::export_arguments::parse_named;
 
 /// The disks of a command line.
-pub struct WantedDisks {
+pub struct MountSources {
     registry: Registry,
-    disks: Vec<One>,
+    disks: Vec<MountSource>,
 }
 
 /// A disk, or a directory of disks.
-struct One {
+struct MountSource {
     /// None: it has no name of its own.
     name: Option<String>,
-    spec: Spec,
+    spec: DeviceSpec,
     /// First innermost.
     layers: Vec<String>,
     /// Of the storage below the layers.
@@ -34,17 +36,17 @@ struct One {
 }
 
 /// An open disk.
-struct Disk {
+struct MountDisk {
     /// None: it has no name of its own.
     name: Option<String>,
     device: Arc<dyn Device>,
     /// It may be written.
     write: bool,
     /// How it is opened again.
-    source: Option<Source>,
+    source: Option<HandleSource>,
 }
 
-impl Disk {
+impl MountDisk {
     /// The name of its file.
     fn file(&self) -> &str {
         self.name.as_deref().unwrap_or(DISK)
@@ -53,32 +55,32 @@ impl Disk {
 
 /// Open disks.
 #[derive(Default)]
-pub struct Disks {
-    all: Vec<Disk>,
+pub struct MountDisks {
+    all: Vec<MountDisk>,
     /// To be closed when no worker needs them any more.
     stacks: Vec<Stack>,
     visits: Vec<Arc<dyn Visit>>,
 }
 
-impl WantedDisks {
+impl MountSources {
     /// Parses the command line, with all checks possible before anything is opened.
-    pub fn new(args: &args::Mount, groups: &Groups) -> Result<WantedDisks, Failure> {
+    pub fn new(args: &args::MountArgs, groups: &Groups) -> Result<MountSources, CommandFailure> {
         let registry = devices::registry(args.timeout);
         let mut disks = Vec::new();
         let mut name = None;
         for word in &args.export {
             match brackets::named(word) {
                 Some((name, device)) => {
-                    disks.push(One::named(name, device, groups, &registry, args)?);
+                    disks.push(MountSource::named(name, device, groups, &registry, args)?);
                 }
                 None if name.is_some() => {
                     let text =
                         "two names for one device: use --export NAME=DEVICE for a further device";
-                    return Err(Failure::usage(text));
+                    return Err(CommandFailure::usage(text));
                 }
                 None => {
                     let text = word.to_str();
-                    name = Some(text.ok_or_else(|| Failure::usage("a name is not UTF-8"))?);
+                    name = Some(text.ok_or_else(|| CommandFailure::usage("a name is not UTF-8"))?);
                 }
             }
         }
@@ -91,20 +93,23 @@ impl WantedDisks {
                     layer: Vec::new(),
                     partition: None,
                 };
-                disks.insert(0, One::new(name, groups.spec(device)?, &own, &registry, args)?);
+                disks.insert(
+                    0,
+                    MountSource::new(name, groups.spec(device)?, &own, &registry, args)?,
+                );
             }
             (None, Some(name)) => {
                 let text = format!("no device given: write --export {name}=DEVICE");
-                return Err(Failure::usage(text));
+                return Err(CommandFailure::usage(text));
             }
             (None, None) => {}
         }
-        let wanted = WantedDisks { registry, disks };
+        let wanted = MountSources { registry, disks };
         wanted.check()?;
         Ok(wanted)
     }
 
-    fn check(&self) -> Result<(), Failure> {
+    fn check(&self) -> Result<(), CommandFailure> {
         for (index, one) in self.disks.iter().enumerate() {
             one.check(&self.registry)?;
             let before = &self.disks[..index];
@@ -117,7 +122,7 @@ impl WantedDisks {
 
     /// Whether they need a directory.
     pub fn need_directory(&self) -> bool {
-        self.disks.len() > 1 || self.disks.iter().any(One::is_directory)
+        self.disks.len() > 1 || self.disks.iter().any(MountSource::is_directory)
     }
 
     /// Whether any may be written.
@@ -140,13 +145,13 @@ impl WantedDisks {
     }
 
     /// Opens all. On a worker. What was opened before a failure remains in `open`.
-    pub async fn open(&self, open: &mut Disks) -> Result<(), Failure> {
+    pub async fn open(&self, open: &mut MountDisks) -> Result<(), CommandFailure> {
         for one in &self.disks {
             if one.is_directory() {
                 self.open_directory(one, open).await?;
             } else {
                 let (device, source) = self.open_one(one, open).await?;
-                open.add(Disk { name: one.name.clone(), device, write: one.write, source })?;
+                open.add(MountDisk { name: one.name.clone(), device, write: one.write, source })?;
             }
         }
         Ok(())
@@ -155,9 +160,9 @@ impl WantedDisks {
     /// Opens a device with its layers.
     async fn open_one(
         &self,
-        one: &One,
-        open: &mut Disks,
-    ) -> Result<(Arc<dyn Device>, Option<Source>), Failure> {
+        one: &MountSource,
+        open: &mut MountDisks,
+    ) -> Result<(Arc<dyn Device>, Option<HandleSource>), CommandFailure> {
         let name = one.spec.to_string();
         let layers = devices::make_layers(&self.registry, &one.layers)?;
         // Each worker has a handle of its own.
@@ -165,7 +170,7 @@ impl WantedDisks {
             self.registry.owned_by(ClaimOwner::new(format!("the mounted file {:?}", one.file())));
         let stack = registry.open(&one.spec, layers, one.intent).await;
         let stack = stack.map_err(|error| {
-            let failure = Failure::opening("device", &name, &error);
+            let failure = CommandFailure::opening("device", &name, &error);
             match error.kind() {
                 Kind::ReadOnly | Kind::Refused if one.intent.write => {
                     failure.and(", or mount it without --writable")
@@ -182,20 +187,25 @@ impl WantedDisks {
         open.stacks.push(stack);
         if one.write && !device.facts().can.contains(Can::WRITE) {
             let text = format!("{name} is read-only: mount it without --writable");
-            return Err(Failure::new(OPEN, text));
+            return Err(CommandFailure::new(OPEN, text));
         }
         Ok((device, source))
     }
 
     /// Opens all files of a directory that can be opened.
-    async fn open_directory(&self, one: &One, open: &mut Disks) -> Result<(), Failure> {
+    async fn open_directory(
+        &self,
+        one: &MountSource,
+        open: &mut MountDisks,
+    ) -> Result<(), CommandFailure> {
         let name = one.spec.to_string();
-        let failed = |error| Failure::opening("device", &name, &error);
+        let failed = |error| CommandFailure::opening("device", &name, &error);
         let layers = devices::make_layers(&self.registry, &one.layers)?;
         let exports =
             self.registry.exports(&one.spec, &layers, one.intent).await.map_err(failed)?;
-        let exports = exports.ok_or_else(|| Failure::usage(format!("{name} is one device")))?;
-        let visit = exports.admit(Client::default()).await.map_err(failed)?;
+        let exports =
+            exports.ok_or_else(|| CommandFailure::usage(format!("{name} is one device")))?;
+        let visit = exports.admit(ExportClient::default()).await.map_err(failed)?;
         let mut found = 0;
         for listed in visit.list(false).await.map_err(failed)? {
             let file = listed.name;
@@ -214,26 +224,26 @@ impl WantedDisks {
             };
             let write = one.write && device.facts().can.contains(Can::WRITE);
             let device = if write { device } else { devices::readonly(&self.registry, &device)? };
-            open.add(Disk { name: Some(file), device, write, source: None })?;
+            open.add(MountDisk { name: Some(file), device, write, source: None })?;
             found += 1;
         }
         open.visits.push(visit);
         if found == 0 {
             let text = format!("{name} contains no regular file that can be opened");
-            return Err(Failure::new(OPEN, text));
+            return Err(CommandFailure::new(OPEN, text));
         }
         Ok(())
     }
 }
 
-impl One {
+impl MountSource {
     fn new(
         name: Option<String>,
-        spec: Spec,
+        spec: DeviceSpec,
         own: &MountExport,
         registry: &Registry,
-        args: &args::Mount,
-    ) -> Result<One, Failure> {
+        args: &args::MountArgs,
+    ) -> Result<MountSource, CommandFailure> {
         let partition = own.partition.or(args.partition);
         let partition = partition.map(|number| format!("partition?partition={number}"));
         let own_layers = own.layer.iter().chain(&args.layer).cloned();
@@ -242,7 +252,7 @@ impl One {
         // Under a layer that changes nothing the storage need not be writable.
         let kept = layers.iter().any(|layer| !devices::writes_below(registry, layer));
         let intent = if write && !kept { Intent::WRITE } else { Intent::READ };
-        Ok(One { name, spec, layers, intent, write })
+        Ok(MountSource { name, spec, layers, intent, write })
     }
 
     /// `NAME=DEVICE`, or `NAME=[ DEVICE OPTION… ]`.
@@ -251,16 +261,16 @@ impl One {
         device: &OsStr,
         groups: &Groups,
         registry: &Registry,
-        args: &args::Mount,
-    ) -> Result<One, Failure> {
+        args: &args::MountArgs,
+    ) -> Result<MountSource, CommandFailure> {
         let (name, own, inner) = parse_named::<MountExport>(name, device, groups)?;
         let spec = inner.spec(&own.device)?;
-        One::new(Some(name), spec, &own, registry, args)
+        MountSource::new(Some(name), spec, &own, registry, args)
     }
 
     /// How the open disk is opened again, for a handle of each worker and to learn its size; none if it
     /// has one handle and keeps its size.
-    fn source(&self, registry: &Registry, stack: &Stack) -> Option<Source> {
+    fn source(&self, registry: &Registry, stack: &Stack) -> Option<HandleSource> {
         // Otherwise a flush of one handle would leave out what was written through another.
         if !stack.device().facts().can.contains(Can::MULTI_CONN) {
             return None;
@@ -275,29 +285,29 @@ impl One {
         };
         if stack.has_more() {
             let (registry, stack) = (registry.clone(), stack.clone());
-            let reopen: Reopen = Arc::new(move || {
+            let reopen: HandleReopener = Arc::new(move || {
                 let (registry, stack) = (registry.clone(), stack.clone());
                 Box::pin(async move { shown(&registry, stack.another().await?) })
             });
-            return Some(Source { reopen, one_for_each_worker: true });
+            return Some(HandleSource { reopen, one_for_each_worker: true });
         }
         if !is_opened_quickly(&self.spec, write) {
             return None;
         }
         let (registry, spec, intent) = (registry.clone(), self.spec.clone(), self.intent);
-        let reopen: Reopen = Arc::new(move || {
+        let reopen: HandleReopener = Arc::new(move || {
             let (registry, spec) = (registry.clone(), spec.clone());
             Box::pin(async move {
                 let stack = registry.open(&spec, Vec::new(), intent).await?;
                 shown(&registry, stack.device().clone())
             })
         });
-        Some(Source { reopen, one_for_each_worker: false })
+        Some(HandleSource { reopen, one_for_each_worker: false })
     }
 
     /// Whether its files are the disks.
     fn is_directory(&self) -> bool {
-        matches!(&self.spec, Spec::Scheme { scheme, .. } if scheme == "dir")
+        matches!(&self.spec, DeviceSpec::Scheme { scheme, .. } if scheme == "dir")
     }
 
     /// The name of its file.
@@ -305,23 +315,24 @@ impl One {
         self.name.as_deref().unwrap_or(DISK)
     }
 
-    fn check(&self, registry: &Registry) -> Result<(), Failure> {
+    fn check(&self, registry: &Registry) -> Result<(), CommandFailure> {
         registry.target(&self.spec, self.intent)?;
         devices::make_layers(registry, &self.layers)?;
         if let Some(name) = &self.name {
             let shown = blockhaul_wire::printable(name.as_bytes(), 256);
             if let Some(why) = refused_name(name) {
                 let text = format!("--export {shown}: the name {why}: choose another");
-                return Err(Failure::usage(text));
+                return Err(CommandFailure::usage(text));
             }
             if self.is_directory() {
                 let text = format!(
                     "--export {shown}: the files of dir: have names of their own: write it as DEVICE"
                 );
-                return Err(Failure::usage(text));
+                return Err(CommandFailure::usage(text));
             }
         }
-        if let Some(text) = image_format::warning(&self.spec, !self.layers.is_empty(), Use::Served)
+        if let Some(text) =
+            image_format::warning(&self.spec, !self.layers.is_empty(), FileUse::Served)
         {
             log::warn!("{text}");
         }
@@ -329,14 +340,14 @@ impl One {
     }
 }
 
-impl Disks {
-    fn add(&mut self, disk: Disk) -> Result<(), Failure> {
+impl MountDisks {
+    fn add(&mut self, disk: MountDisk) -> Result<(), CommandFailure> {
         if self.all.iter().any(|other| other.file() == disk.file()) {
             return Err(taken(disk.file()));
         }
         if self.all.len() == DISKS_MAX {
             let text = format!("more than {DISKS_MAX} disks: use several mounts");
-            return Err(Failure::new(OPEN, text));
+            return Err(CommandFailure::new(OPEN, text));
         }
         self.all.push(disk);
         Ok(())
@@ -349,12 +360,12 @@ impl Disks {
 
     /// The name of the first one's file.
     pub fn first(&self) -> &str {
-        self.all.first().map_or(DISK, Disk::file)
+        self.all.first().map_or(DISK, MountDisk::file)
     }
 
     /// What is to be shown.
-    pub fn shown(&self) -> Vec<Shown> {
-        let shown = |disk: &Disk| Shown {
+    pub fn shown(&self) -> Vec<DiskMount> {
+        let shown = |disk: &MountDisk| DiskMount {
             name: disk.file().to_string(),
             device: disk.device.clone(),
             write: disk.write,
@@ -376,18 +387,18 @@ impl Disks {
 
 /// Whether opening a disk again costs little and starts no program: it then happens each time that
 /// programs ask for its size. Nobody else resizes an image that is open for writing.
-fn is_opened_quickly(spec: &Spec, write: bool) -> bool {
+fn is_opened_quickly(spec: &DeviceSpec, write: bool) -> bool {
     match spec {
-        Spec::Path(_) => true,
-        Spec::Scheme { scheme, rest } => match scheme.as_str() {
+        DeviceSpec::Path(_) => true,
+        DeviceSpec::Scheme { scheme, rest } => match scheme.as_str() {
             "file" => true,
             "qcow2" => !write && !rest.contains("://"),
             _ => false,
         },
-        Spec::Command(_) | Spec::Pipe => false,
+        DeviceSpec::Command(_) | DeviceSpec::Pipe => false,
     }
 }
 
-fn taken(name: &str) -> Failure {
-    Failure::usage(format!("two disks have the name {name:?}: choose another with --export"))
+fn taken(name: &str) -> CommandFailure {
+    CommandFailure::usage(format!("two disks have the name {name:?}: choose another with --export"))
 }

@@ -7,28 +7,28 @@ use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use blockhaul_fuse::mountpoint::Target;
+use blockhaul_fuse::mountpoint::MountTarget;
 
-use crate::exit::{FAILED, Failure, OPEN, plain};
+use crate::exit::{CommandFailure, FAILED, OPEN, plain};
 
 /// Refuses what `--filesystem` cannot do.
-pub fn check(target: &Target) -> Result<(), Failure> {
+pub fn check(target: &MountTarget) -> Result<(), CommandFailure> {
     if !target.is_folder() {
         let text = format!("--filesystem: {} is not a directory", target.path().display());
-        return Err(Failure::usage(text));
+        return Err(CommandFailure::usage(text));
     }
     if !rustix::process::geteuid().is_root() {
         let text = "--filesystem: only root can mount a file system: run it as root, or mount without \
                     --filesystem and open TARGET/disk with a program that reads file systems, for \
                     example fuse2fs -o fakeroot,ro TARGET/disk DIR";
-        return Err(Failure::new(OPEN, text));
+        return Err(CommandFailure::new(OPEN, text));
     }
     Ok(())
 }
 
 /// The file system to mount.
 #[derive(Clone)]
-pub struct Wanted {
+pub struct FileSystemTarget {
     /// Where.
     pub target: PathBuf,
     /// Options, as for `mount -o`.
@@ -43,16 +43,16 @@ pub struct FileSystem {
     device: String,
 }
 
-impl Wanted {
+impl FileSystemTarget {
     /// Makes the loop device and mounts what is on it. Blocks.
-    pub fn mount(self, disk: &Path, write: bool) -> Result<FileSystem, Failure> {
+    pub fn mount(self, disk: &Path, write: bool) -> Result<FileSystem, CommandFailure> {
         let mut words: Vec<&OsStr> = ["--find", "--show", "--direct-io=on"].map(OsStr::new).into();
         if !write {
             words.push(OsStr::new("--read-only"));
         }
         words.push(disk.as_os_str());
         let device = run("losetup", &words).map_err(|why| {
-            Failure::new(OPEN, format!("--filesystem: cannot make a loop device: {why}"))
+            CommandFailure::new(OPEN, format!("--filesystem: cannot make a loop device: {why}"))
         })?;
         let mounted = FileSystem { target: self.target, device: device.trim().to_string() };
         let options = match (write, self.options) {
@@ -80,7 +80,7 @@ impl Wanted {
                 };
                 let why = why.trim_end_matches('.');
                 let text = format!("cannot mount the file system: {why}{hint}");
-                Err(Failure::new(FAILED, text))
+                Err(CommandFailure::new(FAILED, text))
             }
         }
     }

@@ -4,7 +4,7 @@
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
 
-use crate::exit::{Failure, Outcome};
+use crate::exit::{CommandFailure, CommandResult};
 
 /// The name.
 const NAME: &str = "mount.blockhaul";
@@ -56,14 +56,14 @@ const WITH_VALUE: &[(&str, &str)] = &[
 ];
 
 /// Runs the helper, if this program was started under its name. It returns when the device is mounted.
-pub fn run(words: &[OsString]) -> Option<Outcome> {
+pub fn run(words: &[OsString]) -> Option<CommandResult> {
     let (name, words) = words.split_first()?;
     let is_helper = Path::new(name).file_name() == Some(OsStr::new(NAME));
     is_helper.then(|| match translated(words) {
         Ok(Some(words)) => crate::serve::again_in_background(&words),
         // With -f nothing is mounted.
         Ok(None) => Ok(0),
-        Err(text) => Err(Failure::usage(text)),
+        Err(text) => Err(CommandFailure::usage(text)),
     })
 }
 

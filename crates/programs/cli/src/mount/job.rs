@@ -3,20 +3,20 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use blockhaul_fuse::mountpoint::Mounted;
-use blockhaul_fuse::{Cache, Config, Ended, Files, Permissions, Session};
+use blockhaul_fuse::mountpoint::MountedDisk;
+use blockhaul_fuse::{Files, MountConfig, MountEnd, PageCacheMode, Permissions, Session};
 use blockhaul_io::{Task, Ticket, offload};
 
-use super::disks::{Disks, WantedDisks};
+use super::disks::{MountDisks, MountSources};
 use super::filesystem::FileSystem;
-use super::place::{Current, Place, unmountable};
-use crate::exit::{FAILED, Failure, TARGET, plain};
-use crate::serve::background::Background;
+use super::place::{CurrentMount, MountLocation, unmountable};
+use crate::exit::{CommandFailure, FAILED, TARGET, plain};
+use crate::serve::background::BackgroundProcess;
 use crate::serve::command::{self, RunningCommand};
 use crate::serve::job::write_pid;
-use crate::serve::notify::Notify;
+use crate::serve::notify::ServiceNotifier;
 use crate::serve::stdio;
-use crate::serve::stop::{Stop, Stopper};
+use crate::serve::stop::{StopReason, Stopper};
 use crate::{logger, signals};
 
 /// Bytes that the kernel reads ahead: several of the largest requests, so that a copy does not wait
@@ -27,18 +27,18 @@ const READ_AHEAD: u64 = 4 << 20;
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Everything that a mount needs.
-pub struct Job {
-    pub wanted: WantedDisks,
+pub struct MountSetup {
+    pub wanted: MountSources,
     /// The open disks: to be closed when no worker needs them any more.
-    pub disks: Disks,
+    pub disks: MountDisks,
     pub others: bool,
-    pub cache: Cache,
+    pub cache: PageCacheMode,
     pub memory: u64,
-    pub place: Place,
-    pub current: Current,
+    pub place: MountLocation,
+    pub current: CurrentMount,
     pub stopper: Stopper,
-    pub background: Background,
-    pub notify: Notify,
+    pub background: BackgroundProcess,
+    pub notify: ServiceNotifier,
     pub pid_file: Option<PathBuf>,
     pub run: Option<String>,
     pub verbose: bool,
@@ -56,16 +56,19 @@ async fn tell_if_used(place: PathBuf) {
 }
 
 /// How a mount ended.
-pub struct End {
+pub struct MountOutcome {
     /// Exit status of the program.
     pub status: u8,
     /// Requests that the device still has.
     pub held: usize,
 }
 
-impl Job {
+impl MountSetup {
     /// Mounts, and serves until it is stopped.
-    pub async fn serve(&mut self, stopped: Ticket<Stop>) -> Result<End, Failure> {
+    pub async fn serve(
+        &mut self,
+        stopped: Ticket<StopReason>,
+    ) -> Result<MountOutcome, CommandFailure> {
         self.wanted.open(&mut self.disks).await?;
         let is_folder = self.place.target().is_folder();
         let permissions = Permissions {
@@ -74,7 +77,7 @@ impl Job {
             write: self.wanted.write(),
             others: self.others,
         };
-        let session = Session::new(Config {
+        let session = Session::new(MountConfig {
             files: Files {
                 info: is_folder.then(|| self.disks.info()),
                 permissions,
@@ -87,13 +90,14 @@ impl Job {
         let target = self.place.target().clone();
         let source = self.wanted.source();
         let mounting = offload(move || target.mount(&source, &permissions));
-        let mounted = mounting.await.map_err(|lost| Failure::new(FAILED, lost.to_string()))?;
+        let mounted =
+            mounting.await.map_err(|lost| CommandFailure::new(FAILED, lost.to_string()))?;
         let (mounted, connection) = mounted.map_err(|why| unmountable(&why))?;
         self.current.set(Some(mounted.clone()));
         let stopper = self.stopper.clone();
         let serving = blockhaul_io::spawn(async move {
             let ended = session.serve(connection).await;
-            stopper.stop(Stop::Left);
+            stopper.stop(StopReason::Left);
             ended
         });
         let mut file_system = None;
@@ -104,24 +108,24 @@ impl Job {
         let ended = ended?;
         if let Err(error) = ended.flush {
             let text = format!("what was written last may be lost: {error}");
-            return Err(Failure::new(TARGET, text));
+            return Err(CommandFailure::new(TARGET, text));
         }
         if let Err(error) = ended.written_back {
             let text =
                 format!("what programs have written to a mapping of the file is lost: {error}");
-            return Err(Failure::new(TARGET, text));
+            return Err(CommandFailure::new(TARGET, text));
         }
-        Ok(End { status, held: ended.held })
+        Ok(MountOutcome { status, held: ended.held })
     }
 
     /// What happens while it is mounted; returns the exit status when it is to be unmounted.
     async fn while_mounted(
         &self,
-        mounted: &Mounted,
+        mounted: &MountedDisk,
         is_folder: bool,
         file_system: &mut Option<FileSystem>,
-        stopped: Ticket<Stop>,
-    ) -> Result<u8, Failure> {
+        stopped: Ticket<StopReason>,
+    ) -> Result<u8, CommandFailure> {
         let disk = self.first_disk(mounted, is_folder);
         let place = mounted.clone();
         let write = self.wanted.write();
@@ -131,7 +135,8 @@ impl Job {
         if let Some(wanted) = self.place.file_system() {
             let disk = disk.clone();
             let mounting = offload(move || wanted.mount(&disk, write));
-            let lost = |lost: blockhaul_io::Lost| Failure::new(FAILED, lost.to_string());
+            let lost =
+                |lost: blockhaul_io::LostCompletion| CommandFailure::new(FAILED, lost.to_string());
             *file_system = Some(mounting.await.map_err(lost)??);
         }
         let disk = match file_system {
@@ -150,27 +155,29 @@ impl Job {
         let mut child = self.start_command(&disk)?;
         stdio::let_go();
         self.notify.ready(&format!("mounted at {}", shown.display()));
-        let why = match stopped.await.unwrap_or(Stop::Command(FAILED)) {
-            Stop::Signal(_) if signals::ends_by_itself() => Stop::Ended,
+        let why = match stopped.await.unwrap_or(StopReason::Command(FAILED)) {
+            StopReason::Signal(_) if signals::ends_by_itself() => StopReason::Ended,
             why => why,
         };
-        if let (Stop::Signal(_), Some(child)) = (&why, &mut child) {
+        if let (StopReason::Signal(_), Some(child)) = (&why, &mut child) {
             child.stop();
         }
         Ok(match (why, child) {
-            (Stop::Command(status), _) => status,
-            (Stop::Signal(signal), Some(_)) => signals::status(signal),
-            (Stop::Ended, Some(child)) => offload(move || child.wait()).await.unwrap_or(FAILED),
+            (StopReason::Command(status), _) => status,
+            (StopReason::Signal(signal), Some(_)) => signals::status(signal),
+            (StopReason::Ended, Some(child)) => {
+                offload(move || child.wait()).await.unwrap_or(FAILED)
+            }
             _ => 0,
         })
     }
 
     /// Unmounts the disk as soon as the loop device does not use it any more, and removes its
     /// directory: the user's mount is then the only one, and the session ends with it.
-    async fn hide(&self, mounted: &Mounted) -> Result<(), Failure> {
+    async fn hide(&self, mounted: &MountedDisk) -> Result<(), CommandFailure> {
         let place = mounted.clone();
         let unmounting = offload(move || place.unmount_lazily()).await;
-        let unmounted = unmounting.map_err(|lost| Failure::new(FAILED, lost.to_string()))?;
+        let unmounted = unmounting.map_err(|lost| CommandFailure::new(FAILED, lost.to_string()))?;
         unmounted.map_err(|why| unmountable(&why))?;
         self.current.set(None);
         self.place.remove();
@@ -178,7 +185,7 @@ impl Job {
     }
 
     /// The file of the first disk.
-    fn first_disk(&self, mounted: &Mounted, is_folder: bool) -> PathBuf {
+    fn first_disk(&self, mounted: &MountedDisk, is_folder: bool) -> PathBuf {
         let path = mounted.path();
         if is_folder { path.join(self.disks.first()) } else { path.to_path_buf() }
     }
@@ -204,21 +211,22 @@ impl Job {
     }
 
     /// Starts the command of `--run`, whose end unmounts.
-    fn start_command(&self, disk: &Path) -> Result<Option<RunningCommand>, Failure> {
+    fn start_command(&self, disk: &Path) -> Result<Option<RunningCommand>, CommandFailure> {
         let Some(script) = &self.run else { return Ok(None) };
         let stopper = self.stopper.clone();
-        let ended = move |status| stopper.stop(Stop::Command(status));
+        let ended = move |status| stopper.stop(StopReason::Command(status));
         command::start(script, &variables(disk, self.place.path()), ended).map(Some)
     }
 
     /// Unmounts, and waits for the end of the session.
     async fn end(
         &mut self,
-        mounted: &Mounted,
+        mounted: &MountedDisk,
         file_system: Option<FileSystem>,
-        serving: Task<std::io::Result<Ended>>,
-    ) -> Result<Ended, Failure> {
-        let lost = |lost: blockhaul_io::Lost| Failure::new(FAILED, lost.to_string());
+        serving: Task<std::io::Result<MountEnd>>,
+    ) -> Result<MountEnd, CommandFailure> {
+        let lost =
+            |lost: blockhaul_io::LostCompletion| CommandFailure::new(FAILED, lost.to_string());
         let file_system = file_system.filter(|_| !serving.is_finished());
         if let Some(file_system) = file_system {
             offload(move || file_system.unmount()).await.map_err(lost)?;
@@ -237,7 +245,7 @@ impl Job {
         self.place.remove();
         ended.map_err(|error| {
             let text = format!("cannot read requests of the kernel: {}", plain(&error));
-            Failure::new(FAILED, text)
+            CommandFailure::new(FAILED, text)
         })
     }
 }

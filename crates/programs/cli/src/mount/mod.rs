@@ -13,80 +13,87 @@ mod place;
 use std::sync::mpsc;
 use std::time::Duration;
 
-use blockhaul_fuse::mountpoint::Target;
+use blockhaul_fuse::mountpoint::MountTarget;
 use blockhaul_io::Runtime;
 
 use crate::brackets::Groups;
-use crate::exit::{FAILED, Failure, HELD, Outcome, plain};
-use crate::serve::background::{self, Background, Directory};
-use crate::serve::notify::Notify;
-use crate::serve::stop::{Stop, Stopper};
+use crate::exit::{CommandFailure, CommandResult, FAILED, HELD, plain};
+use crate::serve::background::{self, BackgroundProcess, WorkingDirectory};
+use crate::serve::notify::ServiceNotifier;
+use crate::serve::stop::{StopReason, Stopper};
 use crate::serve::{close, job as serve_job, stdio};
 use crate::{args, logger, signals};
-use disks::{Disks, WantedDisks};
-use job::{End, Job};
-use place::{Current, Place, unmountable};
+use disks::{MountDisks, MountSources};
+use job::{MountOutcome, MountSetup};
+use place::{CurrentMount, MountLocation, unmountable};
 
 /// Maximum time for the device to close after it has held requests for too long.
 const CLOSING: Duration = Duration::from_secs(1);
 
 /// Runs `blockhaul mount`.
-pub fn run(args: &args::Mount, groups: &Groups) -> Outcome {
+pub fn run(args: &args::MountArgs, groups: &Groups) -> CommandResult {
     logger::start(args.verbose);
-    let asked = Asked::check(args, groups)?;
+    let asked = MountRequest::check(args, groups)?;
     if args.background && !args.in_background {
         drop(asked);
         return background::start("mount");
     }
     // The directory may be the one that the mount covers.
-    let background =
-        if args.in_background { Background::enter(Directory::Root) } else { Background::none() };
+    let background = if args.in_background {
+        BackgroundProcess::enter(WorkingDirectory::Root)
+    } else {
+        BackgroundProcess::none()
+    };
     stdio::guard();
     mount(args, asked, background)
 }
 
 /// The command line, with all checks possible before anything is opened.
-struct Asked {
-    disks: WantedDisks,
-    target: Target,
+struct MountRequest {
+    disks: MountSources,
+    target: MountTarget,
 }
 
-impl Asked {
-    fn check(args: &args::Mount, groups: &Groups) -> Result<Asked, Failure> {
-        let disks = WantedDisks::new(args, groups)?;
+impl MountRequest {
+    fn check(args: &args::MountArgs, groups: &Groups) -> Result<MountRequest, CommandFailure> {
+        let disks = MountSources::new(args, groups)?;
         if let Some(path) = &args.pid_file {
             serve_job::check_pidfile(path)?;
         }
-        let target = Target::find(args.places().1).map_err(|why| unmountable(&why))?;
+        let target = MountTarget::find(args.places().1).map_err(|why| unmountable(&why))?;
         if disks.need_directory() {
             check_several(args, &target)?;
         }
         if args.filesystem {
             filesystem::check(&target)?;
         }
-        Ok(Asked { disks, target })
+        Ok(MountRequest { disks, target })
     }
 }
 
 /// Refuses what cannot be done with several disks.
-fn check_several(args: &args::Mount, target: &Target) -> Result<(), Failure> {
+fn check_several(args: &args::MountArgs, target: &MountTarget) -> Result<(), CommandFailure> {
     let shown = target.path().display();
     if args.filesystem {
         let text = "--filesystem: mounts one file system: give it one DEVICE";
-        return Err(Failure::usage(text));
+        return Err(CommandFailure::usage(text));
     }
     if !target.is_folder() {
         let text = format!("{shown} is not a directory: several disks need one");
-        return Err(Failure::usage(text));
+        return Err(CommandFailure::usage(text));
     }
     Ok(())
 }
 
 /// Mounts on workers, while this thread waits for signals; then closes everything.
-fn mount(args: &args::Mount, asked: Asked, background: Background) -> Outcome {
+fn mount(
+    args: &args::MountArgs,
+    asked: MountRequest,
+    background: BackgroundProcess,
+) -> CommandResult {
     let (completer, stopped) = blockhaul_io::ticket();
     let stopper = Stopper::new(completer);
-    let place = Place::new(asked.target, args)?;
+    let place = MountLocation::new(asked.target, args)?;
     let caught = signals::catch()?;
     if args.writable
         && let Err(error) = blockhaul_os::serves_writeback()
@@ -95,12 +102,12 @@ fn mount(args: &args::Mount, asked: Asked, background: Background) -> Outcome {
     }
     let config = args.engine.config(usize::from(args.workers));
     let runtime = Runtime::start(&config).map_err(|error| {
-        Failure::new(FAILED, format!("cannot start workers: {}", plain(&error)))
+        CommandFailure::new(FAILED, format!("cannot start workers: {}", plain(&error)))
     })?;
-    let current = Current::default();
-    let mut job = Job {
+    let current = CurrentMount::default();
+    let mut job = MountSetup {
         wanted: asked.disks,
-        disks: Disks::default(),
+        disks: MountDisks::default(),
         others: args.allow_other,
         cache: args.cache,
         memory: args.memory,
@@ -108,7 +115,7 @@ fn mount(args: &args::Mount, asked: Asked, background: Background) -> Outcome {
         current: current.clone(),
         stopper: stopper.clone(),
         background,
-        notify: Notify::new(),
+        notify: ServiceNotifier::new(),
         pid_file: args.pid_file.clone(),
         run: args.run.clone(),
         verbose: args.verbose,
@@ -121,21 +128,26 @@ fn mount(args: &args::Mount, asked: Asked, background: Background) -> Outcome {
         let _ = sender.send((outcome, job));
         drop(serving);
     }));
-    let first = move |signal| stopper.stop(Stop::Signal(signal));
+    let first = move |signal| stopper.stop(StopReason::Signal(signal));
     let at_once = current.clone();
     let mut attention = caught.on_stop(first, move || at_once.unmount());
     attention.wait();
-    let (outcome, job) =
-        served.recv().map_err(|_| Failure::new(FAILED, "the mount ended without a result"))?;
+    let (outcome, job) = served
+        .recv()
+        .map_err(|_| CommandFailure::new(FAILED, "the mount ended without a result"))?;
     finish(outcome, (job, runtime), || attention.look())
 }
 
 /// Closes the device (`open`), and returns the exit status. A device that holds requests has a
 /// limited time; then the process ends without it.
-fn finish(outcome: Result<End, Failure>, open: impl Send + 'static, look: impl FnMut()) -> Outcome {
-    let held = matches!(&outcome, Ok(End { held: 1.., .. }));
+fn finish(
+    outcome: Result<MountOutcome, CommandFailure>,
+    open: impl Send + 'static,
+    look: impl FnMut(),
+) -> CommandResult {
+    let held = matches!(&outcome, Ok(MountOutcome { held: 1.., .. }));
     let ended = close(move || drop(open), held.then_some(CLOSING), look);
-    let End { status, held } = outcome?;
+    let MountOutcome { status, held } = outcome?;
     if held == 0 && ended.is_some() {
         return Ok(status);
     }

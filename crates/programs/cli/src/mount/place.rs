@@ -4,30 +4,33 @@ use std::os::unix::fs::DirBuilderExt as _;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use blockhaul_fuse::mountpoint::{Mounted, Target};
+use blockhaul_fuse::mountpoint::{MountTarget, MountedDisk};
 
-use super::filesystem::Wanted;
+use super::filesystem::FileSystemTarget;
 use crate::args;
-use crate::exit::{Failure, OPEN, plain};
+use crate::exit::{CommandFailure, OPEN, plain};
 
 /// What is wrong with a place.
-pub fn unmountable(why: &blockhaul_fuse::mountpoint::Error) -> Failure {
-    Failure::new(OPEN, why.to_string())
+pub fn unmountable(why: &blockhaul_fuse::mountpoint::MountError) -> CommandFailure {
+    CommandFailure::new(OPEN, why.to_string())
 }
 
 /// Where the disk is shown, and what is shown where the user asked for it.
-pub struct Place {
-    disk: Target,
-    file_system: Option<Wanted>,
+pub struct MountLocation {
+    disk: MountTarget,
+    file_system: Option<FileSystemTarget>,
 }
 
-impl Place {
+impl MountLocation {
     /// With `--filesystem`, the disk gets a private directory of its own.
-    pub fn new(target: Target, args: &args::Mount) -> Result<Place, Failure> {
+    pub fn new(
+        target: MountTarget,
+        args: &args::MountArgs,
+    ) -> Result<MountLocation, CommandFailure> {
         if !args.filesystem {
-            return Ok(Place { disk: target, file_system: None });
+            return Ok(MountLocation { disk: target, file_system: None });
         }
-        let file_system = Some(Wanted {
+        let file_system = Some(FileSystemTarget {
             target: target.path().to_path_buf(),
             options: args.filesystem_options.clone(),
         });
@@ -36,14 +39,14 @@ impl Place {
         let folder = parent.join(format!("blockhaul-mount-{}", std::process::id()));
         std::fs::DirBuilder::new().mode(0o700).create(&folder).map_err(|error| {
             let text = format!("cannot create {}: {}", folder.display(), plain(&error));
-            Failure::new(OPEN, text)
+            CommandFailure::new(OPEN, text)
         })?;
-        let disk = Target::find(&folder).map_err(|why| unmountable(&why))?;
-        Ok(Place { disk, file_system })
+        let disk = MountTarget::find(&folder).map_err(|why| unmountable(&why))?;
+        Ok(MountLocation { disk, file_system })
     }
 
     /// Where the disk is mounted.
-    pub fn target(&self) -> &Target {
+    pub fn target(&self) -> &MountTarget {
         &self.disk
     }
 
@@ -58,7 +61,7 @@ impl Place {
     }
 
     /// The file system to mount, if any.
-    pub fn file_system(&self) -> Option<Wanted> {
+    pub fn file_system(&self) -> Option<FileSystemTarget> {
         self.file_system.clone()
     }
 
@@ -70,7 +73,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for MountLocation {
     fn drop(&mut self) {
         self.remove();
     }
@@ -84,11 +87,11 @@ fn remove(folder: &Path) {
 
 /// What is mounted now: a second signal unmounts it without waiting.
 #[derive(Clone, Default)]
-pub struct Current(Arc<Mutex<Option<Mounted>>>);
+pub struct CurrentMount(Arc<Mutex<Option<MountedDisk>>>);
 
-impl Current {
+impl CurrentMount {
     /// Changes it.
-    pub fn set(&self, mounted: Option<Mounted>) {
+    pub fn set(&self, mounted: Option<MountedDisk>) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = mounted;
     }
 

@@ -4,15 +4,18 @@ use blockhaul_backups::{ChangeBitmap, PullDisk, PullMode};
 use blockhaul_snapshot::BITMAP_CONTEXT;
 use blockhaul_store::check_name;
 
-use crate::exit::Failure;
-use crate::jobfile::Disk;
+use crate::exit::CommandFailure;
+use crate::jobfile::JobFileDisk;
 use crate::{args, devices};
 
 /// Checks the keys of a disk; the command line takes precedence.
-pub(super) fn pull_disk(disk: &Disk, args: &args::PullArgs) -> Result<PullDisk, Failure> {
-    let Disk { name, place, .. } = disk;
-    let wrong = |text: &str| Failure::usage(format!("{place}: disk {name}: {text}"));
-    let key = |key: &str, given: &Option<String>| -> Result<Option<String>, Failure> {
+pub(super) fn pull_disk(
+    disk: &JobFileDisk,
+    args: &args::PullArgs,
+) -> Result<PullDisk, CommandFailure> {
+    let JobFileDisk { name, place, .. } = disk;
+    let wrong = |text: &str| CommandFailure::usage(format!("{place}: disk {name}: {text}"));
+    let key = |key: &str, given: &Option<String>| -> Result<Option<String>, CommandFailure> {
         let value = given.clone().or_else(|| disk.keys.get(key).cloned());
         if let Some(value) = &value {
             check_name(value).map_err(|error| wrong(&format!("{key}: {}", error.text())))?;

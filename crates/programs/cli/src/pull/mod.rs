@@ -10,18 +10,18 @@ use blockhaul_backups::{
     BackupContext, BackupError, FileDigests, PullPlan, PullRequest, PullTarget,
 };
 
-use self::report::Row;
-use crate::exit::{Failure, Outcome};
-use crate::jobfile::{self, Disk, JobFile};
-use crate::jobs::{Copies, DiskRequest};
-use crate::progress::Reporter;
+use self::report::PullResult;
+use crate::exit::{CommandFailure, CommandResult};
+use crate::jobfile::{self, JobFile, JobFileDisk};
+use crate::jobs::{CopyBatch, DiskRequest};
+use crate::progress::ProgressReporter;
 use crate::{args, chain, logger};
 
 /// Runs `blockhaul pull`.
-pub fn run(args: &args::PullArgs) -> Outcome {
+pub fn run(args: &args::PullArgs) -> CommandResult {
     logger::start(args.reporting.verbose);
     let JobFile { common, disks } = jobfile::read_pull(&args.job)?;
-    let sink = Reporter::open(args.reporting.progress, args.reporting.no_progress)?;
+    let sink = ProgressReporter::open(args.reporting.progress, args.reporting.no_progress)?;
     let context = chain::context(common.session.config());
     let request = request(&disks, args)?;
     let planned = request.plan(&context).map_err(|error| failure(error, &disks))?;
@@ -29,9 +29,10 @@ pub fn run(args: &args::PullArgs) -> Outcome {
     if targets.is_empty() {
         let name = points.first().map_or("", |point| &point.name);
         let text = format!("all disks have the point {name:?} already: choose another name");
-        return Err(Failure::usage(text));
+        return Err(CommandFailure::usage(text));
     }
-    let copies = copy_requests(disks, &targets).and_then(|listed| Copies::prepare(common, listed));
+    let copies =
+        copy_requests(disks, &targets).and_then(|listed| CopyBatch::prepare(common, listed));
     let mut copies = match copies {
         Ok(copies) => copies,
         Err(failure) => {
@@ -48,19 +49,19 @@ pub fn run(args: &args::PullArgs) -> Outcome {
         forget(target, &request);
     }
     let results = copies.results().map(|result| result.map(|result| result.map_err(text_of)));
-    let rows = request.disks.iter().zip(points).map(|(disk, point)| Row::new(disk, point));
+    let rows = request.disks.iter().zip(points).map(|(disk, point)| PullResult::new(disk, point));
     let rows = report::filled(rows.collect(), results.collect());
     // On standard output, before the failures.
     report::print(&rows, args.json)?;
     copies.end(args.reporting.verbose)
 }
 
-fn text_of(failure: &Failure) -> String {
+fn text_of(failure: &CommandFailure) -> String {
     failure.to_string()
 }
 
 /// The disks of the file; the command line takes precedence.
-fn request(disks: &[Disk], args: &args::PullArgs) -> Result<PullRequest, Failure> {
+fn request(disks: &[JobFileDisk], args: &args::PullArgs) -> Result<PullRequest, CommandFailure> {
     let now = jiff::Timestamp::try_from(SystemTime::now()).unwrap_or(jiff::Timestamp::UNIX_EPOCH);
     Ok(PullRequest {
         disks: disks.iter().map(|disk| disk::pull_disk(disk, args)).collect::<Result<_, _>>()?,
@@ -70,16 +71,20 @@ fn request(disks: &[Disk], args: &args::PullArgs) -> Result<PullRequest, Failure
 }
 
 /// The failure of an error, with the position of its disk in the file.
-fn failure(error: BackupError, disks: &[Disk]) -> Failure {
+fn failure(error: BackupError, disks: &[JobFileDisk]) -> CommandFailure {
     let disk = error.disk().and_then(|index| disks.get(index));
-    let prefix =
-        disk.map_or_else(String::new, |Disk { place, name, .. }| format!("{place}: disk {name}: "));
-    let failure = Failure::from(error);
+    let prefix = disk.map_or_else(String::new, |JobFileDisk { place, name, .. }| {
+        format!("{place}: disk {name}: ")
+    });
+    let failure = CommandFailure::from(error);
     failure.reworded(format!("{prefix}{}", failure.facts()))
 }
 
 /// The copy of each disk that has a target.
-fn copy_requests(disks: Vec<Disk>, targets: &[PullTarget]) -> Result<Vec<DiskRequest>, Failure> {
+fn copy_requests(
+    disks: Vec<JobFileDisk>,
+    targets: &[PullTarget],
+) -> Result<Vec<DiskRequest>, CommandFailure> {
     let mut listed = Vec::with_capacity(targets.len());
     for (index, mut disk) in disks.into_iter().enumerate() {
         if let Some(target) = targets.iter().find(|target| target.disk() == index) {
@@ -93,9 +98,9 @@ fn copy_requests(disks: Vec<Disk>, targets: &[PullTarget]) -> Result<Vec<DiskReq
 /// Lists the point of a disk that is copied.
 fn publish(
     target: &mut PullTarget,
-    copies: &Copies,
+    copies: &CopyBatch,
     context: &BackupContext,
-) -> Result<(), Failure> {
+) -> Result<(), CommandFailure> {
     let digests = match (target.file_for_digests(), copies.session()) {
         (Some(file), Some(session)) => {
             let registry = context.registry.clone();

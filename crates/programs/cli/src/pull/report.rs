@@ -3,20 +3,20 @@
 use blockhaul_backups::{PointKind, PointPlan, PullDisk};
 use serde_json::{Value, json};
 
-use crate::exit::Failure;
+use crate::exit::CommandFailure;
 use crate::out;
 
 /// The result of a disk.
-pub(super) struct Row {
+pub(super) struct PullResult {
     disk: String,
     store: String,
     point: PointPlan,
-    state: State,
+    state: PullOutcome,
 }
 
 /// How a disk ended.
 #[derive(Debug, PartialEq, Eq)]
-enum State {
+enum PullOutcome {
     /// The point existed.
     Already,
     /// It was not copied.
@@ -27,26 +27,33 @@ enum State {
     Failed(String),
 }
 
-impl Row {
+impl PullResult {
     /// The result of a disk that is not copied yet.
-    pub(super) fn new(disk: &PullDisk, point: PointPlan) -> Row {
+    pub(super) fn new(disk: &PullDisk, point: PointPlan) -> PullResult {
         let state = match point.kind {
-            PointKind::Existing => State::Already,
-            _ => State::NotStarted,
+            PointKind::Existing => PullOutcome::Already,
+            _ => PullOutcome::NotStarted,
         };
-        Row { disk: disk.name.clone(), store: disk.store.display().to_string(), point, state }
+        PullResult {
+            disk: disk.name.clone(),
+            store: disk.store.display().to_string(),
+            point,
+            state,
+        }
     }
 
     fn text(&self) -> Option<String> {
-        let Row { disk, point: PointPlan { name, size, kind, .. }, .. } = self;
+        let PullResult { disk, point: PointPlan { name, size, kind, .. }, .. } = self;
         let what = match (&self.state, kind) {
             // Standard error says why.
-            (State::NotStarted | State::Failed(_), _) => return None,
-            (State::Already, _) | (_, PointKind::Existing) => format!("{name} is complete already"),
-            (State::Complete, PointKind::Full { reason }) => {
+            (PullOutcome::NotStarted | PullOutcome::Failed(_), _) => return None,
+            (PullOutcome::Already, _) | (_, PointKind::Existing) => {
+                format!("{name} is complete already")
+            }
+            (PullOutcome::Complete, PointKind::Full { reason }) => {
                 format!("{name} is a full backup of {size} bytes: {reason}")
             }
-            (State::Complete, PointKind::Increment { parent, .. }) => {
+            (PullOutcome::Complete, PointKind::Increment { parent, .. }) => {
                 let changed = self.point.changed().unwrap_or(0);
                 format!(
                     "{name} is an increment of {parent}: {changed} of {size} bytes have changed"
@@ -58,10 +65,10 @@ impl Row {
 
     fn json(&self) -> Value {
         let (state, error) = match &self.state {
-            State::Already => ("already", None),
-            State::NotStarted => ("not started", None),
-            State::Complete => ("complete", None),
-            State::Failed(error) => ("failed", Some(error)),
+            PullOutcome::Already => ("already", None),
+            PullOutcome::NotStarted => ("not started", None),
+            PullOutcome::Complete => ("complete", None),
+            PullOutcome::Failed(error) => ("failed", Some(error)),
         };
         let PointPlan { name, checkpoint, size, kind, .. } = &self.point;
         let mut value = json!({
@@ -84,24 +91,27 @@ impl Row {
 }
 
 /// The rows with the results of those that were copied, in the same order.
-pub(super) fn filled(mut rows: Vec<Row>, results: Vec<Option<Result<(), String>>>) -> Vec<Row> {
+pub(super) fn filled(
+    mut rows: Vec<PullResult>,
+    results: Vec<Option<Result<(), String>>>,
+) -> Vec<PullResult> {
     let mut results = results.into_iter();
-    for row in rows.iter_mut().filter(|row| row.state != State::Already) {
+    for row in rows.iter_mut().filter(|row| row.state != PullOutcome::Already) {
         row.state = match results.next().flatten() {
-            None => State::NotStarted,
-            Some(Ok(())) => State::Complete,
-            Some(Err(error)) => State::Failed(error),
+            None => PullOutcome::NotStarted,
+            Some(Ok(())) => PullOutcome::Complete,
+            Some(Err(error)) => PullOutcome::Failed(error),
         };
     }
     rows
 }
 
 /// Prints the result.
-pub(super) fn print(rows: &[Row], as_json: bool) -> Result<(), Failure> {
+pub(super) fn print(rows: &[PullResult], as_json: bool) -> Result<(), CommandFailure> {
     let text = if as_json {
-        format!("{}\n", json!({ "disks": rows.iter().map(Row::json).collect::<Vec<_>>() }))
+        format!("{}\n", json!({ "disks": rows.iter().map(PullResult::json).collect::<Vec<_>>() }))
     } else {
-        rows.iter().filter_map(Row::text).map(|line| line + "\n").collect()
+        rows.iter().filter_map(PullResult::text).map(|line| line + "\n").collect()
     };
     out::print(text.as_bytes()).map(drop)
 }

@@ -13,7 +13,7 @@ use rustix::fs::FileType;
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::stdio;
-use crate::exit::{FAILED, Failure, Outcome, plain};
+use crate::exit::{CommandFailure, CommandResult, FAILED, plain};
 use crate::{logger, out};
 
 /// Ends the child's output, and signals that it is ready.
@@ -22,18 +22,18 @@ const READY: u8 = 0;
 const TEXT_MAX: u64 = 64 << 10;
 
 /// Starts this program again in the background, with the same command, and returns when it is ready.
-pub fn start(command: &str) -> Outcome {
+pub fn start(command: &str) -> CommandResult {
     let words = [command, "--in-background"].map(OsString::from).into_iter();
     start_with(words.chain(std::env::args_os().skip(2)), Stdio::null())
 }
 
 /// The same, with these words as arguments. The child reads standard input from `input` until it is
 /// ready.
-pub fn start_with(words: impl Iterator<Item = OsString>, input: Stdio) -> Outcome {
+pub fn start_with(words: impl Iterator<Item = OsString>, input: Stdio) -> CommandResult {
     let cannot = |error: std::io::Error| {
         let text =
             format!("cannot go to the background: {}; try without --background", plain(&error));
-        Failure::new(FAILED, text)
+        CommandFailure::new(FAILED, text)
     };
     let (reader, writer) = std::io::pipe().map_err(cannot)?;
     let mut command = Command::new(std::env::current_exe().map_err(cannot)?);
@@ -71,7 +71,7 @@ pub fn start_with(words: impl Iterator<Item = OsString>, input: Stdio) -> Outcom
 
 /// The working directory of a process in the background.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Directory {
+pub enum WorkingDirectory {
     /// The one in which it was started: relative names that are used later keep their meaning.
     Kept,
     /// `/`, so that no file system is kept busy.
@@ -79,33 +79,33 @@ pub enum Directory {
 }
 
 /// The child's side.
-pub struct Background {
+pub struct BackgroundProcess {
     /// None: it is in the foreground.
-    entered: Option<Directory>,
+    entered: Option<WorkingDirectory>,
 }
 
-impl Background {
+impl BackgroundProcess {
     /// For a server that stays in the foreground.
-    pub fn none() -> Background {
-        Background { entered: None }
+    pub fn none() -> BackgroundProcess {
+        BackgroundProcess { entered: None }
     }
 
     /// Leaves the terminal's session.
-    pub fn enter(directory: Directory) -> Background {
+    pub fn enter(directory: WorkingDirectory) -> BackgroundProcess {
         // Fails only for the leader of a process group, which a new child is not.
         let _ = rustix::process::setsid();
-        Background { entered: Some(directory) }
+        BackgroundProcess { entered: Some(directory) }
     }
 
     /// Prints `text`, signals that the server is ready, and detaches from the terminal. Standard
     /// error is kept if the server is verbose or it is a file; a terminal or a pipe would be kept
     /// busy, so messages go to the system's log instead.
-    pub fn ready(&self, text: &str, verbose: bool) -> Result<(), Failure> {
+    pub fn ready(&self, text: &str, verbose: bool) -> Result<(), CommandFailure> {
         let Some(directory) = self.entered else {
             return stdio::print(text.as_bytes());
         };
         let cannot = |error: std::io::Error| {
-            Failure::new(FAILED, format!("cannot go to the background: {}", plain(&error)))
+            CommandFailure::new(FAILED, format!("cannot go to the background: {}", plain(&error)))
         };
         let null = stdio::null().map_err(cannot)?;
         let mut message = text.as_bytes().to_vec();
@@ -120,8 +120,8 @@ impl Background {
             rustix::stdio::dup2_stderr(null.as_fd()).map_err(|error| cannot(error.into()))?;
         }
         match directory {
-            Directory::Kept => Ok(()),
-            Directory::Root => std::env::set_current_dir("/").map_err(cannot),
+            WorkingDirectory::Kept => Ok(()),
+            WorkingDirectory::Root => std::env::set_current_dir("/").map_err(cannot),
         }
     }
 }

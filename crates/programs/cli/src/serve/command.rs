@@ -8,7 +8,7 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::stdio;
-use crate::exit::{FAILED, Failure, plain};
+use crate::exit::{CommandFailure, FAILED, plain};
 
 /// Time for the command to end when the server is stopped by a signal.
 const PATIENCE: Duration = Duration::from_millis(500);
@@ -25,14 +25,14 @@ pub fn start(
     script: &str,
     variables: &[(&str, String)],
     ended: impl FnOnce(u8) + Send + 'static,
-) -> Result<RunningCommand, Failure> {
+) -> Result<RunningCommand, CommandFailure> {
     let mut text = String::new();
     for (name, value) in variables {
         text += &format!("{name}={}\n", quoted(value));
     }
     text += script;
     let cannot = |error: std::io::Error| {
-        Failure::new(FAILED, format!("cannot run {script:?}: {}", plain(&error)))
+        CommandFailure::new(FAILED, format!("cannot run {script:?}: {}", plain(&error)))
     };
     let (input, output) = stdio::original().map_err(cannot)?;
     let mut command = Command::new("/bin/sh");

@@ -3,21 +3,21 @@
 use std::ffi::{OsStr, OsString};
 use std::sync::Arc;
 
-use blockhaul_catalog::{Registry, Spec, percent_decode};
+use blockhaul_catalog::{DeviceSpec, Registry, percent_decode};
 use blockhaul_jobs::{BitmapFiles, ExportConfig, ExportTableConfig, JobFiles, intent};
 
 use crate::args::{self, ServeExport};
 use crate::brackets::{self, Groups, NamedDevice};
 use crate::copy::copy_options;
-use crate::exit::Failure;
-use crate::image_format::{self, Use};
+use crate::exit::CommandFailure;
+use crate::image_format::{self, FileUse};
 
 /// The exports of a command line; nothing is opened yet.
 pub fn export_config(
-    args: &args::Serve,
+    args: &args::ServeArgs,
     groups: &Groups,
     registry: Registry,
-) -> Result<ExportTableConfig, Failure> {
+) -> Result<ExportTableConfig, CommandFailure> {
     let mut exports = Vec::new();
     let mut name = None;
     for word in &args.export {
@@ -28,7 +28,7 @@ pub fn export_config(
             None if name.is_some() => {
                 let text =
                     "two names for one device: use --export NAME=DEVICE for a further export";
-                return Err(Failure::usage(text));
+                return Err(CommandFailure::usage(text));
             }
             None => name = Some(text(word)?),
         }
@@ -46,11 +46,11 @@ pub fn export_config(
         ),
         (None, Some(name)) => {
             let text = format!("no device given: write --export {name}=DEVICE");
-            return Err(Failure::usage(text));
+            return Err(CommandFailure::usage(text));
         }
         (None, None) if !args.description.is_empty() => {
             let text = "--description applies to DEVICE; in brackets, each export has its own";
-            return Err(Failure::usage(text));
+            return Err(CommandFailure::usage(text));
         }
         (None, None) => {}
     }
@@ -58,11 +58,11 @@ pub fn export_config(
         one.spec = image_format::chosen(one.spec.clone(), &args.image)?;
     }
     if args.any_name && exports.len() > 1 {
-        return Err(Failure::usage("--any-name requires a single export"));
+        return Err(CommandFailure::usage("--any-name requires a single export"));
     }
-    if args.per_client && exports.iter().any(|one| matches!(one.spec, Spec::Command(_))) {
+    if args.per_client && exports.iter().any(|one| matches!(one.spec, DeviceSpec::Command(_))) {
         let text = "--per-client cannot be used with a server in brackets, which is started once";
-        return Err(Failure::usage(text));
+        return Err(CommandFailure::usage(text));
     }
     let layers = args.layer.clone();
     let any_name = args.any_name;
@@ -84,7 +84,7 @@ pub fn export_config(
     wanted.check()?;
     for one in &wanted.exports {
         let layered = !one.layers.is_empty() || !wanted.layers.is_empty();
-        if let Some(text) = image_format::warning(&one.spec, layered, Use::Served) {
+        if let Some(text) = image_format::warning(&one.spec, layered, FileUse::Served) {
             log::warn!("{text}");
         }
     }
@@ -97,7 +97,7 @@ fn parse_one(
     device: &OsStr,
     groups: &Groups,
     readonly: bool,
-) -> Result<ExportConfig, Failure> {
+) -> Result<ExportConfig, CommandFailure> {
     let (name, options, inner) = parse_named::<ServeExport>(name, device, groups)?;
     Ok(ExportConfig {
         spec: inner.spec(&options.device)?,
@@ -114,11 +114,11 @@ pub fn parse_named<T: clap::Parser>(
     name: &str,
     device: &OsStr,
     groups: &Groups,
-) -> Result<(String, T, Groups), Failure> {
+) -> Result<(String, T, Groups), CommandFailure> {
     let name = percent_decode(name)?;
     let place = |text: &str| {
         let shown = blockhaul_wire::printable(name.as_bytes(), 256);
-        Failure::usage(format!("--export {shown}: {text}"))
+        CommandFailure::usage(format!("--export {shown}: {text}"))
     };
     let NamedDevice { words, groups } = groups.named_device(device).map_err(|why| place(&why))?;
     let options = T::try_parse_from(words).map_err(|error| {
@@ -129,6 +129,6 @@ pub fn parse_named<T: clap::Parser>(
     Ok((name, options, groups))
 }
 
-fn text(word: &OsString) -> Result<&str, Failure> {
-    word.to_str().ok_or_else(|| Failure::usage("the name of an export is not UTF-8"))
+fn text(word: &OsString) -> Result<&str, CommandFailure> {
+    word.to_str().ok_or_else(|| CommandFailure::usage("the name of an export is not UTF-8"))
 }

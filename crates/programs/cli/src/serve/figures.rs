@@ -3,10 +3,10 @@
 use std::sync::{Arc, Weak};
 
 use blockhaul_block::{LATENCY_BOUNDS, OpKind};
-use blockhaul_catalog::Figure;
+use blockhaul_catalog::StorageFigure;
 use blockhaul_jobs::ExportTable;
-use blockhaul_metrics::{Figures, TextSource as Text};
-use blockhaul_server::{Exported, Server, Sums};
+use blockhaul_metrics::{MetricsWriter, TextSource as Text};
+use blockhaul_server::{ExportCounts, Server, ServerTotals};
 
 use crate::metrics::BuildInfo as _;
 
@@ -21,8 +21,8 @@ pub fn text(server: &Arc<Server>, table: &Arc<ExportTable>) -> Text {
 }
 
 /// Adds the metrics of a server and of its storage.
-pub fn write(mut figures: Figures, sums: &Sums, storage: &[Figure]) -> String {
-    let one = |figures: &mut Figures, name: &str, kind: &str, help: &str, value: f64| {
+pub fn write(mut figures: MetricsWriter, sums: &ServerTotals, storage: &[StorageFigure]) -> String {
+    let one = |figures: &mut MetricsWriter, name: &str, kind: &str, help: &str, value: f64| {
         figures.add(&format!("blockhaul_serve_{name}"), kind, help, &[], value);
     };
     figures.build_info();
@@ -53,7 +53,7 @@ pub fn write(mut figures: Figures, sums: &Sums, storage: &[Figure]) -> String {
             (&LATENCY_BOUNDS, &latency.classes, latency.seconds),
         );
     }
-    for Figure { name, help, labels, value } in storage {
+    for StorageFigure { name, help, labels, value } in storage {
         let kind = if name.ends_with("_total") { "counter" } else { "gauge" };
         let labels: Vec<_> = labels.iter().map(|(key, value)| (*key, value.as_str())).collect();
         figures.add(&format!("blockhaul_{name}"), kind, help, &labels, *value);
@@ -62,8 +62,8 @@ pub fn write(mut figures: Figures, sums: &Sums, storage: &[Figure]) -> String {
 }
 
 /// The metrics of each export. Metrics of one name are consecutive.
-fn exports(figures: &mut Figures, sums: &Sums) {
-    type Value = fn(&Exported) -> u64;
+fn exports(figures: &mut MetricsWriter, sums: &ServerTotals) {
+    type Value = fn(&ExportCounts) -> u64;
     let single: [(&str, &str, &str, Value); 3] = [
         ("clients", "gauge", "Connected clients.", |one| one.clients),
         ("requests_in_flight", "gauge", "Requests in progress in devices.", |one| {
@@ -78,7 +78,7 @@ fn exports(figures: &mut Figures, sums: &Sums) {
             figures.add(&name, kind, help, &labels, value(one) as f64);
         }
     }
-    type ByKind = fn(&Exported) -> [u64; OpKind::ALL.len()];
+    type ByKind = fn(&ExportCounts) -> [u64; OpKind::ALL.len()];
     let by_kind: [(&str, &str, ByKind); 2] = [
         ("requests_total", "Requests that completed.", |one| one.counts.requests),
         ("bytes_total", "Bytes of requests that succeeded.", |one| one.counts.bytes),

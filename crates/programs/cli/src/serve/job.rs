@@ -7,25 +7,25 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use blockhaul_io::Remote;
+use blockhaul_io::WorkerHandle;
 use blockhaul_jobs::{ExportTable, Jobs};
 use blockhaul_metrics::Destinations;
 use blockhaul_metrics::peer_listener::PeerListener;
-use blockhaul_os::Identity;
+use blockhaul_os::UserIdentity;
 use blockhaul_qmp::Monitor;
-use blockhaul_server::{Config, Limits, Offers, Server};
+use blockhaul_server::{Limits, Offers, Server, ServerConfig};
 
-use super::background::Background;
-use super::control::{Control, Operations, Shared};
-use super::listen::{self, Addresses, Listening, Where};
+use super::background::BackgroundProcess;
+use super::control::{ControlSocket, Operations, SharedOperations};
+use super::listen::{self, BoundListeners, ListenAddresses, ListenConfig};
 use super::monitor::{self, MonitorConnection};
-use super::notify::Notify;
-use super::single::{self, Single};
-use super::stop::{Stop, Stopper};
-use super::tls::Secured;
+use super::notify::ServiceNotifier;
+use super::single::{self, SingleClient};
+use super::stop::{StopReason, Stopper};
+use super::tls::TlsSettings;
 use super::{command, figures, status, stdio, system, vhost};
-use crate::exit::{FAILED, Failure, plain};
-use crate::metrics::Metrics;
+use crate::exit::{CommandFailure, FAILED, plain};
+use crate::metrics::CommandMetrics;
 use crate::{logger, signals};
 
 /// Time for clients to read their last replies; waited twice at most, so that they delay a stop by
@@ -33,25 +33,25 @@ use crate::{logger, signals};
 const PATIENCE: Duration = Duration::from_millis(400);
 
 /// Everything that a running server needs.
-pub struct Job {
-    pub operations: Shared,
-    pub notify: Notify,
+pub struct ServerSetup {
+    pub operations: SharedOperations,
+    pub notify: ServiceNotifier,
     pub metrics: Destinations,
-    pub identity: Option<Identity>,
+    pub identity: Option<UserIdentity>,
     pub exit_with_parent: bool,
     pub table: Arc<ExportTable>,
-    pub listeners: Where,
-    pub single: Option<Single>,
-    pub control: Option<Control>,
+    pub listeners: ListenConfig,
+    pub single: Option<SingleClient>,
+    pub control: Option<ControlSocket>,
     /// Sockets of the monitor protocol.
-    pub qmp: Vec<Control>,
+    pub qmp: Vec<ControlSocket>,
     /// Clients of that protocol that are there already.
     pub qmp_clients: Vec<MonitorConnection>,
     /// Commands of that protocol, to be run first.
     pub first_commands: Vec<String>,
     /// It listens for NBD clients from the beginning.
     pub listens: bool,
-    pub background: Background,
+    pub background: BackgroundProcess,
     pub stopper: Stopper,
     pub limits: Limits,
     pub offers: Offers,
@@ -59,8 +59,8 @@ pub struct Job {
     /// The program that shows an export, if the URI is to be printed.
     pub print_uri: Option<&'static str>,
     pub selinux_label: Option<String>,
-    pub secured: Secured,
-    pub tls: blockhaul_server::Tls,
+    pub secured: TlsSettings,
+    pub tls: blockhaul_server::TlsPolicy,
     pub pidfile: Option<std::path::PathBuf>,
     /// The file is removed at the end; nbdkit leaves it.
     pub removes_pidfile: bool,
@@ -70,25 +70,28 @@ pub struct Job {
     pub announced: bool,
 }
 
-impl Job {
+impl ServerSetup {
     /// Serves until it is stopped.
-    pub async fn serve(&mut self, stopped: blockhaul_io::Ticket<Stop>) -> Result<End, Failure> {
+    pub async fn serve(
+        &mut self,
+        stopped: blockhaul_io::Ticket<StopReason>,
+    ) -> Result<ServerOutcome, CommandFailure> {
         let opened = self.open().await?;
         let running = self.start(opened).await?;
-        let why = match stopped.await.unwrap_or(Stop::Command(FAILED)) {
-            Stop::Signal(_) if signals::ends_by_itself() => Stop::Ended,
+        let why = match stopped.await.unwrap_or(StopReason::Command(FAILED)) {
+            StopReason::Signal(_) if signals::ends_by_itself() => StopReason::Ended,
             why => why,
         };
         Ok(self.stop(running, why).await)
     }
 
     /// Opens the exports and binds the sockets; nothing is accepted yet.
-    async fn open(&mut self) -> Result<Opened, Failure> {
+    async fn open(&mut self) -> Result<OpenServer, CommandFailure> {
         let exports = self.table.open().await?;
         let label = system::SocketLabel::set(self.selinux_label.as_deref())?;
         let listening = self.listeners.bind().await?;
         drop(label);
-        let server = Server::new(Config {
+        let server = Server::new(ServerConfig {
             exports,
             limits: self.limits.clone(),
             offers: self.offers,
@@ -109,14 +112,14 @@ impl Job {
             self.table.config().shown(),
             blockhaul_io::engine_name()
         );
-        Ok(Opened { server, listening, export, uri })
+        Ok(OpenServer { server, listening, export, uri })
     }
 
     /// Accepts clients, and reports that once the user has changed. The monitor's first commands
     /// run before that.
-    async fn start(&mut self, opened: Opened) -> Result<RunningServer, Failure> {
-        let Opened { server, listening, export, uri } = opened;
-        let Listening { listeners, vhost, addresses, cleanup } = listening;
+    async fn start(&mut self, opened: OpenServer) -> Result<RunningServer, CommandFailure> {
+        let OpenServer { server, listening, export, uri } = opened;
+        let BoundListeners { listeners, vhost, addresses, cleanup } = listening;
         let mut accepting: Vec<_> = (listeners.into_iter())
             .map(|listener| blockhaul_io::start(server.clone().listen(listener)))
             .collect();
@@ -126,10 +129,10 @@ impl Job {
         let operations = Arc::new(self.operations(&server));
         let monitor = self.monitor(&operations).await?;
         self.write_pidfile()?;
-        let page = Arc::new(status::Page::new(&self.operations));
+        let page = Arc::new(status::StatusPage::new(&self.operations));
         let published = (figures::text(&server, &self.table), page.status());
-        let here = Remote::to(blockhaul_io::worker());
-        let metrics = Metrics::start(&self.metrics, "serve", published, &here)?;
+        let here = WorkerHandle::to(blockhaul_io::worker());
+        let metrics = CommandMetrics::start(&self.metrics, "serve", published, &here)?;
         if self.announced {
             self.announce(&addresses, &uri);
         }
@@ -163,12 +166,12 @@ impl Job {
     }
 
     /// Ends the jobs, the clients and everything that a client can connect to.
-    async fn stop(&self, running: RunningServer, why: Stop) -> End {
+    async fn stop(&self, running: RunningServer, why: StopReason) -> ServerOutcome {
         let begun = Instant::now();
         let RunningServer { server, operations, accepting, control, monitor, .. } = running;
         let mut child = running.child;
         self.notify.stopping("stopping: waiting for requests in progress");
-        if let (Stop::Signal(_) | Stop::Asked, Some(child)) = (&why, &mut child) {
+        if let (StopReason::Signal(_) | StopReason::Asked, Some(child)) = (&why, &mut child) {
             child.stop();
         }
         blockhaul_python::give_up_starts();
@@ -193,7 +196,7 @@ impl Job {
             let requests = if held == 1 { "request" } else { "requests" };
             log::warn!(held; "devices held {held} {requests} for longer than --drain-timeout");
         }
-        End { status: status_of(why, child).await, held: held > 0, begun }
+        ServerOutcome { status: status_of(why, child).await, held: held > 0, begun }
     }
 
     /// What `ctl` and the monitor can do with this server.
@@ -204,14 +207,14 @@ impl Job {
             server: server.clone(),
             table: self.table.clone(),
             stopper: self.stopper.clone(),
-            worker: Remote::to(blockhaul_io::worker()),
+            worker: WorkerHandle::to(blockhaul_io::worker()),
             secured: self.secured.clone(),
             notify: self.notify.clone(),
             jobs: Arc::new(Jobs::from_records(found)),
         }
     }
 
-    fn write_pidfile(&self) -> Result<(), Failure> {
+    fn write_pidfile(&self) -> Result<(), CommandFailure> {
         let Some(path) = &self.pidfile else { return Ok(()) };
         write_pid(path)?;
         if self.removes_pidfile {
@@ -221,13 +224,13 @@ impl Job {
     }
 
     /// The output of `--print-uri` and of ports that the kernel has chosen.
-    fn printed(&self, addresses: &Addresses, uri: &str) -> String {
+    fn printed(&self, addresses: &ListenAddresses, uri: &str) -> String {
         let ports = addresses.free_ports.iter().map(|port| format!("{port}\n"));
         let uri = self.print_uri.map(|program| for_people(uri, program));
         ports.chain(uri).collect()
     }
 
-    fn announce(&self, addresses: &Addresses, uri: &str) {
+    fn announce(&self, addresses: &ListenAddresses, uri: &str) {
         let wanted = self.table.config();
         let write = if wanted.may_write() { "read-write" } else { "read-only" };
         let audience = addresses.audience(&self.secured);
@@ -235,7 +238,7 @@ impl Job {
     }
 
     /// Changes to the user of `--user` and `--group`, with the sockets.
-    fn change_user(&self) -> Result<(), Failure> {
+    fn change_user(&self) -> Result<(), CommandFailure> {
         let Some(identity) = &self.identity else { return Ok(()) };
         let mut sockets = self.control.iter().chain(&self.qmp);
         let given = sockets.try_for_each(|socket| socket.give_to(identity));
@@ -247,7 +250,10 @@ impl Job {
     }
 
     /// The monitor, if there is one, after the commands of the command line.
-    async fn monitor(&self, operations: &Operations) -> Result<Option<Arc<Monitor>>, Failure> {
+    async fn monitor(
+        &self,
+        operations: &Operations,
+    ) -> Result<Option<Arc<Monitor>>, CommandFailure> {
         if self.qmp.is_empty() && self.qmp_clients.is_empty() && self.first_commands.is_empty() {
             return Ok(None);
         }
@@ -260,7 +266,7 @@ impl Job {
         &mut self,
         operations: &Operations,
         monitor: &Arc<Monitor>,
-    ) -> (Vec<PeerListener>, Vec<single::Rest>) {
+    ) -> (Vec<PeerListener>, Vec<single::PendingOutput>) {
         let worker = &operations.worker;
         let sockets = std::mem::take(&mut self.qmp).into_iter();
         let serving = sockets.map(|socket| monitor.serve(socket.into_listener(), worker));
@@ -275,13 +281,13 @@ impl Job {
     /// Starts the command of `--run`, whose end stops the server.
     fn start_command(
         &self,
-        addresses: &Addresses,
+        addresses: &ListenAddresses,
         export: &str,
         uri: &str,
-    ) -> Result<Option<command::RunningCommand>, Failure> {
+    ) -> Result<Option<command::RunningCommand>, CommandFailure> {
         let Some(script) = &self.run else { return Ok(None) };
         let stopper = self.stopper.clone();
-        let ended = move |status| stopper.stop(Stop::Command(status));
+        let ended = move |status| stopper.stop(StopReason::Command(status));
         let mut variables = addresses.variables(export, uri);
         variables.extend(self.secured.variables());
         command::start(script, &variables, ended).map(Some)
@@ -289,13 +295,13 @@ impl Job {
 
     /// Serves the client of `--single`, whose end stops the server; some output may still be in
     /// transit to standard output.
-    fn serve_single(&self, single: Single, server: &Arc<Server>) -> single::Rest {
+    fn serve_single(&self, single: SingleClient, server: &Arc<Server>) -> single::PendingOutput {
         let (socket, rest) = single.split();
         let server = server.clone();
         let stopper = self.stopper.clone();
         drop(blockhaul_io::spawn(async move {
             server.serve(socket).await;
-            stopper.stop(Stop::Left);
+            stopper.stop(StopReason::Left);
         }));
         rest
     }
@@ -313,9 +319,9 @@ impl Job {
 }
 
 /// A server that accepts no clients yet.
-struct Opened {
+struct OpenServer {
     server: Arc<Server>,
-    listening: Listening,
+    listening: BoundListeners,
     /// Name of the export in `uri`.
     export: String,
     uri: String,
@@ -330,30 +336,30 @@ struct RunningServer {
     /// The monitor, and its sockets.
     monitor: Option<(Arc<Monitor>, Vec<PeerListener>)>,
     /// Output of the monitor's clients at standard output.
-    printing: Vec<single::Rest>,
-    page: Arc<status::Page>,
-    metrics: Metrics,
+    printing: Vec<single::PendingOutput>,
+    page: Arc<status::StatusPage>,
+    metrics: CommandMetrics,
     child: Option<command::RunningCommand>,
-    rest: Option<single::Rest>,
+    rest: Option<single::PendingOutput>,
     alive: Option<blockhaul_io::Task<()>>,
     /// Removes socket files.
     _cleanup: listen::CleanupOnDrop,
 }
 
 /// Exit status of a server that stops for a reason, after its command has ended.
-async fn status_of(why: Stop, child: Option<command::RunningCommand>) -> u8 {
+async fn status_of(why: StopReason, child: Option<command::RunningCommand>) -> u8 {
     match (why, child) {
-        (Stop::Command(status), _) => status,
-        (Stop::Signal(signal), Some(_)) => signals::status(signal),
-        (Stop::Ended, Some(child)) => {
+        (StopReason::Command(status), _) => status,
+        (StopReason::Signal(signal), Some(_)) => signals::status(signal),
+        (StopReason::Ended, Some(child)) => {
             blockhaul_io::offload(move || child.wait()).await.unwrap_or(FAILED)
         }
-        (Stop::Signal(_) | Stop::Left | Stop::Asked | Stop::Ended, _) => 0,
+        (StopReason::Signal(_) | StopReason::Left | StopReason::Asked | StopReason::Ended, _) => 0,
     }
 }
 
 /// How a server ended.
-pub struct End {
+pub struct ServerOutcome {
     /// Exit status of the program.
     pub status: u8,
     /// Devices still have requests in flight.
@@ -363,12 +369,12 @@ pub struct End {
 }
 
 /// A failure to change the user.
-fn cannot_become(identity: &Identity, error: &std::io::Error) -> Failure {
+fn cannot_become(identity: &UserIdentity, error: &std::io::Error) -> CommandFailure {
     let user = identity.uid().map(|uid| format!("user {uid} and ")).unwrap_or_default();
     let gid = identity.gid();
     let why = plain(error);
     let text = format!("cannot change to {user}group {gid}: {why}: start it as root");
-    Failure::new(crate::exit::OPEN, text)
+    CommandFailure::new(crate::exit::OPEN, text)
 }
 
 /// The output of `--print-uri`, in the form of nbdkit's.
@@ -380,7 +386,7 @@ fn for_people(uri: &str, program: &str) -> String {
 }
 
 /// Refuses a file that is something else than a process id.
-pub(crate) fn check_pidfile(path: &Path) -> Result<(), Failure> {
+pub(crate) fn check_pidfile(path: &Path) -> Result<(), CommandFailure> {
     // Longer than any number.
     const LONGEST: u64 = 32;
     if !std::fs::metadata(path).is_ok_and(|data| data.is_file()) {
@@ -395,14 +401,14 @@ pub(crate) fn check_pidfile(path: &Path) -> Result<(), Failure> {
             "--pidfile {}: the file exists and holds no process id: choose another name, or remove it",
             path.display()
         );
-        return Err(Failure::usage(text));
+        return Err(CommandFailure::usage(text));
     }
     Ok(())
 }
 
-pub(crate) fn write_pid(path: &Path) -> Result<(), Failure> {
+pub(crate) fn write_pid(path: &Path) -> Result<(), CommandFailure> {
     std::fs::write(path, format!("{}\n", std::process::id())).map_err(|error| {
         let text = format!("cannot write the process ID to {}: {}", path.display(), plain(&error));
-        Failure::new(FAILED, text)
+        CommandFailure::new(FAILED, text)
     })
 }

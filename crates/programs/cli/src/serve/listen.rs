@@ -10,11 +10,11 @@ use std::sync::{Arc, Mutex};
 use blockhaul_catalog::percent_encode;
 use blockhaul_client::is_this_machine;
 use blockhaul_io::Listener;
-use blockhaul_os::Identity;
+use blockhaul_os::UserIdentity;
 
-use super::tls::Secured;
+use super::tls::TlsSettings;
 use crate::args::{self, VsockPlace};
-use crate::exit::{FAILED, Failure, USAGE, plain};
+use crate::exit::{CommandFailure, FAILED, USAGE, plain};
 
 /// NBD's port (its document, "Introduction").
 const PORT: u16 = 10809;
@@ -28,11 +28,11 @@ const INHERITED_MAX: i32 = 16;
 const FREE_PORT_ATTEMPTS: usize = 16;
 
 /// Sockets from the service manager (sd_listen_fds(3)); none without it.
-pub fn activation() -> Result<Inherited, Failure> {
+pub fn activation() -> Result<InheritedSockets, CommandFailure> {
     let number = |name| std::env::var(name).ok().and_then(|text| text.parse::<i32>().ok());
     let own = i32::try_from(std::process::id()).ok();
     if number("LISTEN_PID").is_none() || number("LISTEN_PID") != own {
-        return Ok(Inherited::new());
+        return Ok(InheritedSockets::new());
     }
     let count = number("LISTEN_FDS").unwrap_or(0);
     if !(1..=INHERITED_MAX).contains(&count) {
@@ -47,18 +47,18 @@ pub fn activation() -> Result<Inherited, Failure> {
 }
 
 /// Lets the kernel end this process together with its parent.
-pub fn tie_to_parent() -> Result<(), Failure> {
+pub fn tie_to_parent() -> Result<(), CommandFailure> {
     let signal = rustix::process::Signal::TERM;
     let tied = rustix::process::set_parent_process_death_signal(Some(signal));
     tied.map_err(|errno| {
         let why = plain(&std::io::Error::from(errno));
-        Failure::new(FAILED, format!("cannot watch the parent process: {why}"))
+        CommandFailure::new(FAILED, format!("cannot watch the parent process: {why}"))
     })
 }
 
 /// Where a server should listen.
-pub struct Where {
-    inherited: Inherited,
+pub struct ListenConfig {
+    inherited: InheritedSockets,
     unix: Vec<PathBuf>,
     /// Ports, and the addresses on which to open each of them; none for all.
     ports: Vec<u16>,
@@ -66,27 +66,27 @@ pub struct Where {
     vsock: Vec<VsockPlace>,
     /// Exports for virtual machines, and their sockets.
     vhost: Vec<(String, PathBuf)>,
-    cleanup: Cleanup,
+    cleanup: CleanupList,
 }
 
 /// Descriptors of inherited listening sockets.
-pub type Inherited = Vec<OwnedFd>;
+pub type InheritedSockets = Vec<OwnedFd>;
 
 /// Where a server listens.
-pub struct Listening {
+pub struct BoundListeners {
     /// The sockets.
     pub listeners: Vec<Listener>,
     /// The sockets for virtual machines, and the exports that they get.
     pub vhost: Vec<(String, Listener)>,
     /// Their addresses.
-    pub addresses: Addresses,
+    pub addresses: ListenAddresses,
     /// Removes what was created, on drop.
     pub cleanup: CleanupOnDrop,
 }
 
 /// Addresses for users and scripts.
 #[derive(Debug, Default)]
-pub struct Addresses {
+pub struct ListenAddresses {
     /// The first Unix socket.
     pub unix: Option<PathBuf>,
     /// The first host and port of TCP.
@@ -103,9 +103,9 @@ pub struct Addresses {
     pub has_nbd: bool,
 }
 
-impl Where {
+impl ListenConfig {
     /// The addresses in the options.
-    pub fn new(args: &args::Serve, inherited: Inherited) -> Where {
+    pub fn new(args: &args::ServeArgs, inherited: InheritedSockets) -> ListenConfig {
         let mut unix = args.unix.clone();
         let asked_tcp = !args.port.is_empty() || !args.ip_addr.is_empty();
         if args.run.is_some() && unix.is_empty() && !asked_tcp {
@@ -124,19 +124,27 @@ impl Where {
         let hosts = args.ip_addr.clone();
         let vsock = args.vsock.clone();
         let vhost = args.vhost_places();
-        Where { inherited, unix, ports, hosts, vsock, vhost, cleanup: Cleanup::default() }
+        ListenConfig {
+            inherited,
+            unix,
+            ports,
+            hosts,
+            vsock,
+            vhost,
+            cleanup: CleanupList::default(),
+        }
     }
 
     /// To call before this process ends in any other way.
-    pub fn cleanup(&self) -> Cleanup {
+    pub fn cleanup(&self) -> CleanupList {
         self.cleanup.clone()
     }
 
     /// Makes the sockets. On a worker.
-    pub async fn bind(&mut self) -> Result<Listening, Failure> {
+    pub async fn bind(&mut self) -> Result<BoundListeners, CommandFailure> {
         let cleanup = CleanupOnDrop(self.cleanup.clone());
         let mut listeners = Vec::new();
-        let mut addresses = Addresses::default();
+        let mut addresses = ListenAddresses::default();
         for fd in std::mem::take(&mut self.inherited) {
             let listener = Listener::new(fd);
             listeners.push(listener.map_err(|error| cannot_listen("the socket", &plain(&error)))?);
@@ -179,10 +187,10 @@ impl Where {
             vhost.push((export.clone(), self.bind_unix(&path)?));
             addresses.vhost.get_or_insert(path);
         }
-        Ok(Listening { listeners, vhost, addresses, cleanup })
+        Ok(BoundListeners { listeners, vhost, addresses, cleanup })
     }
 
-    pub fn bind_unix(&self, path: &Path) -> Result<Listener, Failure> {
+    pub fn bind_unix(&self, path: &Path) -> Result<Listener, CommandFailure> {
         let shown = path.display();
         let listener = Listener::replace_unix(path).map_err(|error| match error.kind() {
             std::io::ErrorKind::AddrInUse => cannot_listen(
@@ -201,7 +209,7 @@ impl Where {
 }
 
 /// The absolute path of a socket: a background server leaves the current directory.
-fn absolute(path: &Path) -> Result<PathBuf, Failure> {
+fn absolute(path: &Path) -> Result<PathBuf, CommandFailure> {
     std::path::absolute(path)
         .map_err(|error| cannot_listen(&path.display().to_string(), &plain(&error)))
 }
@@ -210,8 +218,8 @@ fn absolute(path: &Path) -> Result<PathBuf, Failure> {
 pub async fn bind_tcp(
     port: u16,
     host: Option<String>,
-    addresses: &mut Addresses,
-) -> Result<(Vec<Listener>, u16), Failure> {
+    addresses: &mut ListenAddresses,
+) -> Result<(Vec<Listener>, u16), CommandFailure> {
     let found = match host {
         None => vec![IpAddr::from(Ipv4Addr::UNSPECIFIED), IpAddr::from(Ipv6Addr::UNSPECIFIED)],
         Some(host) => {
@@ -308,9 +316,9 @@ fn bind_all(
     }
 }
 
-impl Listening {
+impl BoundListeners {
     /// The URI of an export, in nbdkit's form.
-    pub fn uri(&self, export: &str, tls: &Secured) -> String {
+    pub fn uri(&self, export: &str, tls: &TlsSettings) -> String {
         let scheme = if tls.is_required() { "nbds" } else { "nbd" };
         let mut uri = String::new();
         match (&self.addresses.unix, &self.addresses.tcp, self.addresses.vsock) {
@@ -350,7 +358,7 @@ impl Listening {
     }
 
     /// The URI of an export for clients that send an HTTP request first.
-    pub fn http_uri(&self, export: &str, tls: &Secured) -> String {
+    pub fn http_uri(&self, export: &str, tls: &TlsSettings) -> String {
         let scheme = if tls.is_required() { "nbd+https" } else { "nbd+http" };
         let place = match (&self.addresses.unix, &self.addresses.tcp) {
             (None, Some((host, port))) if host.contains(':') => format!("[{host}]:{port}"),
@@ -374,9 +382,9 @@ impl Listening {
     }
 }
 
-impl Addresses {
+impl ListenAddresses {
     /// Who may connect, and with what, for the line that a server prints when it is ready.
-    pub fn audience(&self, tls: &Secured) -> String {
+    pub fn audience(&self, tls: &TlsSettings) -> String {
         let secured = tls.audience();
         match &self.tcp {
             Some((host, _)) if is_this_machine(host) && !self.every_host => {
@@ -410,64 +418,64 @@ impl Addresses {
 
 /// What was created and must be removed: sockets, files and private directories.
 #[derive(Debug, Clone, Default)]
-pub struct Cleanup(Arc<Mutex<Made>>);
+pub struct CleanupList(Arc<Mutex<CleanupPaths>>);
 
 #[derive(Debug, Default)]
-struct Made {
-    sockets: Vec<Entry>,
-    files: Vec<Entry>,
+struct CleanupPaths {
+    sockets: Vec<PathEntry>,
+    files: Vec<PathEntry>,
     dirs: Vec<PathBuf>,
 }
 
 /// A name in a directory, and what it referred to when it was recorded.
 #[derive(Debug)]
-struct Entry {
+struct PathEntry {
     path: PathBuf,
     device: u64,
     inode: u64,
 }
 
-impl Entry {
-    fn of(path: &Path) -> Option<Entry> {
+impl PathEntry {
+    fn of(path: &Path) -> Option<PathEntry> {
         let data = std::fs::symlink_metadata(path).ok()?;
-        Some(Entry { path: path.into(), device: data.dev(), inode: data.ino() })
+        Some(PathEntry { path: path.into(), device: data.dev(), inode: data.ino() })
     }
 
     /// Removes the name, unless it refers to something else now. What cannot be removed stays: a
     /// socket or file that nobody serves.
     fn remove(&self) {
-        let now = Entry::of(&self.path);
+        let now = PathEntry::of(&self.path);
         if now.is_some_and(|now| (now.device, now.inode) == (self.device, self.inode)) {
             let _ = std::fs::remove_file(&self.path);
         }
     }
 }
 
-impl Cleanup {
-    fn with<T>(&self, change: impl FnOnce(&mut Made) -> T) -> T {
+impl CleanupList {
+    fn with<T>(&self, change: impl FnOnce(&mut CleanupPaths) -> T) -> T {
         // A list of paths cannot be inconsistent.
         change(&mut self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner))
     }
 
     /// Records a socket that was created.
     pub fn remember_socket(&self, path: &Path) {
-        self.with(|made| made.sockets.extend(Entry::of(path)));
+        self.with(|made| made.sockets.extend(PathEntry::of(path)));
     }
 
-    /// Records a file that was created, which keeps its owner in [`Cleanup::give_to`].
+    /// Records a file that was created, which keeps its owner in [`CleanupList::give_to`].
     pub fn remember_file(&self, path: &Path) {
         // Not a device or a pipe that only received the contents.
         if std::fs::symlink_metadata(path).is_ok_and(|data| data.is_file()) {
-            self.with(|made| made.files.extend(Entry::of(path)));
+            self.with(|made| made.files.extend(PathEntry::of(path)));
         }
     }
 
     /// A new directory accessible only to this user.
-    fn private_dir(&self) -> Result<PathBuf, Failure> {
+    fn private_dir(&self) -> Result<PathBuf, CommandFailure> {
         let base = std::env::temp_dir();
         let cannot = |error: std::io::Error| {
             let text = format!("cannot make a directory in {}: {}", base.display(), plain(&error));
-            Failure::new(FAILED, text)
+            CommandFailure::new(FAILED, text)
         };
         let mut random = [0_u8; 8];
         let flags = rustix::rand::GetRandomFlags::empty();
@@ -480,7 +488,7 @@ impl Cleanup {
 
     /// Gives its sockets and private directories to the user that the server will run as: it
     /// removes them, and its command connects.
-    pub fn give_to(&self, identity: &Identity) -> std::io::Result<()> {
+    pub fn give_to(&self, identity: &UserIdentity) -> std::io::Result<()> {
         let give =
             |path: &Path| std::os::unix::fs::lchown(path, identity.uid(), Some(identity.gid()));
         self.with(|made| {
@@ -491,8 +499,8 @@ impl Cleanup {
 
     /// Removes what was created, unless it has been replaced.
     pub fn clean(&self) {
-        let Made { sockets, files, dirs } = self.with(std::mem::take);
-        sockets.iter().chain(&files).for_each(Entry::remove);
+        let CleanupPaths { sockets, files, dirs } = self.with(std::mem::take);
+        sockets.iter().chain(&files).for_each(PathEntry::remove);
         for dir in dirs {
             let _ = std::fs::remove_dir(dir);
         }
@@ -500,7 +508,7 @@ impl Cleanup {
 }
 
 /// Cleans up on drop.
-pub struct CleanupOnDrop(Cleanup);
+pub struct CleanupOnDrop(CleanupList);
 
 impl Drop for CleanupOnDrop {
     fn drop(&mut self) {
@@ -509,31 +517,31 @@ impl Drop for CleanupOnDrop {
 }
 
 /// A failure to listen: the arguments are valid, but the system refuses.
-fn cannot_listen(place: &str, why: &str) -> Failure {
-    Failure::new(crate::exit::OPEN, format!("cannot listen on {place}: {why}"))
+fn cannot_listen(place: &str, why: &str) -> CommandFailure {
+    CommandFailure::new(crate::exit::OPEN, format!("cannot listen on {place}: {why}"))
 }
 
 /// A wrong environment for socket activation.
-fn wrong_environment(text: &str) -> Failure {
-    Failure::new(USAGE, text)
+fn wrong_environment(text: &str) -> CommandFailure {
+    CommandFailure::new(USAGE, text)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn listening(unix: Option<&str>, tcp: Option<(&str, u16)>) -> Listening {
+    fn listening(unix: Option<&str>, tcp: Option<(&str, u16)>) -> BoundListeners {
         let tcp = tcp.map(|(host, port)| (host.to_string(), port));
         let unix = unix.map(PathBuf::from);
-        let addresses = Addresses { unix, tcp, ..Addresses::default() };
-        let cleanup = CleanupOnDrop(Cleanup::default());
-        Listening { listeners: Vec::new(), vhost: Vec::new(), addresses, cleanup }
+        let addresses = ListenAddresses { unix, tcp, ..ListenAddresses::default() };
+        let cleanup = CleanupOnDrop(CleanupList::default());
+        BoundListeners { listeners: Vec::new(), vhost: Vec::new(), addresses, cleanup }
     }
 
     #[test]
     fn uris_have_nbdkits_form() {
         let secured = |keys: Option<&str>| {
-            Secured::new(&crate::args::serve::ServeTls {
+            TlsSettings::new(&crate::args::serve::ServeTls {
                 tls: None,
                 tls_certificates: None,
                 tls_psk: keys.map(PathBuf::from),
@@ -573,7 +581,7 @@ mod tests {
     fn only_our_own_socket_is_removed() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s");
-        let cleanup = Cleanup::default();
+        let cleanup = CleanupList::default();
         std::fs::write(&path, "").unwrap();
         cleanup.remember_socket(&path);
         std::fs::rename(&path, dir.path().join("old")).unwrap();

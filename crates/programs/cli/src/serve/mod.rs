@@ -41,22 +41,22 @@ use std::time::{Duration, Instant};
 use blockhaul_io::Runtime;
 use blockhaul_jobs::{ExportTable, ExportTableConfig};
 use blockhaul_metrics::Destinations;
-use blockhaul_os::Identity;
+use blockhaul_os::UserIdentity;
 use blockhaul_server::{Limits, Offers};
 
 use crate::brackets::Groups;
-use crate::exit::{FAILED, Failure, HELD, Outcome, plain};
+use crate::exit::{CommandFailure, CommandResult, FAILED, HELD, plain};
 use crate::{args, devices, logger, signals};
-use background::{Background, Directory};
-use control::{Control, Shared};
+use background::{BackgroundProcess, WorkingDirectory};
+use control::{ControlSocket, SharedOperations};
 use export_arguments::export_config;
-use job::{End, Job};
-use listen::Where;
+use job::{ServerOutcome, ServerSetup};
+use listen::ListenConfig;
 use monitor::MonitorConnection;
-use notify::Notify;
-use single::Single;
-use stop::{Stop, Stopper};
-use tls::Secured;
+use notify::ServiceNotifier;
+use single::SingleClient;
+use stop::{StopReason, Stopper};
+use tls::TlsSettings;
 
 /// Maximum time for devices to close after one has held requests for too long.
 const CLOSING: Duration = Duration::from_secs(1);
@@ -64,7 +64,7 @@ const CLOSING: Duration = Duration::from_secs(1);
 const LOOK: Duration = Duration::from_millis(20);
 
 /// Restarts this program in the background with these words, and returns when its server is ready.
-pub fn again_in_background(words: &[OsString]) -> Outcome {
+pub fn again_in_background(words: &[OsString]) -> CommandResult {
     background::start_with(words.iter().cloned(), std::process::Stdio::inherit())
 }
 
@@ -74,7 +74,7 @@ pub fn is_activated() -> bool {
 }
 
 /// Runs `blockhaul serve`.
-pub fn run(args: &args::Serve, groups: &Groups) -> Outcome {
+pub fn run(args: &args::ServeArgs, groups: &Groups) -> CommandResult {
     let verbose = args.verbose || args.trace;
     if args.as_nbdkit {
         // nbdkit logs no changes.
@@ -87,7 +87,7 @@ pub fn run(args: &args::Serve, groups: &Groups) -> Outcome {
     if args.no_locks {
         blockhaul_backends::disable_locks();
     }
-    let asked = Asked::check(args, groups)?;
+    let asked = ServeConfig::check(args, groups)?;
     if asked.goes_to_background(args) {
         return background::start("serve");
     }
@@ -97,19 +97,19 @@ pub fn run(args: &args::Serve, groups: &Groups) -> Outcome {
 
 /// The parsed command line, with all checks possible before anything is opened, while the terminal
 /// is still available.
-struct Asked {
+struct ServeConfig {
     wanted: ExportTableConfig,
     limits: Limits,
-    secured: Secured,
-    tls: blockhaul_server::Tls,
-    identity: Option<Identity>,
+    secured: TlsSettings,
+    tls: blockhaul_server::TlsPolicy,
+    identity: Option<UserIdentity>,
     metrics: Destinations,
     /// Sockets from the service manager.
-    inherited: listen::Inherited,
+    inherited: listen::InheritedSockets,
 }
 
-impl Asked {
-    fn check(args: &args::Serve, groups: &Groups) -> Result<Asked, Failure> {
+impl ServeConfig {
+    fn check(args: &args::ServeArgs, groups: &Groups) -> Result<ServeConfig, CommandFailure> {
         let mut registry = devices::registry(Duration::from_secs(60));
         if let Some(again) = args.isolate {
             registry = devices::isolated(registry, again);
@@ -117,11 +117,11 @@ impl Asked {
         let wanted = export_config(args, groups, registry)?;
         let limits = limits(args)?;
         allow_files(&limits);
-        let secured = Secured::new(&args.tls)?;
+        let secured = TlsSettings::new(&args.tls)?;
         let tls = secured.open()?;
         let identity = match (args.user.as_deref(), args.group.as_deref()) {
             (None, None) => None,
-            (user, group) => Some(Identity::find(user, group).map_err(Failure::usage)?),
+            (user, group) => Some(UserIdentity::find(user, group).map_err(CommandFailure::usage)?),
         };
         let metrics = Destinations::new(&args.metrics, args.page)?;
         if let Some(path) = &args.pidfile {
@@ -129,28 +129,30 @@ impl Asked {
         }
         let inherited = listen::activation()?;
         fit_together(args, &tls, !inherited.is_empty())?;
-        Ok(Asked { wanted, limits, secured, tls, identity, metrics, inherited })
+        Ok(ServeConfig { wanted, limits, secured, tls, identity, metrics, inherited })
     }
 
     /// A server whose sockets are from the service manager stays where that started it.
-    fn goes_to_background(&self, args: &args::Serve) -> bool {
+    fn goes_to_background(&self, args: &args::ServeArgs) -> bool {
         args.background && !args.in_background && self.inherited.is_empty()
     }
 }
 
 /// Sets up this process for the server: its parent, standard streams and memory.
-fn enter(args: &args::Serve) -> Result<(Background, Option<Single>), Failure> {
+fn enter(
+    args: &args::ServeArgs,
+) -> Result<(BackgroundProcess, Option<SingleClient>), CommandFailure> {
     if args.exit_with_parent {
         listen::tie_to_parent()?;
     }
     let background = if !args.in_background {
-        Background::none()
+        BackgroundProcess::none()
     } else if args.as_nbdkit {
-        Background::enter(Directory::Root)
+        BackgroundProcess::enter(WorkingDirectory::Root)
     } else {
-        Background::enter(Directory::Kept)
+        BackgroundProcess::enter(WorkingDirectory::Kept)
     };
-    let single = if args.single { Some(Single::take()?) } else { None };
+    let single = if args.single { Some(SingleClient::take()?) } else { None };
     if args.single {
         crate::plugin_host::stdio_is_a_client();
         blockhaul_python::stdio_is_a_client();
@@ -164,14 +166,14 @@ fn enter(args: &args::Serve) -> Result<(Background, Option<Single>), Failure> {
 
 /// Serves on workers, while this thread waits for signals; then closes everything.
 fn serve(
-    args: &args::Serve,
-    asked: Asked,
-    background: Background,
-    single: Option<Single>,
-) -> Outcome {
+    args: &args::ServeArgs,
+    asked: ServeConfig,
+    background: BackgroundProcess,
+    single: Option<SingleClient>,
+) -> CommandResult {
     let (completer, stopped) = blockhaul_io::ticket();
     let stopper = Stopper::new(completer);
-    let listeners = Where::new(args, asked.inherited);
+    let listeners = ListenConfig::new(args, asked.inherited);
     let cleanup = listeners.cleanup();
     // Before there are other threads.
     let (control, qmp) = control_sockets(args, &cleanup)?;
@@ -179,11 +181,11 @@ fn serve(
     let qmp_clients = qmp_clients.collect::<Result<_, _>>()?;
     let caught = signals::catch()?;
     let runtime = workers(args)?;
-    let operations = Shared::default();
+    let operations = SharedOperations::default();
     let table = Arc::new(ExportTable::new(asked.wanted));
-    let mut job = Job {
+    let mut job = ServerSetup {
         operations: operations.clone(),
-        notify: Notify::new(),
+        notify: ServiceNotifier::new(),
         metrics: asked.metrics,
         identity: asked.identity,
         exit_with_parent: args.exit_with_parent,
@@ -219,44 +221,47 @@ fn serve(
         drop(serving);
     }));
     // This thread has nothing else to do, and an extra one per server would be idle.
-    let first = move |signal| stopper.stop(Stop::Signal(signal));
+    let first = move |signal| stopper.stop(StopReason::Signal(signal));
     let removed = cleanup.clone();
     let mut attention = caught.on_stop(first, move || removed.clean());
     if !args.hangup_stops {
         attention = attention.on_hangup(Box::new(move || operations.reload()));
     }
     attention.wait();
-    let (outcome, open) =
-        served.recv().map_err(|_| Failure::new(FAILED, "the server ended without a result"))?;
+    let (outcome, open) = served
+        .recv()
+        .map_err(|_| CommandFailure::new(FAILED, "the server ended without a result"))?;
     cleanup.clean();
     finish(outcome, (open, runtime), args.drain_timeout, || attention.look())
 }
 
 /// The sockets of `--control` and `--qmp`.
 fn control_sockets(
-    args: &args::Serve,
-    cleanup: &listen::Cleanup,
-) -> Result<(Option<Control>, Vec<Control>), Failure> {
+    args: &args::ServeArgs,
+    cleanup: &listen::CleanupList,
+) -> Result<(Option<ControlSocket>, Vec<ControlSocket>), CommandFailure> {
     let control = args.control.as_deref();
-    let control = control.map(|path| Control::bind("--control", path, cleanup)).transpose()?;
-    let qmp = args.qmp.iter().map(|path| Control::bind("--qmp", path, cleanup));
+    let control =
+        control.map(|path| ControlSocket::bind("--control", path, cleanup)).transpose()?;
+    let qmp = args.qmp.iter().map(|path| ControlSocket::bind("--qmp", path, cleanup));
     Ok((control, qmp.collect::<Result<_, _>>()?))
 }
 
 /// Starts the workers.
-fn workers(args: &args::Serve) -> Result<Runtime, Failure> {
+fn workers(args: &args::ServeArgs) -> Result<Runtime, CommandFailure> {
     let config = args.engine.config(usize::from(args.workers));
-    Runtime::start(&config)
-        .map_err(|error| Failure::new(FAILED, format!("cannot start workers: {}", plain(&error))))
+    Runtime::start(&config).map_err(|error| {
+        CommandFailure::new(FAILED, format!("cannot start workers: {}", plain(&error)))
+    })
 }
 
 /// The command that shows an export, for those who read the URI.
-fn information_command(args: &args::Serve) -> &'static str {
+fn information_command(args: &args::ServeArgs) -> &'static str {
     if args.as_nbdkit { "nbdinfo" } else { "blockhaul info" }
 }
 
 /// Whether the server says where it listens.
-fn is_announced(args: &args::Serve) -> bool {
+fn is_announced(args: &args::ServeArgs) -> bool {
     let is_used_by_one = args.single || args.run.is_some() || is_activated();
     !args.quiet && !args.waits_for_monitor() && !is_used_by_one
 }
@@ -264,12 +269,12 @@ fn is_announced(args: &args::Serve) -> bool {
 /// Closes the exports (`open`), and returns the exit status. A device that holds requests has
 /// `drain`, from the beginning of the stop on; then the process ends without it.
 fn finish(
-    outcome: Result<End, Failure>,
+    outcome: Result<ServerOutcome, CommandFailure>,
     open: impl Send + 'static,
     drain: Duration,
     look: impl FnMut(),
-) -> Outcome {
-    let End { status, held, begun } = match outcome {
+) -> CommandResult {
+    let ServerOutcome { status, held, begun } = match outcome {
         Ok(end) => end,
         Err(failure) => {
             close(move || drop(open), None, look);
@@ -293,13 +298,13 @@ fn finish(
 
 /// Refuses incompatible options.
 fn fit_together(
-    args: &args::Serve,
-    tls: &blockhaul_server::Tls,
+    args: &args::ServeArgs,
+    tls: &blockhaul_server::TlsPolicy,
     activated: bool,
-) -> Result<(), Failure> {
-    let why = if args.oldstyle && matches!(tls, blockhaul_server::Tls::Require(_)) {
+) -> Result<(), CommandFailure> {
+    let why = if args.oldstyle && matches!(tls, blockhaul_server::TlsPolicy::Require(_)) {
         "--oldstyle: oldstyle clients cannot use TLS, which --tls requires"
-    } else if args.http_upgrade && matches!(tls, blockhaul_server::Tls::On(_)) {
+    } else if args.http_upgrade && matches!(tls, blockhaul_server::TlsPolicy::On(_)) {
         "--http-upgrade: TLS starts before the request, for all clients or none: use --tls require or off"
     } else if activated && args.run.is_some() {
         "--run cannot be used with socket activation (LISTEN_FDS)"
@@ -310,11 +315,11 @@ fn fit_together(
     } else {
         return Ok(());
     };
-    Err(Failure::usage(why))
+    Err(CommandFailure::usage(why))
 }
 
 /// The features offered in the handshake.
-fn offers(args: &args::Serve) -> Offers {
+fn offers(args: &args::ServeArgs) -> Offers {
     let greeted_with = |bit: u16| args.mask_handshake.is_none_or(|mask| mask & bit != 0);
     Offers {
         structured: !args.no_structured,
@@ -373,7 +378,7 @@ fn allow_files(limits: &Limits) {
 }
 
 /// The limits of clients.
-fn limits(args: &args::Serve) -> Result<Limits, Failure> {
+fn limits(args: &args::ServeArgs) -> Result<Limits, CommandFailure> {
     let mut limits = Limits {
         handshake: args.timeout,
         all_bytes: args.memory,
@@ -384,7 +389,7 @@ fn limits(args: &args::Serve) -> Result<Limits, Failure> {
         limits.requests = requests as usize;
     }
     for limit in &args.limit {
-        limits.set(limit).map_err(|why| Failure::usage(format!("--limit {why}")))?;
+        limits.set(limit).map_err(|why| CommandFailure::usage(format!("--limit {why}")))?;
     }
     if limits.client_bytes < blockhaul_io::Pool::cost(limits.payload as usize) {
         let least =
@@ -393,7 +398,7 @@ fn limits(args: &args::Serve) -> Result<Limits, Failure> {
             "--limit bytes: the longest request needs {least}; use more, or a smaller \
                             payload"
         );
-        return Err(Failure::usage(text));
+        return Err(CommandFailure::usage(text));
     }
     Ok(limits)
 }

@@ -9,39 +9,40 @@ use blockhaul_block::{Error, Kind};
 use blockhaul_qmp::{ListenerFuture, Monitor, MonitorConfig, MonitorHost};
 
 use super::control::Operations;
-use super::listen::{self, Addresses};
-use super::single::{Rest, Single};
-use super::stop::{Stop, Stopper};
+use super::listen::{self, ListenAddresses};
+use super::single::{PendingOutput, SingleClient};
+use super::stop::{StopReason, Stopper};
 use crate::args::QmpClient;
-use crate::exit::{FAILED, Failure, plain};
+use crate::exit::{CommandFailure, FAILED, plain};
 
 /// A connection to a client from the beginning: the server connects, or got it from its parent.
 pub struct MonitorConnection {
     pub socket: OwnedFd,
     /// Output still in transit to standard output.
-    pub rest: Option<Rest>,
+    pub rest: Option<PendingOutput>,
 }
 
 impl MonitorConnection {
     /// Connects to a client, or takes the connection.
-    pub fn open(client: &QmpClient) -> Result<MonitorConnection, Failure> {
+    pub fn open(client: &QmpClient) -> Result<MonitorConnection, CommandFailure> {
         let socket = match client {
             QmpClient::Unix(path) => {
                 let connected = UnixStream::connect(path).map_err(|error| {
                     let path = path.display();
                     let text = format!("Failed to connect to '{path}': {}", plain(&error));
-                    Failure::new(FAILED, text)
+                    CommandFailure::new(FAILED, text)
                 });
                 connected?.into()
             }
             QmpClient::Descriptor(number) => {
                 let socket = blockhaul_os::inherited(*number)
                     .filter(|fd| rustix::net::sockopt::socket_type(fd).is_ok());
-                let wrong = || Failure::usage(format!("descriptor {number} is not a socket"));
+                let wrong =
+                    || CommandFailure::usage(format!("descriptor {number} is not a socket"));
                 socket.ok_or_else(wrong)?
             }
             QmpClient::Stdio => {
-                let (socket, rest) = Single::take_any()?.split();
+                let (socket, rest) = SingleClient::take_any()?.split();
                 return Ok(MonitorConnection { socket, rest: Some(rest) });
             }
         };
@@ -54,7 +55,7 @@ pub async fn start(
     operations: &Operations,
     listens_anyway: bool,
     first_commands: &[String],
-) -> Result<Arc<Monitor>, Failure> {
+) -> Result<Arc<Monitor>, CommandFailure> {
     let monitor = Monitor::new(MonitorConfig {
         server: operations.server.clone(),
         table: operations.table.clone(),
@@ -64,7 +65,7 @@ pub async fn start(
     });
     for command in first_commands {
         let done = monitor.run(command).await;
-        done.map_err(|error| Failure::usage(error.to_string()))?;
+        done.map_err(|error| CommandFailure::usage(error.to_string()))?;
     }
     Ok(monitor)
 }
@@ -74,12 +75,12 @@ struct ServeHost(Stopper);
 
 impl MonitorHost for ServeHost {
     fn stop(&self) {
-        self.0.stop(Stop::Asked);
+        self.0.stop(StopReason::Asked);
     }
 
     fn bind_tcp(&self, host: Option<String>, port: u16) -> ListenerFuture {
         Box::pin(async move {
-            let bound = listen::bind_tcp(port, host, &mut Addresses::default()).await;
+            let bound = listen::bind_tcp(port, host, &mut ListenAddresses::default()).await;
             let bound =
                 bound.map_err(|failure| Error::new(Kind::Refused, failure.facts().to_string()));
             bound.map(|(listeners, _)| listeners)

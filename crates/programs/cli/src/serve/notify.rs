@@ -20,16 +20,16 @@ const WAITING_MAX: usize = 16;
 
 /// The connection to the service manager, if there is one.
 #[derive(Clone, Default)]
-pub struct Notify(Option<Arc<Way>>);
+pub struct ServiceNotifier(Option<Arc<NotifySocket>>);
 
-struct Way {
+struct NotifySocket {
     address: SocketAddr,
-    waiting: Mutex<Waiting>,
+    waiting: Mutex<NotifyQueue>,
 }
 
 /// Messages that the service manager has not received yet.
 #[derive(Default)]
-struct Waiting {
+struct NotifyQueue {
     texts: VecDeque<String>,
     /// A thread is sending them.
     sending: bool,
@@ -37,11 +37,11 @@ struct Waiting {
     complained: bool,
 }
 
-impl Notify {
+impl ServiceNotifier {
     /// From the environment.
-    pub fn new() -> Notify {
+    pub fn new() -> ServiceNotifier {
         let Some(place) = std::env::var_os(VARIABLE).filter(|place| !place.is_empty()) else {
-            return Notify(None);
+            return ServiceNotifier(None);
         };
         let address = match place.as_encoded_bytes().split_first() {
             Some((b'@', name)) => SocketAddr::from_abstract_name(name),
@@ -52,11 +52,11 @@ impl Notify {
             let why = plain(error);
             log::warn!("cannot notify the service manager at {VARIABLE}={place}: {why}");
         }
-        address.map_or(Notify(None), Notify::to)
+        address.map_or(ServiceNotifier(None), ServiceNotifier::to)
     }
 
-    fn to(address: SocketAddr) -> Notify {
-        Notify(Some(Arc::new(Way { address, waiting: Mutex::default() })))
+    fn to(address: SocketAddr) -> ServiceNotifier {
+        ServiceNotifier(Some(Arc::new(NotifySocket { address, waiting: Mutex::default() })))
     }
 
     /// The server is ready, or has reloaded.
@@ -65,7 +65,7 @@ impl Notify {
         self.say(&format!("READY=1\nMAINPID={pid}\nSTATUS={}", line(status)));
     }
 
-    /// Files are being reloaded; [`Notify::ready`] follows.
+    /// Files are being reloaded; [`ServiceNotifier::ready`] follows.
     pub fn reloading(&self) {
         let now = clock_gettime(ClockId::Monotonic);
         let seconds = u64::try_from(now.tv_sec).unwrap_or_default();
@@ -101,7 +101,7 @@ impl Notify {
 
     fn say(&self, text: &str) {
         if let Some(way) = &self.0 {
-            Way::say(way, text);
+            NotifySocket::say(way, text);
         }
     }
 }
@@ -109,7 +109,7 @@ impl Notify {
 /// The watchdog message.
 const ALIVE: &str = "WATCHDOG=1";
 
-impl Way {
+impl NotifySocket {
     /// Sends a message without waiting: a worker must not block if the service manager does not
     /// read. What cannot be sent at once is sent later, in order: a server that is never ready
     /// would be killed.
@@ -160,12 +160,12 @@ impl Way {
         socket.send_to_addr(text.as_bytes(), &self.address).map(drop)
     }
 
-    fn waiting(&self) -> MutexGuard<'_, Waiting> {
+    fn waiting(&self) -> MutexGuard<'_, NotifyQueue> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Waiting {
+impl NotifyQueue {
     /// Logs the problem, once until it works again.
     fn complain(&mut self, why: &str) {
         if !std::mem::replace(&mut self.complained, true) {
@@ -194,7 +194,7 @@ mod tests {
         ];
         for place in places {
             let manager = UnixDatagram::bind_addr(&place).unwrap();
-            let notify = Notify::to(place);
+            let notify = ServiceNotifier::to(place);
             notify.stopping("two\nlines");
             notify.reloading();
             let mut said = [0; 256];
@@ -206,7 +206,7 @@ mod tests {
             assert!(micros.parse::<u64>().unwrap() > 0, "{text}");
         }
         // Without a service manager, nothing fails.
-        Notify::default().ready("x");
+        ServiceNotifier::default().ready("x");
     }
 
     #[test]
@@ -220,7 +220,7 @@ mod tests {
         while fill.send_to(b"x", &path).is_ok() {
             full += 1;
         }
-        let notify = Notify::to(SocketAddr::from_pathname(&path).unwrap());
+        let notify = ServiceNotifier::to(SocketAddr::from_pathname(&path).unwrap());
         // It would wait here for ever.
         notify.ready("a");
         let waiting = || notify.0.as_ref().unwrap().waiting();

@@ -9,42 +9,42 @@ use std::time::Duration;
 
 use rustix::stdio::{stdin, stdout};
 
-use crate::exit::{FAILED, Failure, plain};
+use crate::exit::{CommandFailure, FAILED, plain};
 
 /// Bytes moved at a time without a socket.
 const PIECE: usize = 64 << 10;
 
 /// The connection to the client at standard input and output.
-pub struct Single {
+pub struct SingleClient {
     /// The server's end.
     pub socket: OwnedFd,
     /// Signals that everything has been written to standard output, if that is a pipe.
     gone: Option<mpsc::Receiver<()>>,
 }
 
-impl Single {
+impl SingleClient {
     /// Takes standard input and output, for NBD.
-    pub fn take() -> Result<Single, Failure> {
+    pub fn take() -> Result<SingleClient, CommandFailure> {
         if rustix::termios::isatty(stdin()) {
             let text = "standard input is a terminal: --single is for use by inetd, ssh and programs that \
                         start a server";
-            return Err(Failure::usage(text));
+            return Err(CommandFailure::usage(text));
         }
         Self::take_any()
     }
 
     /// The same for a protocol that may be typed. A socket (inetd, socketpair) is served directly,
     /// two pipes (ssh) through a socket.
-    pub fn take_any() -> Result<Single, Failure> {
+    pub fn take_any() -> Result<SingleClient, CommandFailure> {
         let cannot = |error: std::io::Error| {
             let text = format!("cannot serve standard input and output: {}", plain(&error));
-            Failure::new(FAILED, text)
+            CommandFailure::new(FAILED, text)
         };
         let duplicate =
             |fd| rustix::io::fcntl_dupfd_cloexec(fd, 3).map_err(|errno| cannot(errno.into()));
         let socket = duplicate(stdin())?;
         if rustix::net::sockopt::socket_type(&socket).is_ok() {
-            return Ok(Single { socket, gone: None });
+            return Ok(SingleClient { socket, gone: None });
         }
         let (server, client) = UnixStream::pair().map_err(cannot)?;
         let input = std::fs::File::from(socket);
@@ -73,19 +73,19 @@ impl Single {
                 let _ = sender.send(());
             }),
         )?;
-        Ok(Single { socket: server.into(), gone: Some(gone) })
+        Ok(SingleClient { socket: server.into(), gone: Some(gone) })
     }
 
     /// The socket, and what to wait for after it was closed.
-    pub fn split(self) -> (OwnedFd, Rest) {
-        (self.socket, Rest(self.gone))
+    pub fn split(self) -> (OwnedFd, PendingOutput) {
+        (self.socket, PendingOutput(self.gone))
     }
 }
 
 /// Output still in transit to standard output.
-pub struct Rest(Option<mpsc::Receiver<()>>);
+pub struct PendingOutput(Option<mpsc::Receiver<()>>);
 
-impl Rest {
+impl PendingOutput {
     /// Waits until it is written, for a short time: a client that does not read must not delay the
     /// end.
     pub fn wait(&self, patience: Duration) {

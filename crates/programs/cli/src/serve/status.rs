@@ -9,28 +9,28 @@ use blockhaul_metrics::{StateSource as Status, latencies};
 use blockhaul_transfer::without_secrets;
 use serde_json::{Value, json};
 
-use super::control::{Operations, Shared};
+use super::control::{Operations, SharedOperations};
 
 /// Maximum number of clients and of exports in a snapshot; their numbers are always complete.
 const SHOWN_MAX: usize = 200;
 
 /// The snapshots of a server.
-pub struct Page {
+pub struct StatusPage {
     /// The server. It does not keep its exports open.
-    operations: Shared,
+    operations: SharedOperations,
     started: Instant,
     /// The last snapshot.
     end: OnceLock<Value>,
 }
 
-impl Page {
+impl StatusPage {
     /// Those of this server, which may start later.
-    pub fn new(operations: &Shared) -> Page {
-        Page { operations: operations.clone(), started: Instant::now(), end: OnceLock::new() }
+    pub fn new(operations: &SharedOperations) -> StatusPage {
+        StatusPage { operations: operations.clone(), started: Instant::now(), end: OnceLock::new() }
     }
 
     /// Makes snapshots; the last one after the end.
-    pub fn status(self: &Arc<Page>) -> Status {
+    pub fn status(self: &Arc<StatusPage>) -> Status {
         let page = self.clone();
         Arc::new(move || page.end.get().cloned().unwrap_or_else(|| page.now()))
     }
@@ -51,13 +51,14 @@ impl Page {
 
     fn snapshot(&self, operations: &Operations) -> Value {
         let sums = operations.server.sums();
-        let by_kind = |counts: fn(&blockhaul_server::Counts) -> [u64; OpKind::ALL.len()]| {
-            let kinds = OpKind::ALL.into_iter().enumerate().map(|(index, kind)| {
-                let all = sums.exports.values().map(|export| counts(&export.counts)[index]);
-                (kind.name().to_string(), Value::from(all.sum::<u64>()))
-            });
-            Value::Object(kinds.collect())
-        };
+        let by_kind =
+            |counts: fn(&blockhaul_server::ConnectionCounts) -> [u64; OpKind::ALL.len()]| {
+                let kinds = OpKind::ALL.into_iter().enumerate().map(|(index, kind)| {
+                    let all = sums.exports.values().map(|export| counts(&export.counts)[index]);
+                    (kind.name().to_string(), Value::from(all.sum::<u64>()))
+                });
+                Value::Object(kinds.collect())
+            };
         let mut clients = operations.clients();
         clients.truncate(SHOWN_MAX);
         let mut exports = operations.exports();

@@ -10,7 +10,7 @@ use std::sync::{Mutex, PoisonError};
 
 use rustix::stdio::{dup2_stdin, dup2_stdout, stdin, stdout};
 
-use crate::exit::{FAILED, Failure, plain};
+use crate::exit::{CommandFailure, FAILED, plain};
 use crate::out;
 
 /// The original standard input and output, once replaced.
@@ -48,13 +48,13 @@ pub fn null() -> std::io::Result<File> {
 }
 
 /// Prints to the original standard output.
-pub fn print(bytes: &[u8]) -> Result<(), Failure> {
+pub fn print(bytes: &[u8]) -> Result<(), CommandFailure> {
     let aside = ASIDE.lock().unwrap_or_else(PoisonError::into_inner);
     let Some((_, output)) = &*aside else { return out::print(bytes).map(drop) };
     let printed = output.try_clone().and_then(|fd| File::from(fd).write_all(bytes));
     match printed {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
-            Err(Failure::new(FAILED, format!("cannot print: {}", plain(&error))))
+            Err(CommandFailure::new(FAILED, format!("cannot print: {}", plain(&error))))
         }
         _ => Ok(()),
     }

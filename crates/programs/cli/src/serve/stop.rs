@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use blockhaul_io::Completer;
 
 /// The reason for stopping the server.
-pub enum Stop {
+pub enum StopReason {
     /// A signal.
     Signal(i32),
     /// The command of `--run` has ended with this exit status.
@@ -20,16 +20,16 @@ pub enum Stop {
 
 /// Stops the server; the first caller sets the reason.
 #[derive(Clone)]
-pub struct Stopper(Arc<Mutex<Option<Completer<Stop>>>>);
+pub struct Stopper(Arc<Mutex<Option<Completer<StopReason>>>>);
 
 impl Stopper {
     /// Resolves this.
-    pub fn new(completer: Completer<Stop>) -> Stopper {
+    pub fn new(completer: Completer<StopReason>) -> Stopper {
         Stopper(Arc::new(Mutex::new(Some(completer))))
     }
 
     /// Stops the server, unless already stopped.
-    pub fn stop(&self, why: Stop) {
+    pub fn stop(&self, why: StopReason) {
         let completer = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(completer) = completer {
             completer.complete(why);

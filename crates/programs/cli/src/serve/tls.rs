@@ -3,45 +3,45 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use blockhaul_server::Tls;
-use blockhaul_tls::{Acceptor, Credentials, Records};
+use blockhaul_server::TlsPolicy;
+use blockhaul_tls::{RecordImplementation, TlsAcceptor, TlsCredentials};
 
 use crate::args::serve::ServeTls;
 use crate::args::value::{TlsMode, TlsRecords};
-use crate::exit::{Failure, OPEN, USAGE};
+use crate::exit::{CommandFailure, OPEN, USAGE};
 
 /// The TLS options.
 #[derive(Clone)]
-pub struct Secured {
+pub struct TlsSettings {
     mode: TlsMode,
     certificates: Option<PathBuf>,
     keys: Option<PathBuf>,
     verify_peer: bool,
-    records: Records,
+    records: RecordImplementation,
     /// Directory and file as typed, for the command of `--run`.
     typed: (Option<PathBuf>, Option<PathBuf>),
 }
 
-impl Secured {
+impl TlsSettings {
     /// Checks the options, and makes paths absolute: a background server leaves the directory.
-    pub fn new(args: &ServeTls) -> Result<Secured, Failure> {
+    pub fn new(args: &ServeTls) -> Result<TlsSettings, CommandFailure> {
         let given = args.tls_certificates.is_some() || args.tls_psk.is_some();
         let given = given || args.tls_verify_peer;
         let mode = args.tls.unwrap_or(if given { TlsMode::Require } else { TlsMode::Off });
         let absolute = |path: &Option<PathBuf>| match path {
             None => Ok(None),
             Some(path) => std::path::absolute(path).map(Some).map_err(|error| {
-                Failure::usage(format!("cannot use the path {}: {error}", path.display()))
+                CommandFailure::usage(format!("cannot use the path {}: {error}", path.display()))
             }),
         };
-        Ok(Secured {
+        Ok(TlsSettings {
             mode,
             certificates: absolute(&args.tls_certificates)?,
             keys: absolute(&args.tls_psk)?,
             verify_peer: args.tls_verify_peer,
             records: match args.tls_records {
-                None | Some(TlsRecords::Own) => Records::Own,
-                Some(TlsRecords::Openssl) => Records::OpenSsl,
+                None | Some(TlsRecords::Own) => RecordImplementation::Own,
+                Some(TlsRecords::Openssl) => RecordImplementation::OpenSsl,
             },
             typed: (args.tls_certificates.clone(), args.tls_psk.clone()),
         })
@@ -57,22 +57,26 @@ impl Secured {
     }
 
     /// Reads keys and certificates.
-    pub fn open(&self) -> Result<Tls, Failure> {
+    pub fn open(&self) -> Result<TlsPolicy, CommandFailure> {
         if self.mode == TlsMode::Off {
-            return Ok(Tls::Off);
+            return Ok(TlsPolicy::Off);
         }
         let credentials = match (&self.keys, &self.certificates) {
-            (Some(file), _) => Credentials::Keys(file.clone()),
-            (None, Some(dir)) => Credentials::Certificates(dir.clone()),
-            (None, None) => Credentials::Usual,
+            (Some(file), _) => TlsCredentials::Keys(file.clone()),
+            (None, Some(dir)) => TlsCredentials::Certificates(dir.clone()),
+            (None, None) => TlsCredentials::Usual,
         };
-        let acceptor = Acceptor::new(&credentials, self.verify_peer).map_err(|error| {
+        let acceptor = TlsAcceptor::new(&credentials, self.verify_peer).map_err(|error| {
             let status =
                 if error.kind() == blockhaul_tls::TlsErrorKind::Setup { USAGE } else { OPEN };
-            Failure::new(status, format!("cannot offer TLS: {error}"))
+            CommandFailure::new(status, format!("cannot offer TLS: {error}"))
         })?;
         let acceptor = Arc::new(acceptor.with_records(self.records));
-        Ok(if self.mode == TlsMode::On { Tls::On(acceptor) } else { Tls::Require(acceptor) })
+        Ok(if self.mode == TlsMode::On {
+            TlsPolicy::On(acceptor)
+        } else {
+            TlsPolicy::Require(acceptor)
+        })
     }
 
     /// Whether there is nothing to reload.
@@ -115,7 +119,7 @@ impl Secured {
 mod tests {
     use super::*;
 
-    fn secured(tls: Option<TlsMode>, keys: Option<&str>) -> Secured {
+    fn secured(tls: Option<TlsMode>, keys: Option<&str>) -> TlsSettings {
         let tls_psk = keys.map(PathBuf::from);
         let args = ServeTls {
             tls,
@@ -124,7 +128,7 @@ mod tests {
             tls_verify_peer: false,
             tls_records: None,
         };
-        Secured::new(&args).unwrap()
+        TlsSettings::new(&args).unwrap()
     }
 
     #[test]

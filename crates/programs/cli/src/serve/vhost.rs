@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use blockhaul_block::OpKind;
-use blockhaul_io::{Listener, Remote};
-use blockhaul_server::{Attached, Server};
-use blockhaul_vhost::{Config, Watch};
+use blockhaul_io::{Listener, WorkerHandle};
+use blockhaul_server::{AttachedClient, Server};
+use blockhaul_vhost::{RequestWatcher, VhostConfig};
 
 /// Interval of attempts to accept a connection after one has failed.
 const AGAIN: Duration = Duration::from_millis(100);
@@ -21,7 +21,7 @@ pub async fn listen(server: Arc<Server>, listener: Listener, export: String) {
             Ok(socket) => {
                 let server = server.clone();
                 let export = export.clone();
-                let worker = Remote::to(next.fetch_add(1, Ordering::Relaxed));
+                let worker = WorkerHandle::to(next.fetch_add(1, Ordering::Relaxed));
                 drop(worker.spawn(move || attend(server, socket, export)));
             }
             Err(error) => {
@@ -37,7 +37,7 @@ async fn attend(server: Arc<Server>, socket: OwnedFd, export: String) {
     let Ok(attached) = server.attach(socket, &export).await else { return };
     let attached = Arc::new(attached);
     let again = attached.clone();
-    let config = Config {
+    let config = VhostConfig {
         device: attached.device().clone(),
         flushes: attached.flushes().clone(),
         pool: attached.pool(),
@@ -45,7 +45,7 @@ async fn attend(server: Arc<Server>, socket: OwnedFd, export: String) {
             "" => "blockhaul".to_string(),
             name => name.to_string(),
         },
-        watch: Arc::new(Counting(attached.clone())),
+        watch: Arc::new(RequestCounter(attached.clone())),
         reopen: Some(Box::new(move || {
             let attached = again.clone();
             Box::pin(async move { attached.reopen().await })
@@ -56,9 +56,9 @@ async fn attend(server: Arc<Server>, socket: OwnedFd, export: String) {
 }
 
 /// Counts requests as those of other clients.
-struct Counting(Arc<Attached>);
+struct RequestCounter(Arc<AttachedClient>);
 
-impl Watch for Counting {
+impl RequestWatcher for RequestCounter {
     fn begun(&self) {
         self.0.begun();
     }

@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use blockhaul_testkit::require_peer;
-use blockhaul_testkit::tools::{self, Peer, Scratch, text};
+use blockhaul_testkit::tools::{self, PeerProgram, ScratchDir, text};
 
 const LIMIT: Duration = Duration::from_secs(120);
 const PAGE: &str = include_str!("../../../../../docs/backups.md");
@@ -71,7 +71,7 @@ impl Qmp {
 fn the_page_backs_up_a_disk_in_use() {
     let daemon = require_peer!("qemu-storage-daemon");
     let qemu_img = require_peer!("qemu-img");
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let file = |name: &str| scratch.file(name).display().to_string();
     let before = file("before");
     let backup = file("backup");
@@ -152,9 +152,9 @@ pub struct PointInTime {
 
 impl PointInTime {
     /// `None` where there is no QEMU.
-    pub fn begin(scratch: &Scratch) -> Option<PointInTime> {
-        let daemon = Peer::require("qemu-storage-daemon")?;
-        let img = Peer::require("qemu-img")?;
+    pub fn begin(scratch: &ScratchDir) -> Option<PointInTime> {
+        let daemon = PeerProgram::require("qemu-storage-daemon")?;
+        let img = PeerProgram::require("qemu-img")?;
         let file = |name: &str| scratch.file(name).display().to_string();
         let disk = scratch.file("disk");
         let control = scratch.socket("q");
@@ -329,7 +329,7 @@ fn without_extended_headers(listen: &Path, server: PathBuf) {
 
 #[test]
 fn what_a_bitmap_of_qemu_calls_clean_is_not_asked_about() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let Some(point) = PointInTime::begin(&scratch) else { return };
     let target = scratch.file("target");
     // The hole is found without reading it.
@@ -348,7 +348,7 @@ fn what_a_bitmap_of_qemu_calls_clean_is_not_asked_about() {
 #[test]
 fn the_overlay_of_qemu_shrinks_while_it_is_copied() {
     use std::os::unix::fs::MetadataExt as _;
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let Some(point) = PointInTime::begin(&scratch) else { return };
     let [target, journal] = ["target", "journal"].map(|name| scratch.file(name));
     let used = || std::fs::metadata(scratch.file("fleece")).unwrap().blocks() * 512;

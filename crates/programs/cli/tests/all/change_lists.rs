@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::process::{Command, Output};
 
 use blockhaul_testkit::rng::{self, Rng};
-use blockhaul_testkit::tools::{self, Scratch, text};
+use blockhaul_testkit::tools::{self, ScratchDir, text};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
@@ -18,13 +18,13 @@ const BLOCK: u64 = 64 << 10;
 
 /// A source, and a target that differs from it everywhere.
 struct Lab {
-    scratch: Scratch,
+    scratch: ScratchDir,
     source: Vec<u8>,
 }
 
 impl Lab {
     fn new(size: u64) -> Lab {
-        let scratch = Scratch::new().unwrap();
+        let scratch = ScratchDir::new().unwrap();
         let mut source = vec![0; size as usize];
         Rng::new(1).fill(&mut source);
         std::fs::write(scratch.file("source"), &source).unwrap();

@@ -3,7 +3,7 @@
 use std::process::{Command, Output};
 use std::time::Duration;
 
-use blockhaul_testkit::tools::{self, Scratch, Server};
+use blockhaul_testkit::tools::{self, PeerServer, ScratchDir};
 
 const LIMIT: Duration = Duration::from_secs(120);
 const OURS: &str = env!("CARGO_BIN_EXE_blockhaul");
@@ -18,13 +18,13 @@ fn said(args: &[&str]) -> (i32, String) {
     (output.status.code().unwrap(), String::from_utf8(output.stdout).unwrap())
 }
 
-fn serve(scratch: &Scratch, args: &[&str]) -> Server {
-    Server::blockhaul(OURS.as_ref(), &scratch.socket("own"), args).unwrap()
+fn serve(scratch: &ScratchDir, args: &[&str]) -> PeerServer {
+    PeerServer::blockhaul(OURS.as_ref(), &scratch.socket("own"), args).unwrap()
 }
 
 #[test]
 fn comparisons_end_as_those_of_qemu_img() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let [one, other] = ["one", "other"].map(|name| scratch.file(name));
     let mut bytes = vec![0; 3 << 20];
     bytes[1 << 20..2 << 20].fill(7);
@@ -60,7 +60,7 @@ fn comparisons_end_as_those_of_qemu_img() {
     assert_eq!(said(&["compare", a, "/no/such/file"]).0, 2);
     assert_eq!(said(&["compare", a]).0, 2);
     for (layer, status) in [("error?extents=100%", 3), ("error?read=100%", 4)] {
-        let scratch = Scratch::new().unwrap();
+        let scratch = ScratchDir::new().unwrap();
         let server = serve(&scratch, &["--layer", layer, a]);
         assert_eq!(said(&["compare", "--retries=0", a, &server.uri("")]).0, status, "{layer}");
     }
@@ -68,7 +68,7 @@ fn comparisons_end_as_those_of_qemu_img() {
 
 #[test]
 fn checksums_are_those_of_other_programs() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let file = scratch.file("hello");
     std::fs::write(&file, "hello").unwrap();
     let path = file.to_str().unwrap();
@@ -90,7 +90,7 @@ fn checksums_are_those_of_other_programs() {
 
 #[test]
 fn a_manifest_is_written_and_checked_later() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let [disk, manifest] = ["disk", "manifest"].map(|name| scratch.file(name));
     let [to, kept] = [&disk, &manifest].map(|path| path.to_str().unwrap());
     assert_eq!(said(&["copy", "--manifest", kept, "sample:200M", to]).0, 0);
@@ -118,7 +118,7 @@ fn a_manifest_is_written_and_checked_later() {
 
 #[test]
 fn a_manifest_takes_the_place_of_manifests_only() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let [disk, copy, manifest, link] =
         ["disk", "copy", "manifest", "link"].map(|name| scratch.file(name));
     let [from, to, kept] = [&disk, &copy, &manifest].map(|path| path.to_str().unwrap());
@@ -157,7 +157,7 @@ fn a_manifest_takes_the_place_of_manifests_only() {
 
 #[test]
 fn what_is_verified_or_described_has_been_flushed() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let [log, manifest] = ["log", "manifest"].map(|name| scratch.file(name));
     let layer = format!("log?file={}", log.display());
     for (options, flushed) in [

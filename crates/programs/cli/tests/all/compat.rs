@@ -9,19 +9,19 @@ use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
 use blockhaul_testkit::require_peer;
-use blockhaul_testkit::tools::{self, Scratch, Server, text};
+use blockhaul_testkit::tools::{self, PeerServer, ScratchDir, text};
 
 const LIMIT: Duration = Duration::from_secs(120);
 const OURS: &str = env!("CARGO_BIN_EXE_blockhaul");
 
 /// A directory with the programs by their names.
 struct Place {
-    scratch: Scratch,
+    scratch: ScratchDir,
 }
 
 impl Place {
     fn new() -> Place {
-        let scratch = Scratch::new().unwrap();
+        let scratch = ScratchDir::new().unwrap();
         for name in ["nbdcopy", "nbddiscard", "nbddump", "nbdinfo", "nbdkit", "nbdzero"] {
             std::os::unix::fs::symlink(OURS, scratch.file(name)).unwrap();
         }
@@ -173,7 +173,7 @@ fn parts_of_disks_are_discarded_zeroed_and_checked() {
     let socket = place.scratch.socket("served");
     let args = [place.file("disk").display().to_string()];
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
-    let server = Server::blockhaul(OURS.as_ref(), &socket, &args).unwrap();
+    let server = PeerServer::blockhaul(OURS.as_ref(), &socket, &args).unwrap();
     let uri = server.uri("");
     let said = place.run(&format!("nbdzero --check {uri}"));
     assert_eq!(said.status.code(), Some(1));
@@ -197,7 +197,7 @@ fn parts_of_disks_are_discarded_zeroed_and_checked() {
     assert!(fs::read(place.file("disk")).unwrap() == vec![0; size]);
     drop(server);
     let args = ["-r", args[0]];
-    let server = Server::blockhaul(OURS.as_ref(), &socket, &args).unwrap();
+    let server = PeerServer::blockhaul(OURS.as_ref(), &socket, &args).unwrap();
     assert_eq!(place.run(&format!("nbddiscard -y {}", server.uri(""))).status.code(), Some(1));
 }
 

@@ -14,8 +14,8 @@ use std::process::Command;
 use std::sync::{Arc, Mutex};
 
 use blockhaul_testkit::peer::Conversation;
-use blockhaul_testkit::tools::{Scratch, Server, text, until};
-use blockhaul_wire::{Command as Nbd, Replies};
+use blockhaul_testkit::tools::{PeerServer, ScratchDir, text, until};
+use blockhaul_wire::{CommandCode as Nbd, ReplyForm};
 use serde_json::{Value, json};
 
 use crate::served_disk::{LIMIT, OURS};
@@ -51,8 +51,8 @@ fn requests_replies_and_the_output_of_ctl_are_as_recorded() {
 
 /// A server, its clients, and what controls it.
 struct Scene {
-    scratch: Scratch,
-    server: Option<Server>,
+    scratch: ScratchDir,
+    server: Option<PeerServer>,
     /// Servers so far, which numbers the sockets: the kernel may close those of a killed one later.
     servers: usize,
     arguments: Vec<String>,
@@ -67,7 +67,7 @@ struct Scene {
 
 impl Scene {
     fn new() -> Scene {
-        let scratch = Scratch::new().unwrap();
+        let scratch = ScratchDir::new().unwrap();
         for (name, byte) in [("a.raw", 1), ("b.raw", 2)] {
             std::fs::write(scratch.file(name), vec![byte; SIZE]).unwrap();
         }
@@ -147,13 +147,13 @@ impl Scene {
         self.relay.target.lock().unwrap().clone_from(&control);
         let mut args = vec!["--control", control.to_str().unwrap()];
         args.extend(self.arguments.iter().map(String::as_str));
-        self.server = Some(Server::blockhaul(OURS.as_ref(), &socket, &args).unwrap());
+        self.server = Some(PeerServer::blockhaul(OURS.as_ref(), &socket, &args).unwrap());
     }
 
     fn connect(&mut self, export: &str) {
         let mut client = Conversation::connect(self.server.as_ref().unwrap().socket()).unwrap();
         client.hello(3).unwrap();
-        client.negotiate(Replies::Structured).unwrap();
+        client.negotiate(ReplyForm::Structured).unwrap();
         client.go(export).unwrap();
         self.clients.push(client);
         let all = self.clients.len();

@@ -7,7 +7,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
 use blockhaul_testkit::image::pattern;
-use blockhaul_testkit::tools::{self, Scratch, Server, text};
+use blockhaul_testkit::tools::{self, PeerServer, ScratchDir, text};
 use rustix::process::{Pid, Signal, kill_process};
 
 const LIMIT: Duration = Duration::from_secs(120);
@@ -57,8 +57,8 @@ fn check_failure(output: &Output, status: i32, words: &[&str]) {
     assert!(!said.contains("panicked"), "{said}");
 }
 
-fn serve(scratch: &Scratch, args: &[&str]) -> Server {
-    Server::blockhaul(OURS.as_ref(), &scratch.socket("own"), args).unwrap()
+fn serve(scratch: &ScratchDir, args: &[&str]) -> PeerServer {
+    PeerServer::blockhaul(OURS.as_ref(), &scratch.socket("own"), args).unwrap()
 }
 
 /// A file of pieces of `unit` bytes: data, and every other one a hole.
@@ -73,7 +73,7 @@ fn holey(path: &std::path::Path, size: u64, unit: usize) {
 
 #[test]
 fn what_a_target_holds_is_written_over_or_freed() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let source = scratch.file("source");
     let target = scratch.file("target");
     let paths = [&source, &target].map(|path| path.display().to_string());
@@ -111,7 +111,7 @@ fn what_a_target_holds_is_written_over_or_freed() {
 
 #[test]
 fn short_runs_of_zeroes_make_holes_in_a_target_with_blocks_when_asked_for() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let source = scratch.file("source");
     let target = scratch.file("target");
     let paths = [&source, &target].map(|path| path.display().to_string());
@@ -131,7 +131,7 @@ fn short_runs_of_zeroes_make_holes_in_a_target_with_blocks_when_asked_for() {
 
 #[test]
 fn a_layer_that_shows_a_part_of_the_target_leaves_the_rest() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let file = |name: &str| scratch.file(name).display().to_string();
     let one = file("one");
     let other = file("other");
@@ -166,7 +166,7 @@ fn a_layer_that_shows_a_part_of_the_target_leaves_the_rest() {
 
 #[test]
 fn a_pipe_of_any_length_goes_through_a_layer_with_larger_blocks() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let disk = scratch.file("disk");
     for len in [1, 4095, 4096, 4097, 1_000_003] {
         let content: Vec<u8> = (0..len).map(|at| (at % 251) as u8 + 1).collect();
@@ -187,7 +187,7 @@ fn a_pipe_of_any_length_goes_through_a_layer_with_larger_blocks() {
 
 #[test]
 fn a_closed_standard_input_is_no_empty_disk() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let disk = scratch.file("disk");
     std::fs::write(&disk, "content").unwrap();
     let shell = |redirection: &str| {
@@ -206,7 +206,7 @@ fn a_closed_standard_input_is_no_empty_disk() {
 
 #[test]
 fn small_requests_are_verified_too() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let disk = scratch.file("disk");
     let path = disk.to_str().unwrap();
     let small = ["--request-size", "4k", "--queue-size", "4k", "--synchronous", "-C", "1"];
@@ -217,7 +217,7 @@ fn small_requests_are_verified_too() {
 
 #[test]
 fn the_first_command_of_the_readme() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let disk = scratch.file("disk.raw");
     let path = disk.to_str().unwrap();
     let output =
@@ -232,7 +232,7 @@ fn the_first_command_of_the_readme() {
 
 #[test]
 fn sizes_of_all_kinds() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let disk = scratch.file("d");
     let path = disk.to_str().unwrap();
     for size in [0_usize, 1, 511, 513, 4095, 1_000_001] {
@@ -246,7 +246,7 @@ fn sizes_of_all_kinds() {
 
 #[test]
 fn no_connections_are_made_that_have_nothing_to_do() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     // It refuses a second one, which would be reported.
     let server = serve(&scratch, &["--layer", "limit?limit=1", "memory:1M"]);
     let slow = ["-C", "4", "--source-layer", "delay?read=300ms", "pattern:1M", &server.uri("")];
@@ -256,7 +256,7 @@ fn no_connections_are_made_that_have_nothing_to_do() {
 
 #[test]
 fn pipes_in_and_out() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let disk = scratch.file("d");
     std::fs::write(&disk, "what was there before").unwrap();
     let shell = |line: &str| {
@@ -318,7 +318,7 @@ fn progress_for_scripts_and_programs() {
 
 #[test]
 fn what_is_told_where_nobody_can_hear_it_is_refused_first() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let disk = scratch.file("disk");
     std::fs::write(&disk, "content").unwrap();
     for (options, word) in [
@@ -335,7 +335,7 @@ fn what_is_told_where_nobody_can_hear_it_is_refused_first() {
 
 #[test]
 fn servers_that_are_not_there() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let target = scratch.file("t");
     let target = target.to_str().unwrap();
     assert_fails(&["nbd+unix:///?socket=/no/such", target], 3, &["/no/such", "server runs"]);
@@ -360,7 +360,7 @@ fn servers_that_are_not_there() {
 }
 
 /// Sends these bytes to every client, and optionally keeps connections open.
-fn impostor(scratch: &Scratch, answer: &'static [u8], keep: bool) -> String {
+fn impostor(scratch: &ScratchDir, answer: &'static [u8], keep: bool) -> String {
     let socket = scratch.socket("impostor");
     let listener = UnixListener::bind(&socket).unwrap();
     std::thread::spawn(move || {
@@ -380,14 +380,14 @@ fn impostor(scratch: &Scratch, answer: &'static [u8], keep: bool) -> String {
 
 #[test]
 fn servers_that_do_not_speak_nbd_or_nothing_at_all() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let uri = impostor(&scratch, b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n", true);
     assert_fails(&[&uri, "null:"], 3, &["NBD server"]);
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let uri = impostor(&scratch, b"", false);
     assert_fails(&[&uri, "null:"], 3, &["closed", "not an NBD server"]);
     // In the middle of a handshake.
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let uri = impostor(&scratch, b"NBDMAGIC", true);
     assert_fails(
         &["--timeout=1", &uri, "null:"],
@@ -398,13 +398,13 @@ fn servers_that_do_not_speak_nbd_or_nothing_at_all() {
 
 #[test]
 fn servers_that_fall_silent_or_die() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let server = serve(&scratch, &["--layer", "delay?read=60s", "pattern:1M"]);
     // Time for everything else that is answered.
     let silent = ["--timeout=3", "--retries=1", &server.uri(""), "null:"];
     assert_fails(&silent, 7, &["source", "--timeout"]);
     drop(server);
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let server = serve(&scratch, &["--layer", "rate?rate=4M", "pattern:64M"]);
     let client = begun(&["--retry-delay=1ms", &server.uri(""), "null:"]);
     // Killed.
@@ -414,12 +414,12 @@ fn servers_that_fall_silent_or_die() {
 
 #[test]
 fn targets_that_do_not_fit() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let server = serve(&scratch, &["-e", "small", "memory:1M"]);
     let words = ["sample:2M", "smaller", "1048576", "2097152", "small?"];
     assert_fails(&["sample:2M", &server.uri("small")], 3, &words);
     drop(server);
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let server = serve(&scratch, &["-r", "memory:2M"]);
     assert_fails(&["sample:2M", &server.uri("")], 3, &["read-only", "sample:2M"]);
     assert_fails(&["sample:2M", "pattern:2M"], 3, &["pattern:2M", "cannot be written"]);
@@ -429,7 +429,7 @@ fn targets_that_do_not_fit() {
 
 #[test]
 fn source_and_target_that_are_the_same() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let disk = scratch.file("d");
     std::fs::write(&disk, "precious").unwrap();
     std::os::unix::fs::symlink(&disk, scratch.file("link")).unwrap();
@@ -456,7 +456,7 @@ fn errors_on_one_side_name_side_and_place() {
         ["--target-layer", "error?write=100%&error=ENOSPC&after=3", "pattern:4M", "memory:4M"];
     assert_fails(&full, 6, &["target", "free some space"]);
     // The same over NBD.
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let layer = ["--layer", "error?write=100%&error=ENOSPC&after=3"];
     let server = serve(&scratch, &[&layer[..], &["memory:4M"]].concat());
     assert_fails(&["pattern:4M", &server.uri("")], 6, &["target", "free some space"]);
@@ -471,7 +471,7 @@ fn verification_finds_what_differs() {
 
 #[test]
 fn a_real_file_system_that_is_full() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let dir = scratch.path().display().to_string();
     // In a mount namespace of its own, so that nothing is left behind.
     let line = "mount -t tmpfs -o size=2m none \"$2\" && exec \"$1\" copy pattern:8M \"$2/disk\"";
@@ -490,7 +490,7 @@ fn a_real_file_system_that_is_full() {
 
 #[test]
 fn a_source_that_shrinks() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let disk = scratch.file("d");
     std::fs::write(&disk, vec![b'x'; 64 << 20]).unwrap();
     let layer = ["--source-layer", "rate?rate=4M&burst=64k"];
@@ -515,7 +515,7 @@ fn a_closed_standard_output_is_no_place_for_a_copy() {
 
 #[test]
 fn interrupted_while_nothing_comes_from_a_pipe_it_ends() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let disk = scratch.file("disk");
     let mut command = Command::new(OURS);
     command.args(["copy", "--request-size=64k", "-"]).arg(&disk);
@@ -551,7 +551,7 @@ fn interrupted_it_drains_and_says_so() {
 
 #[test]
 fn interrupted_while_the_source_is_opened_it_does_not_wait() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let socket = scratch.socket("silent");
     // It takes connections, and says nothing.
     let listener = UnixListener::bind(&socket).unwrap();
@@ -568,7 +568,7 @@ fn interrupted_while_the_source_is_opened_it_does_not_wait() {
 
 #[test]
 fn stopped_while_it_is_verified_it_says_that_all_is_copied() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let source = scratch.file("source");
     std::fs::write(&source, pattern(16 << 20)).unwrap();
     let [journal, target] = ["journal", "target"].map(|name| scratch.file(name));

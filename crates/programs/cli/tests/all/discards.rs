@@ -7,13 +7,13 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use blockhaul_testkit::image::pattern;
-use blockhaul_testkit::tools::{self, Peer, Scratch, Server, until};
+use blockhaul_testkit::tools::{self, PeerProgram, PeerServer, ScratchDir, until};
 
 const LIMIT: Duration = Duration::from_secs(120);
 const OURS: &str = env!("CARGO_BIN_EXE_blockhaul");
 
 /// A command that copies and discards; its messages are in the file `said`.
-fn command(scratch: &Scratch, args: &[&str]) -> Command {
+fn command(scratch: &ScratchDir, args: &[&str]) -> Command {
     let mut command = Command::new(OURS);
     command.current_dir(scratch.path()).stdin(Stdio::null());
     command.args(["copy", "--no-progress", "--discard-source"]).args(args);
@@ -21,7 +21,7 @@ fn command(scratch: &Scratch, args: &[&str]) -> Command {
 }
 
 #[track_caller]
-fn copies(scratch: &Scratch, args: &[&str]) -> String {
+fn copies(scratch: &ScratchDir, args: &[&str]) -> String {
     let output = tools::output(&mut command(scratch, args), LIMIT).unwrap();
     let said = tools::text(&output.stderr);
     assert!(output.status.success(), "{args:?}: {said}");
@@ -29,7 +29,7 @@ fn copies(scratch: &Scratch, args: &[&str]) -> String {
 }
 
 #[track_caller]
-fn refused(scratch: &Scratch, args: &[&str], words: &[&str]) {
+fn refused(scratch: &ScratchDir, args: &[&str], words: &[&str]) {
     let output = tools::output(&mut command(scratch, args), LIMIT).unwrap();
     let said = tools::text(&output.stderr);
     assert!(!output.status.success(), "{args:?}: {said}");
@@ -37,8 +37,8 @@ fn refused(scratch: &Scratch, args: &[&str], words: &[&str]) {
     assert!(!said.contains("panicked"), "{said}");
 }
 
-fn ours(scratch: &Scratch, name: &str, args: &[&str]) -> Server {
-    Server::blockhaul(OURS.as_ref(), &scratch.socket(name), args).unwrap()
+fn ours(scratch: &ScratchDir, name: &str, args: &[&str]) -> PeerServer {
+    PeerServer::blockhaul(OURS.as_ref(), &scratch.socket(name), args).unwrap()
 }
 
 fn allocated(path: &Path) -> u64 {
@@ -56,7 +56,7 @@ fn sparse(path: &Path, len: u64, contents: &[(u64, &[u8])]) {
 
 /// Copies between two addresses of one disk are refused, each time, and the disk stays as it is.
 #[track_caller]
-fn one_storage(scratch: &Scratch, sides: [&str; 2], more: &[&str], is_same: impl Fn() -> bool) {
+fn one_storage(scratch: &ScratchDir, sides: [&str; 2], more: &[&str], is_same: impl Fn() -> bool) {
     for _ in 0..2 {
         let args = [&["--journal=journal"], more, &sides].concat();
         let words = ["source and target are one storage", "copy to another storage"];
@@ -68,7 +68,7 @@ fn one_storage(scratch: &Scratch, sides: [&str; 2], more: &[&str], is_same: impl
 
 #[test]
 fn one_disk_behind_two_servers_is_refused_before_anything_is_discarded() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let disk = scratch.file("disk");
     let served = format!("file:{}?lock=off", disk.display());
     let bytes = pattern(3 << 20);
@@ -99,9 +99,9 @@ fn one_disk_behind_two_servers_is_refused_before_anything_is_discarded() {
 
 #[test]
 fn one_qcow2_image_behind_two_servers_is_refused_before_anything_is_discarded() {
-    let Some(qemu_nbd) = Peer::require("qemu-nbd") else { return };
-    let Some(qemu_img) = Peer::require("qemu-img") else { return };
-    let scratch = Scratch::new().unwrap();
+    let Some(qemu_nbd) = PeerProgram::require("qemu-nbd") else { return };
+    let Some(qemu_img) = PeerProgram::require("qemu-img") else { return };
+    let scratch = ScratchDir::new().unwrap();
     let bytes = pattern(5 << 20);
     std::fs::write(scratch.file("raw"), &bytes).unwrap();
     let [image, raw] = ["image", "raw"].map(|name| scratch.file(name));
@@ -114,7 +114,7 @@ fn one_qcow2_image_behind_two_servers_is_refused_before_anything_is_discarded() 
     );
     let serve = |name: &str| {
         let args = ["--image-opts", &options, "--discard=unmap", "-e", "8"];
-        Server::qemu_nbd(&qemu_nbd, &scratch.socket(name), &args).unwrap()
+        PeerServer::qemu_nbd(&qemu_nbd, &scratch.socket(name), &args).unwrap()
     };
     let [one, two] = ["one", "two"].map(serve);
     let uris = [one.uri(""), two.uri("")];
@@ -126,7 +126,7 @@ fn one_qcow2_image_behind_two_servers_is_refused_before_anything_is_discarded() 
 }
 
 /// A copy that runs slowly, until something is discarded at the source file.
-fn begun(scratch: &Scratch, args: &[&str], source: &Path) -> Child {
+fn begun(scratch: &ScratchDir, args: &[&str], source: &Path) -> Child {
     let before = allocated(source);
     let slow = ["--rate=2M", "--segment=64k", "--request-size=16k", "-C", "1"];
     let more =
@@ -144,7 +144,7 @@ fn begun(scratch: &Scratch, args: &[&str], source: &Path) -> Child {
 
 /// The copy has failed with these words.
 #[track_caller]
-fn failed(scratch: &Scratch, mut copy: Child, words: &str) {
+fn failed(scratch: &ScratchDir, mut copy: Child, words: &str) {
     let status = tools::wait_within(&mut copy, LIMIT).expect("it ends");
     let said = std::fs::read_to_string(scratch.file("said")).unwrap();
     assert!(!status.success() && said.contains(words), "{said}");
@@ -152,7 +152,7 @@ fn failed(scratch: &Scratch, mut copy: Child, words: &str) {
 
 #[test]
 fn another_disk_behind_the_address_of_a_side_ends_the_copy() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let [source, target, empty] = ["source", "target", "empty"].map(|name| scratch.file(name));
     let size = 8 << 20;
     let bytes = pattern(size);
@@ -195,7 +195,7 @@ fn another_disk_behind_the_address_of_a_side_ends_the_copy() {
 fn an_older_journal_is_refused_whatever_the_target_is() {
     let bytes = pattern(4 << 20);
     for kind in ["new file", "server", "no extents", "range"] {
-        let scratch = Scratch::new().unwrap();
+        let scratch = ScratchDir::new().unwrap();
         let file = |name: &str| scratch.file(name);
         std::fs::write(file("source"), &bytes).unwrap();
         let mut expected = bytes.clone();
@@ -244,7 +244,7 @@ fn an_older_journal_is_refused_whatever_the_target_is() {
 
 #[test]
 fn a_target_that_was_zero_goes_on_after_a_kill_before_the_first_record() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let bytes = pattern(4 << 20);
     std::fs::write(scratch.file("source"), &bytes).unwrap();
     let target = scratch.file("target");
@@ -276,7 +276,7 @@ fn a_target_that_was_zero_goes_on_after_a_kill_before_the_first_record() {
 
 #[test]
 fn a_target_that_is_lost_with_the_program_is_refused() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let bytes = pattern(1 << 20);
     std::fs::write(scratch.file("source"), &bytes).unwrap();
     sparse(&scratch.file("target"), 1 << 20, &[]);
@@ -297,7 +297,7 @@ fn a_target_that_is_lost_with_the_program_is_refused() {
 
 #[test]
 fn a_complete_copy_names_the_socket_of_its_target() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     std::fs::write(scratch.file("source"), pattern(1 << 20)).unwrap();
     sparse(&scratch.file("target"), 1 << 20, &[]);
     let server = ours(&scratch, "s", &[scratch.file("target").to_str().unwrap()]);

@@ -10,8 +10,8 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 
 use blockhaul_testkit::peer::Conversation;
-use blockhaul_testkit::tools::{self, Scratch, Server, text};
-use blockhaul_wire::{Replies, magic};
+use blockhaul_testkit::tools::{self, PeerServer, ScratchDir, text};
+use blockhaul_wire::{ReplyForm, magic};
 use serde_json::{Value, json};
 
 use crate::qmp::Qmp;
@@ -21,11 +21,11 @@ const SIZE: u64 = 4 << 20;
 const OPEN: Option<i32> = Some(3);
 
 /// Storage in a directory of its own: `x.raw`, and `x.qcow2` with an overlay `over.qcow2`.
-struct Storage(Scratch);
+struct Storage(ScratchDir);
 
 impl Storage {
     fn new() -> Storage {
-        let scratch = Scratch::on_disk().unwrap();
+        let scratch = ScratchDir::on_disk().unwrap();
         let storage = Storage(scratch);
         fs::write(storage.path("x.raw"), vec![0x11; usize::try_from(SIZE).unwrap()]).unwrap();
         succeed(&["copy", "--no-progress", &storage.path("x.raw"), &storage.image("x")]);
@@ -51,15 +51,15 @@ impl Storage {
     }
 
     /// A server with these exports and a control socket.
-    fn serve(&self, args: &[&str]) -> Result<Server, String> {
+    fn serve(&self, args: &[&str]) -> Result<PeerServer, String> {
         let control = self.path("ctl");
         let args = [&["--control", control.as_str()], args].concat();
-        Server::blockhaul(OURS.as_ref(), &self.0.socket("nbd"), &args)
+        PeerServer::blockhaul(OURS.as_ref(), &self.0.socket("nbd"), &args)
     }
 
     /// A server of one device.
-    fn serve_other(&self, device: &str) -> Server {
-        Server::blockhaul(OURS.as_ref(), &self.0.socket("other"), &[device]).unwrap()
+    fn serve_other(&self, device: &str) -> PeerServer {
+        PeerServer::blockhaul(OURS.as_ref(), &self.0.socket("other"), &[device]).unwrap()
     }
 
     /// Runs a server until its first command has ended; status and messages.
@@ -294,7 +294,7 @@ fn two_names_of_a_file_in_a_directory_do_not_write_it() {
     let server = storage.serve(&[&folder]).unwrap();
     let open = |name: &str| {
         let mut client = Conversation::connect(server.socket()).unwrap();
-        let flags = client.open(name, Replies::Structured).unwrap().flags;
+        let flags = client.open(name, ReplyForm::Structured).unwrap().flags;
         (client, flags & READ_ONLY == 0)
     };
     let (one, writes) = open("x.raw");

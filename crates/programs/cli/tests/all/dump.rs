@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use blockhaul_testkit::require_peer;
 use blockhaul_testkit::rng::{Rng, seed};
-use blockhaul_testkit::tools::{self, Peer, Scratch, Server, text};
+use blockhaul_testkit::tools::{self, PeerProgram, PeerServer, ScratchDir, text};
 
 const LIMIT: Duration = Duration::from_secs(60);
 /// Lines in the place of those that repeat: without colors, and with them at the beginning of the output
@@ -14,13 +14,13 @@ const MARKS: [&str; 3] = ["*\n", "\u{2606}\n", "\u{1b}[0m\u{2606}\n"];
 const OURS: &str = env!("CARGO_BIN_EXE_blockhaul");
 
 /// The results of both programs.
-fn both(theirs: &Peer, words: &[&str]) -> [Output; 2] {
+fn both(theirs: &PeerProgram, words: &[&str]) -> [Output; 2] {
     let mut ours = Command::new(OURS);
     ours.args(["compat", "nbddump"]);
     [theirs.command(), ours].map(|mut command| tools::output(command.args(words), LIMIT).unwrap())
 }
 
-fn compare(theirs: &Peer, words: &[&str]) {
+fn compare(theirs: &PeerProgram, words: &[&str]) {
     let [theirs, ours] = both(theirs, words);
     assert_eq!(theirs.status.code(), ours.status.code(), "{words:?}: {}", text(&ours.stderr));
     let [theirs, ours] = [text(&theirs.stdout), text(&ours.stdout)];
@@ -60,12 +60,13 @@ fn the_output_is_the_originals() {
     let nbdkit = require_peer!("nbdkit");
     let theirs = require_peer!("nbddump");
     let mut rng = Rng::new(seed());
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let file = scratch.file("disk");
     for (round, size) in [0, 5, 16, 4096, 70_000, 300_000, 5 << 20].into_iter().enumerate() {
         std::fs::write(&file, content(size, &mut rng)).unwrap();
         let socket = scratch.socket(&format!("s{round}"));
-        let server = Server::nbdkit(&nbdkit, &socket, &["file", file.to_str().unwrap()]).unwrap();
+        let server =
+            PeerServer::nbdkit(&nbdkit, &socket, &["file", file.to_str().unwrap()]).unwrap();
         let uri = server.uri("");
         let from = rng.below(size as u64 + 1);
         let len = rng.below(2000);
@@ -90,9 +91,9 @@ fn the_output_is_the_originals() {
 
 #[test]
 fn holes_need_no_reads() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let socket = scratch.socket("s");
-    let server = Server::blockhaul(OURS.as_ref(), &socket, &["memory:4T"]).unwrap();
+    let server = PeerServer::blockhaul(OURS.as_ref(), &socket, &["memory:4T"]).unwrap();
     let mut command = Command::new(OURS);
     let output =
         tools::output(command.args(["compat", "nbddump", &server.uri("")]), LIMIT).unwrap();

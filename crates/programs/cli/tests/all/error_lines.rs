@@ -16,9 +16,9 @@ use std::time::Duration;
 
 use blockhaul_testkit::image::pattern;
 use blockhaul_testkit::model::Model;
-use blockhaul_testkit::peer::{HandshakeFault, How, Offer, Scripted, Spoil};
-use blockhaul_testkit::tools::{self, Scratch, Server, text};
-use blockhaul_wire::Command as Op;
+use blockhaul_testkit::peer::{HandshakeFault, Offer, ReplyFault, ReplyFaultKind, ScriptedServer};
+use blockhaul_testkit::tools::{self, PeerServer, ScratchDir, text};
+use blockhaul_wire::CommandCode as Op;
 
 const OURS: &str = env!("CARGO_BIN_EXE_blockhaul");
 const LIMIT: Duration = Duration::from_secs(120);
@@ -37,15 +37,15 @@ const AT_ONCE: usize = 6;
 
 /// Commands, and the servers that they connect to.
 struct Stage {
-    scratch: Scratch,
+    scratch: ScratchDir,
     busy: TcpListener,
-    _servers: Vec<Server>,
-    _peers: Vec<Scripted>,
+    _servers: Vec<PeerServer>,
+    _peers: Vec<ScriptedServer>,
 }
 
 impl Stage {
     fn new() -> Stage {
-        let scratch = Scratch::new().unwrap();
+        let scratch = ScratchDir::new().unwrap();
         let bin = scratch.file("bin");
         fs::create_dir(&bin).unwrap();
         for name in NAMES {
@@ -77,7 +77,7 @@ impl Stage {
         shell
     }
 
-    fn servers(&self) -> Vec<Server> {
+    fn servers(&self) -> Vec<PeerServer> {
         let tls = ["--tls=require", "--tls-certificates=pki"];
         [
             ("plain", vec!["--control=control", "memory:1M"]),
@@ -92,12 +92,12 @@ impl Stage {
             command.current_dir(self.scratch.path());
             command.args(["serve", "--foreground", "--exit-with-parent", "--unix", name]);
             command.args(args);
-            Server::start(command, &self.scratch.socket(name)).unwrap()
+            PeerServer::start(command, &self.scratch.socket(name)).unwrap()
         })
         .into()
     }
 
-    fn peers(&self) -> Vec<Scripted> {
+    fn peers(&self) -> Vec<ScriptedServer> {
         let refuses = |code: u32| HandshakeFault::Refuse((1 << 31) + code, "not today".into());
         let handshakes = [
             ("silent", HandshakeFault::Silent),
@@ -115,19 +115,19 @@ impl Stage {
             ("refuses-block-size", refuses(8)),
         ];
         let replies = [
-            ("drops", How::Close),
-            ("hangs", How::Hang),
-            ("garbage", How::Garbage),
-            ("fails", How::Error(5)),
-            ("fails-with-text", How::ErrorAt(5, 0, "the disk is broken".into())),
-            ("full", How::Error(28)),
-            ("no-memory", How::Error(12)),
-            ("not-permitted", How::Error(1)),
-            ("shuts-down", How::Error(108)),
+            ("drops", ReplyFaultKind::Close),
+            ("hangs", ReplyFaultKind::Hang),
+            ("garbage", ReplyFaultKind::Garbage),
+            ("fails", ReplyFaultKind::Error(5)),
+            ("fails-with-text", ReplyFaultKind::ErrorAt(5, 0, "the disk is broken".into())),
+            ("full", ReplyFaultKind::Error(28)),
+            ("no-memory", ReplyFaultKind::Error(12)),
+            ("not-permitted", ReplyFaultKind::Error(1)),
+            ("shuts-down", ReplyFaultKind::Error(108)),
         ];
         let offer = || Offer::new(Model::new(4096).with_content(pattern(4096)));
         let started = |name: &str, offer| {
-            let peer = Scripted::offer(offer);
+            let peer = ScriptedServer::offer(offer);
             symlink(peer.path(), self.scratch.file(name)).unwrap();
             peer
         };
@@ -136,12 +136,12 @@ impl Stage {
             peers.push(started(name, offer().handshake(fault)));
         }
         for (name, how) in replies {
-            let spoil = |op| Spoil::from(op, 1, how.clone());
+            let spoil = |op| ReplyFault::from(op, 1, how.clone());
             peers.push(started(name, offer().spoil(spoil(Op::Read)).spoil(spoil(Op::Write))));
         }
-        let fails = Spoil::from(Op::BlockStatus, 1, How::Error(5));
+        let fails = ReplyFault::from(Op::BlockStatus, 1, ReplyFaultKind::Error(5));
         peers.push(started("no-extents", offer().spoil(fails)));
-        let second = Spoil::from(Op::Read, 2, How::Error(5));
+        let second = ReplyFault::from(Op::Read, 2, ReplyFaultKind::Error(5));
         peers.push(started("fails-later", offer().spoil(second)));
         peers
     }

@@ -5,7 +5,7 @@ use std::os::unix::ffi::OsStringExt as _;
 use std::process::{Command, Output};
 use std::time::Duration;
 
-use blockhaul_testkit::tools::{self, Scratch, text};
+use blockhaul_testkit::tools::{self, ScratchDir, text};
 
 const LIMIT: Duration = Duration::from_secs(60);
 const OURS: &str = env!("CARGO_BIN_EXE_blockhaul");
@@ -18,7 +18,7 @@ fn odd() -> OsString {
     OsString::from_vec(ODD.to_vec())
 }
 
-fn run(scratch: &Scratch, args: impl IntoIterator<Item = OsString>) -> Output {
+fn run(scratch: &ScratchDir, args: impl IntoIterator<Item = OsString>) -> Output {
     let mut command = Command::new(OURS);
     command.current_dir(scratch.path()).args(args);
     tools::output(&mut command, LIMIT).unwrap()
@@ -36,7 +36,7 @@ fn is_plain(said: &str) {
 
 #[test]
 fn arguments_are_escaped_in_errors() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let words = |words: &[&str]| words.iter().map(OsString::from).collect::<Vec<_>>();
     for (command, behind) in [
         (vec!["copy"], vec!["target"]),
@@ -62,7 +62,7 @@ fn arguments_are_escaped_in_errors() {
 
 #[test]
 fn arguments_are_escaped_where_the_command_line_is_wrong() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let odd = "a\u{1b}[31mb\nblockhaul: done\u{202e}";
     for args in [
         vec!["copy".to_string(), format!("--{odd}"), "a".into(), "b".into()],
@@ -82,7 +82,7 @@ fn arguments_are_escaped_where_the_command_line_is_wrong() {
 
 #[test]
 fn json_has_its_own_escapes() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let args = ["serve", "--foreground", "--log-format=json"].map(OsString::from);
     let output = run(&scratch, args.into_iter().chain([odd()]));
     let said = text(&output.stderr);
@@ -94,7 +94,7 @@ fn json_has_its_own_escapes() {
 
 #[test]
 fn what_a_server_tells_is_escaped() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let name = "a\u{1b}[31mb\nblockhaul: done\u{202e}";
     let server = ["blockhaul", "serve", "--export"].map(OsString::from);
     let export = OsString::from(format!("{name}=memory:1M"));

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use blockhaul_testkit::tools::{self, Reason, Scratch, text};
+use blockhaul_testkit::tools::{self, ScratchDir, SkipReason, text};
 
 const LIMIT: Duration = Duration::from_secs(120);
 const OURS: &str = env!("CARGO_BIN_EXE_blockhaul");
@@ -30,7 +30,7 @@ fn examples_of_devices_run() {
     let mut devices = blockhaul_backends::all();
     devices.extend(blockhaul_nbdkit_devices::devices::all());
     devices.extend(blockhaul_formats::all());
-    devices.extend(blockhaul_client::all(blockhaul_client::Options::default()));
+    devices.extend(blockhaul_client::all(blockhaul_client::ConnectOptions::default()));
     devices.extend(blockhaul_cabi::all());
     devices.extend(blockhaul_script::all());
     devices.extend(blockhaul_python::all());
@@ -71,12 +71,12 @@ fn run(name: &str, example: &str) -> Result<(), String> {
         match tools::among_peers("sh") {
             Ok(among) => shell = among,
             Err(reason) => {
-                tools::skip_or_fail(&Reason::new(format!("the example of {name}: {reason}")));
+                tools::skip_or_fail(&SkipReason::new(format!("the example of {name}: {reason}")));
                 return Ok(());
             }
         }
     }
-    let scratch = Scratch::new().map_err(|error| error.to_string())?;
+    let scratch = ScratchDir::new().map_err(|error| error.to_string())?;
     // The program by the name that examples give it.
     let script = format!("PATH={}:$PATH\nset -e\n{example}", bin(&scratch).display());
     shell.args(["-c", &script]).current_dir(scratch.path()).env("PATH", &search);
@@ -89,7 +89,7 @@ fn run(name: &str, example: &str) -> Result<(), String> {
 }
 
 /// A directory with a link to the tested program.
-fn bin(scratch: &Scratch) -> PathBuf {
+fn bin(scratch: &ScratchDir) -> PathBuf {
     let bin = scratch.file(".bin");
     std::fs::create_dir(&bin).unwrap();
     std::os::unix::fs::symlink(Path::new(OURS), bin.join("blockhaul")).unwrap();

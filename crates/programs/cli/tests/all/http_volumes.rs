@@ -10,7 +10,7 @@ use std::process::Command;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use blockhaul_testkit::tools::{self, Scratch, Server, text};
+use blockhaul_testkit::tools::{self, PeerServer, ScratchDir, text};
 
 use crate::served_disk::{LIMIT, OURS, blockhaul, succeed};
 
@@ -34,9 +34,9 @@ struct Request<'a> {
 /// An HTTP server of one volume, whose export does not promise multi-conn.
 struct Volume {
     http: String,
-    scratch: Scratch,
+    scratch: ScratchDir,
     shared: Arc<Shared>,
-    _server: Server,
+    _server: PeerServer,
 }
 
 struct Shared {
@@ -61,12 +61,12 @@ impl Volume {
         cut: Option<u64>,
         replies: impl Fn(&Request) -> Option<String> + Send + Sync + 'static,
     ) -> Volume {
-        let scratch = Scratch::new().unwrap();
+        let scratch = ScratchDir::new().unwrap();
         let disk = scratch.file("disk").display().to_string();
         succeed(&["copy", "random:64M?seed=1", &disk]);
         let layers = ["--layer", "multi-conn?mode=disable", "--layer", "delay?read=10ms"];
         let args = [&["-r"], &layers[..], &[&disk]].concat();
-        let server = Server::blockhaul(OURS.as_ref(), &scratch.socket("nbd"), &args).unwrap();
+        let server = PeerServer::blockhaul(OURS.as_ref(), &scratch.socket("nbd"), &args).unwrap();
         let nbd = server.socket().display().to_string();
         let shared =
             Arc::new(Shared { nbd, replies: Box::new(replies), state: Mutex::default(), cut });

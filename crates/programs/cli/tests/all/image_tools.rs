@@ -3,20 +3,20 @@
 use std::process::Command;
 use std::time::Duration;
 
-use blockhaul_testkit::tools::{self, Peer, Scratch, text};
+use blockhaul_testkit::tools::{self, PeerProgram, ScratchDir, text};
 use serde_json::Value;
 
 const OURS: &str = env!("CARGO_BIN_EXE_blockhaul");
 const LIMIT: Duration = Duration::from_secs(60);
 
 struct Tools {
-    img: Peer,
-    scratch: Scratch,
+    img: PeerProgram,
+    scratch: ScratchDir,
 }
 
 impl Tools {
     fn find() -> Option<Tools> {
-        Some(Tools { img: Peer::require("qemu-img")?, scratch: Scratch::new().unwrap() })
+        Some(Tools { img: PeerProgram::require("qemu-img")?, scratch: ScratchDir::new().unwrap() })
     }
 
     fn img(&self, args: &[&str]) -> String {

@@ -3,7 +3,7 @@
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
-use blockhaul_testkit::tools::{self, Peer, Reason, Scratch, text};
+use blockhaul_testkit::tools::{self, PeerProgram, ScratchDir, SkipReason, text};
 
 const OURS: &str = env!("CARGO_BIN_EXE_blockhaul");
 const LIMIT: Duration = Duration::from_secs(60);
@@ -17,7 +17,7 @@ const QCOW2: &[u8] = b"QFI\xfb\0\0\0\x03 and more";
 
 #[test]
 fn the_bytes_of_an_image_are_used_with_a_warning() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let image = scratch.file("vm.img");
     let raw = scratch.file("out.raw");
     std::fs::write(&image, QCOW2).unwrap();
@@ -49,7 +49,7 @@ fn the_bytes_of_an_image_are_used_with_a_warning() {
 
 #[test]
 fn an_empty_source_does_not_empty_a_file() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let empty = scratch.file("empty");
     let disk = scratch.file("disk");
     std::fs::write(&empty, "").unwrap();
@@ -71,9 +71,9 @@ fn an_empty_source_does_not_empty_a_file() {
 #[test]
 fn a_disk_is_not_written_to_a_terminal() {
     if Command::new("script").arg("--version").stdout(Stdio::null()).status().is_err() {
-        return tools::skip_or_fail(&Reason::new("script(1) is not installed"));
+        return tools::skip_or_fail(&SkipReason::new("script(1) is not installed"));
     }
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let log = scratch.file("log");
     for name in ["copy", "compat nbdcopy"] {
         let mut command = Command::new("script");
@@ -90,7 +90,7 @@ fn a_disk_is_not_written_to_a_terminal() {
 
 #[test]
 fn certificates_that_cannot_all_be_written_leave_none() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let dir = scratch.file("pki");
     let name = |number: usize| format!("{number}.{}.example", "a".repeat(60));
     // The authority's certificate fits the limit of 1 or 2 KiB, the server's does not.
@@ -111,7 +111,7 @@ fn certificates_that_cannot_all_be_written_leave_none() {
 
 #[test]
 fn a_limit_on_the_size_of_files_is_an_error() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let script = "ulimit -f 100; exec \"$0\" copy --no-progress random:1M \"$1\"";
     let mut command = Command::new("sh");
     command.args(["-c", script, OURS]).arg(scratch.file("disk"));
@@ -123,8 +123,8 @@ fn a_limit_on_the_size_of_files_is_an_error() {
 
 #[test]
 fn an_image_is_created_checked_and_repaired() {
-    let Some(img) = Peer::require("qemu-img") else { return };
-    let scratch = Scratch::new().unwrap();
+    let Some(img) = PeerProgram::require("qemu-img") else { return };
+    let scratch = ScratchDir::new().unwrap();
     let raw = scratch.file("disk.raw");
     let image = scratch.file("new.qcow2");
     let bytes: Vec<u8> = (0..3_000_064_u32).map(|n| (n % 249) as u8).collect();
@@ -167,8 +167,8 @@ fn an_image_is_created_checked_and_repaired() {
 #[test]
 #[cfg(feature = "formats")]
 fn a_disk_is_resized_only_if_it_is_clear_which_one() {
-    let Some(img) = Peer::require("qemu-img") else { return };
-    let scratch = Scratch::new().unwrap();
+    let Some(img) = PeerProgram::require("qemu-img") else { return };
+    let scratch = ScratchDir::new().unwrap();
     let run = |args: &[&str]| {
         let mut command = Command::new(OURS);
         command.arg("resize").args(args).current_dir(scratch.path());
@@ -225,7 +225,7 @@ fn options_of_an_inner_uri_are_escaped() {
 
 #[test]
 fn a_part_is_copied_into_an_existing_image() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let one = scratch.file("one");
     let other = scratch.file("other");
     std::fs::write(&one, vec![1; 1 << 20]).unwrap();
@@ -265,7 +265,7 @@ fn guests_header(path: &std::path::Path, backing: &str) {
 #[test]
 #[cfg(feature = "formats")]
 fn a_header_that_a_guest_wrote_never_opens_another_file() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let [disk, secret, out] = ["disk.img", "secret", "out.raw"].map(|name| scratch.file(name));
     std::fs::write(&secret, vec![b's'; 64 << 10]).unwrap();
     guests_header(&disk, secret.to_str().unwrap());
@@ -296,8 +296,8 @@ fn a_header_that_a_guest_wrote_never_opens_another_file() {
 #[test]
 #[cfg(feature = "formats")]
 fn a_format_applies_to_paths_in_all_commands() {
-    let Some(img) = Peer::require("qemu-img") else { return };
-    let scratch = Scratch::new().unwrap();
+    let Some(img) = PeerProgram::require("qemu-img") else { return };
+    let scratch = ScratchDir::new().unwrap();
     std::fs::write(scratch.file("disk"), vec![7; 3 << 20]).unwrap();
     let run = |args: &[&str]| {
         let mut command = Command::new(OURS);

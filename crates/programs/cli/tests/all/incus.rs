@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 
-use blockhaul_testkit::tools::{self, Peer, Scratch, text};
+use blockhaul_testkit::tools::{self, PeerProgram, ScratchDir, text};
 use serde_json::{Value, json};
 
 use crate::backups::Qmp;
@@ -27,7 +27,7 @@ struct Platform {
     daemon: Child,
     shared: Arc<Shared>,
     http: PathBuf,
-    scratch: Scratch,
+    scratch: ScratchDir,
 }
 
 struct Shared {
@@ -48,8 +48,8 @@ struct State {
 impl Platform {
     /// `None` where there is no QEMU.
     fn start(most: usize) -> Option<Platform> {
-        let daemon = Peer::require("qemu-storage-daemon")?;
-        let scratch = Scratch::new().unwrap();
+        let daemon = PeerProgram::require("qemu-storage-daemon")?;
+        let scratch = ScratchDir::new().unwrap();
         let disk = scratch.file("disk").display().to_string();
         succeed(&["copy", "random:16M?seed=1", &disk]);
         let control = scratch.socket("q");
@@ -339,7 +339,8 @@ fn programs(platform: &Platform) {
 
 #[test]
 fn the_page_copies_volumes_of_incus_and_snapshots_of_lxd() {
-    let (Some(platform), Some(python)) = (Platform::start(1), Peer::require("python3")) else {
+    let (Some(platform), Some(python)) = (Platform::start(1), PeerProgram::require("python3"))
+    else {
         return;
     };
     programs(&platform);

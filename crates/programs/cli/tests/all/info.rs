@@ -5,7 +5,7 @@ use std::process::{Command, Output};
 use std::time::Duration;
 
 use blockhaul_testkit::require_peer;
-use blockhaul_testkit::tools::{self, Peer, Scratch, Server, text};
+use blockhaul_testkit::tools::{self, PeerProgram, PeerServer, ScratchDir, text};
 
 const LIMIT: Duration = Duration::from_secs(120);
 const OURS: &str = env!("CARGO_BIN_EXE_blockhaul");
@@ -87,7 +87,7 @@ fn compare(mode: &[&str], uri: &str) {
 }
 
 #[track_caller]
-fn compare_all(server: &Server, exports: &[&str], lists: bool) {
+fn compare_all(server: &PeerServer, exports: &[&str], lists: bool) {
     for export in exports {
         let uri = server.uri(export);
         MODES.iter().for_each(|mode| compare(mode, &uri));
@@ -102,17 +102,17 @@ fn compare_all(server: &Server, exports: &[&str], lists: bool) {
     }
 }
 
-fn nbdkit(scratch: &Scratch, args: &[&str]) -> Option<Server> {
-    drop(Peer::require("nbdinfo")?);
-    let nbdkit = Peer::require("nbdkit")?;
-    Some(Server::nbdkit(&nbdkit, &scratch.socket("s"), args).unwrap())
+fn nbdkit(scratch: &ScratchDir, args: &[&str]) -> Option<PeerServer> {
+    drop(PeerProgram::require("nbdinfo")?);
+    let nbdkit = PeerProgram::require("nbdkit")?;
+    Some(PeerServer::nbdkit(&nbdkit, &scratch.socket("s"), args).unwrap())
 }
 
 macro_rules! nbdkit_tests {
     ($($name:ident: $args:expr, $exports:expr, $lists:expr;)*) => {$(
         #[test]
         fn $name() {
-            let scratch = Scratch::new().unwrap();
+            let scratch = ScratchDir::new().unwrap();
             let Some(server) = nbdkit(&scratch, &$args) else { return };
             compare_all(&server, &$exports, $lists);
         }
@@ -146,7 +146,7 @@ nbdkit_tests! {
 /// Only what nbdinfo can tell: some of its questions need the options of fixed newstyle.
 #[test]
 fn nbdkit_not_fixed() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let Some(server) = nbdkit(&scratch, &["--mask-handshake=0", "memory", "1M"]) else { return };
     for mode in [&[][..], &["--json"], &["--uri"], &["--map"], &["--list"], &["--can", "sr"]] {
         compare(mode, &server.uri(""));
@@ -157,7 +157,7 @@ fn nbdkit_not_fixed() {
 /// Not its map: with 32-bit lengths that takes a request for each 4 GiB, whoever asks.
 #[test]
 fn nbdkit_largest() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let Some(server) = nbdkit(&scratch, &["null", "9223372036854775807"]) else { return };
     for mode in [&[][..], &["--json"], &["--size"], &["--list"]] {
         compare(mode, &server.uri(""));
@@ -167,7 +167,7 @@ fn nbdkit_largest() {
 #[test]
 fn nobody_there() {
     drop(require_peer!("nbdinfo"));
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let uri = format!("nbd+unix:///?socket={}", scratch.socket("none").display());
     for mode in [&[][..], &["--size"], &["--uri"], &["--can", "connect"], &["--isnt", "connect"]] {
         compare(mode, &uri);
@@ -177,7 +177,7 @@ fn nobody_there() {
 
 #[test]
 fn nbdkit_exports_with_odd_names() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let dir = scratch.file("d");
     std::fs::create_dir(&dir).unwrap();
     let names = ["plain.img", "a \"q\\b.img", "ü b%20.img", "tab\there"];
@@ -224,13 +224,13 @@ fn shell(line: &str, dir: &Path) {
 fn qemu_nbd_raw() {
     let qemu_nbd = require_peer!("qemu-nbd");
     let _ = require_peer!("nbdinfo");
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let image = scratch.file("i");
     std::fs::File::create(&image).unwrap().set_len(3_000_320).unwrap();
     let image = image.display().to_string();
     let socket = scratch.socket("s");
     let args = ["-e", "8", "-f", "raw", "-r", &image];
-    let server = Server::qemu_nbd(&qemu_nbd, &socket, &args).unwrap();
+    let server = PeerServer::qemu_nbd(&qemu_nbd, &socket, &args).unwrap();
     compare_all(&server, &[""], true);
     compare(&[], &server.uri("nope"));
 }
@@ -239,7 +239,7 @@ fn qemu_nbd_raw() {
 fn qemu_nbd_qcow2_with_bitmaps_and_depth() {
     let qemu_nbd = require_peer!("qemu-nbd");
     let _ = require_peer!("nbdinfo");
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     shell(
         "cd \"$1\"; qemu-img create -q -f qcow2 a 8M; qemu-io -c 'w 0 64k' a
         qemu-img create -q -f qcow2 -b a -F qcow2 b; qemu-io -c 'w 1M 64k' b
@@ -253,7 +253,7 @@ fn qemu_nbd_qcow2_with_bitmaps_and_depth() {
     let bitmaps = ["-A", "-B", "b0", "-B", "other"];
     let about = ["-x", "hello", "-D", "world", &image];
     let args = [&["-e", "8", "-f", "qcow2"], &bitmaps[..], &about].concat();
-    let server = Server::qemu_nbd(&qemu_nbd, &scratch.socket("s"), &args).unwrap();
+    let server = PeerServer::qemu_nbd(&qemu_nbd, &scratch.socket("s"), &args).unwrap();
     compare_all(&server, &["hello"], true);
     for context in ["qemu:allocation-depth", "qemu:dirty-bitmap:b0", "qemu:dirty-bitmap:other"] {
         let map = format!("--map={context}");
@@ -264,16 +264,16 @@ fn qemu_nbd_qcow2_with_bitmaps_and_depth() {
 }
 
 /// Our own server, for peers to judge.
-fn serve(scratch: &Scratch, args: &[&str]) -> Option<Server> {
-    drop(Peer::require("nbdinfo")?);
-    Some(Server::blockhaul(OURS.as_ref(), &scratch.socket("own"), args).unwrap())
+fn serve(scratch: &ScratchDir, args: &[&str]) -> Option<PeerServer> {
+    drop(PeerProgram::require("nbdinfo")?);
+    Some(PeerServer::blockhaul(OURS.as_ref(), &scratch.socket("own"), args).unwrap())
 }
 
 macro_rules! own_tests {
     ($($name:ident: $args:expr, $exports:expr;)*) => {$(
         #[test]
         fn $name() {
-            let scratch = Scratch::new().unwrap();
+            let scratch = ScratchDir::new().unwrap();
             let Some(server) = serve(&scratch, &$args) else { return };
             compare_all(&server, &$exports, true);
         }
@@ -295,7 +295,7 @@ own_tests! {
 #[test]
 fn long_maps_are_written_as_short_ones() {
     use std::os::unix::fs::FileExt as _;
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let path = scratch.file("many.raw");
     let file = std::fs::File::create(&path).unwrap();
     // More than one reply has: every other page is a hole.

@@ -5,18 +5,18 @@ use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use blockhaul_testkit::image::pattern;
-use blockhaul_testkit::tools::{self, Scratch, text};
+use blockhaul_testkit::tools::{self, ScratchDir, text};
 use rustix::process::{Pid, Signal, kill_process};
 
 const LIMIT: Duration = Duration::from_secs(120);
 const OURS: &str = env!("CARGO_BIN_EXE_blockhaul");
 
 /// `blockhaul copy --job` of this file, in the folder of the test.
-fn job(scratch: &Scratch, text: &str, args: &[&str]) -> Output {
+fn job(scratch: &ScratchDir, text: &str, args: &[&str]) -> Output {
     tools::output(&mut command(scratch, text, args), LIMIT).unwrap()
 }
 
-fn command(scratch: &Scratch, text: &str, args: &[&str]) -> Command {
+fn command(scratch: &ScratchDir, text: &str, args: &[&str]) -> Command {
     std::fs::write(scratch.file("job.toml"), text).unwrap();
     let mut command = Command::new(OURS);
     command.current_dir(scratch.path()).args(["copy", "--job", "job.toml"]).args(args);
@@ -25,7 +25,7 @@ fn command(scratch: &Scratch, text: &str, args: &[&str]) -> Command {
 
 #[test]
 fn several_disks_are_copied_and_reported_in_order() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let file = "\
 parallel = 2
 total-connections = 3
@@ -70,7 +70,7 @@ connections = 8
 
 #[test]
 fn one_that_fails_fails_the_run_and_the_others_are_completed() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let file = "\
 [defaults]
 retries = 0
@@ -113,7 +113,7 @@ target = 'other.raw'
 
 #[test]
 fn nothing_is_written_when_one_cannot_be_opened() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     std::fs::write(scratch.file("kept.raw"), vec![7; 1 << 20]).unwrap();
     let file = "\
 [[disk]]
@@ -147,7 +147,7 @@ target = 'new.raw'
 
 #[test]
 fn one_limit_is_for_all_and_a_signal_stops_all() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let disks = |size: &str| {
         let disk = |n| format!("[[disk]]\nsource='pattern:{size}'\ntarget='{n}.raw'\n");
         (0..3).map(disk).collect::<String>()
@@ -178,7 +178,7 @@ fn one_limit_is_for_all_and_a_signal_stops_all() {
 
 #[test]
 fn copies_that_a_signal_has_stopped_say_how_they_resume() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let disk =
         |n| format!("[[disk]]\nsource='random:1M?seed=1'\ntarget='{n}.raw'\njournal='{n}.j'\n");
     let disks = (0..2).map(disk).collect::<String>();
@@ -206,7 +206,7 @@ fn copies_that_a_signal_has_stopped_say_how_they_resume() {
 
 #[test]
 fn files_that_cannot_be_meant_are_refused_with_line_and_key() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let one = "[[disk]]\nsource='pattern:1M'\ntarget='a.raw'\n";
     for (file, words) in [
         (String::new(), "job.toml:1: it lists no disk"),
@@ -248,7 +248,7 @@ fn files_that_cannot_be_meant_are_refused_with_line_and_key() {
 
 #[test]
 fn an_increment_that_is_complete_does_not_stand_in_the_way_of_the_others() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     for name in ["one", "two"] {
         std::fs::write(scratch.file(name), vec![1; 3 << 20]).unwrap();
     }

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use blockhaul_testkit::peer::Conversation;
 use blockhaul_testkit::rng::{Rng, seed};
-use blockhaul_testkit::tools::{Scratch, until};
-use blockhaul_wire::Replies;
+use blockhaul_testkit::tools::{ScratchDir, until};
+use blockhaul_wire::ReplyForm;
 
 use crate::served_disk::{Disk, blockhaul, succeed};
 
@@ -20,19 +20,19 @@ const SIZE: u64 = 32 << 20;
 /// A served disk, with directories for jobs and bitmaps that outlive the server.
 struct Kept {
     disk: Disk,
-    directory: Scratch,
+    directory: ScratchDir,
 }
 
 impl Kept {
     fn serve() -> Kept {
-        let directory = Scratch::new().unwrap();
+        let directory = ScratchDir::new().unwrap();
         fs::create_dir(directory.file("jobs")).unwrap();
         fs::create_dir(directory.file("bitmaps")).unwrap();
         let disk = Disk::serve(&words(&Kept::options(&directory)));
         Kept { disk, directory }
     }
 
-    fn options(directory: &Scratch) -> Vec<String> {
+    fn options(directory: &ScratchDir) -> Vec<String> {
         let file = |name| directory.file(name).to_str().unwrap().to_string();
         vec!["--job-state".into(), file("jobs"), "--bitmaps".into(), file("bitmaps")]
     }
@@ -80,7 +80,7 @@ impl Guest {
     fn start(disk: &Disk, seed: u64) -> Guest {
         let mut client = Conversation::connect(disk.server.socket()).unwrap();
         client.hello(3).unwrap();
-        client.negotiate(Replies::Structured).unwrap();
+        client.negotiate(ReplyForm::Structured).unwrap();
         client.go("a").unwrap();
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = stop.clone();
@@ -207,7 +207,7 @@ fn a_backup_goes_on_after_each_of_many_kills() {
 
 #[test]
 fn a_group_is_resumed_at_one_moment() {
-    let directory = Scratch::new().unwrap();
+    let directory = ScratchDir::new().unwrap();
     fs::create_dir(directory.file("jobs")).unwrap();
     let second = directory.file("second.raw");
     crate::served_disk::fill(second.to_str().unwrap(), 5);
@@ -365,7 +365,7 @@ fn what_does_not_fit_is_refused() {
     args.extend(words(&options));
     let socket = scratch.socket("nbd-again");
     let ours = crate::served_disk::OURS.as_ref();
-    let server = blockhaul_testkit::tools::Server::blockhaul(ours, &socket, &args).unwrap();
+    let server = blockhaul_testkit::tools::PeerServer::blockhaul(ours, &socket, &args).unwrap();
     let kept = Kept { disk: Disk { scratch, server, control, path }, directory };
     for (job, why) in [
         ("2", "job-2.json is damaged"),

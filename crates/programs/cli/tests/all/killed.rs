@@ -5,20 +5,20 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use blockhaul_testkit::tools::{self, Scratch, text};
+use blockhaul_testkit::tools::{self, ScratchDir, text};
 
 const LIMIT: Duration = Duration::from_secs(60);
 const OURS: &str = env!("CARGO_BIN_EXE_blockhaul");
 
 /// A copy of 64 MiB to `disk` through this server, which takes its time.
 struct Copy {
-    scratch: Scratch,
+    scratch: ScratchDir,
     server: Vec<String>,
 }
 
 impl Copy {
     fn through(server: impl Fn(&str) -> Vec<String>) -> Copy {
-        let scratch = Scratch::new().unwrap();
+        let scratch = ScratchDir::new().unwrap();
         fs::create_dir(scratch.file("tmp")).unwrap();
         fs::File::create(scratch.file("disk")).unwrap().set_len(64 << 20).unwrap();
         let server = server(scratch.file("disk").to_str().unwrap());

@@ -5,7 +5,7 @@ use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use blockhaul_testkit::peer::{ExportFault, ExportServer, ExportedDisk};
-use blockhaul_testkit::tools::{self, Peer, Scratch, text};
+use blockhaul_testkit::tools::{self, PeerProgram, ScratchDir, text};
 
 use crate::served_disk::{LIMIT, OURS, blockhaul, succeed};
 use crate::tls_relay::{self, Clients};
@@ -31,7 +31,7 @@ fn full(bytes: &[u8]) -> ExportedDisk {
 
 #[test]
 fn full_and_incremental_backups_are_pulled_as_the_page_says() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let file = |name: &str| scratch.file(name).display().to_string();
     fs::write(scratch.file("token"), TOKEN).unwrap();
     let token = file("token");
@@ -133,7 +133,7 @@ fn full_and_incremental_backups_are_pulled_as_the_page_says() {
 
 #[test]
 fn a_token_without_tls_is_warned_about_unless_it_stays_on_this_machine() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let file = |name: &str| scratch.file(name).display().to_string();
     fs::write(scratch.file("token"), TOKEN).unwrap();
     let server = ExportServer::start(full(&contents(1)), |_, _| ExportFault::None);
@@ -150,8 +150,8 @@ fn a_token_without_tls_is_warned_about_unless_it_stays_on_this_machine() {
 
 #[test]
 fn a_copy_over_https_outlives_faults_of_the_server() {
-    let Some(python) = Peer::require("python3") else { return };
-    let scratch = Scratch::new().unwrap();
+    let Some(python) = PeerProgram::require("python3") else { return };
+    let scratch = ScratchDir::new().unwrap();
     let file = |name: &str| scratch.file(name).display().to_string();
     fs::write(scratch.file("token"), TOKEN).unwrap();
     let pki = file("pki");

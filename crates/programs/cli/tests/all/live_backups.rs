@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use blockhaul_testkit::peer::Conversation;
-use blockhaul_testkit::tools::{Scratch, text};
-use blockhaul_wire::Replies;
+use blockhaul_testkit::tools::{ScratchDir, text};
+use blockhaul_wire::ReplyForm;
 
 use crate::served_disk::{Disk, assert_holds, blockhaul, succeed};
 
@@ -211,7 +211,7 @@ fn later_backups_copy_only_what_has_changed() {
 
 #[test]
 fn wrong_requests_are_refused_before_anything_is_touched() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let kept = scratch.file("kept");
     std::fs::write(&kept, b"precious").unwrap();
     let kept = kept.to_str().unwrap();
@@ -252,7 +252,7 @@ fn raw(disk: &Disk, line: &str) -> String {
 
 #[test]
 fn bitmaps_outlive_the_server_and_are_never_silently_wrong() {
-    let kept = Scratch::new().unwrap();
+    let kept = ScratchDir::new().unwrap();
     let directory = kept.path().to_str().unwrap();
     let more = ["--bitmaps", directory];
     let mut disk = Disk::serve(&more);
@@ -351,7 +351,7 @@ fn several_disks_are_backed_up_at_one_moment_as_a_whole_or_not_at_all() {
     let mut clients = ["b", "c"].map(|export| {
         let mut client = Conversation::connect(disk.server.socket()).unwrap();
         client.hello(3).unwrap();
-        client.negotiate(Replies::Structured).unwrap();
+        client.negotiate(ReplyForm::Structured).unwrap();
         client.go(export).unwrap();
         client
     });

@@ -6,7 +6,7 @@ use std::process::Command;
 use std::time::Instant;
 
 use blockhaul_testkit::require_peer;
-use blockhaul_testkit::tools::{self, Server, text};
+use blockhaul_testkit::tools::{self, PeerServer, text};
 
 use crate::served_disk::{ChildGuard, Disk, LIMIT, OURS, assert_holds, blockhaul, succeed};
 
@@ -55,7 +55,7 @@ fn clients_move_to_the_target_while_they_write() {
 fn clients_move_to_a_target_that_caches_nothing() {
     let disk = Disk::serve(&[]);
     let socket = disk.scratch.socket("memory");
-    let memory = Server::blockhaul(OURS.as_ref(), &socket, &["memory:32M"]).unwrap();
+    let memory = PeerServer::blockhaul(OURS.as_ref(), &socket, &["memory:32M"]).unwrap();
     disk.ctl_succeeds(&["export-add", &format!("b={}", memory.uri(""))]);
     let uri = disk.server.uri("b");
     let facts = succeed(&["info", "--json", &uri]);
@@ -123,7 +123,7 @@ fn a_failed_or_cancelled_mirror_leaves_the_clients_where_they_are() {
     disk.overwrite(2);
     assert_holds(disk.path.to_str().unwrap(), 2);
     // A target whose server goes away.
-    let server = Server::blockhaul(OURS.as_ref(), &disk.scratch.socket("b"), &["memory:32M"]);
+    let server = PeerServer::blockhaul(OURS.as_ref(), &disk.scratch.socket("b"), &["memory:32M"]);
     let server = server.unwrap();
     disk.ctl_succeeds(&["mirror", "a", &server.uri(""), "--wait"]);
     drop(server);
@@ -226,7 +226,7 @@ fn an_export_keeps_its_size_on_a_larger_target() {
     let target = disk.file("large.raw");
     std::fs::write(&target, vec![b'o'; 3 << 20]).unwrap();
     let socket = disk.scratch.socket("t");
-    let server = Server::blockhaul(OURS.as_ref(), &socket, &[&target]).unwrap();
+    let server = PeerServer::blockhaul(OURS.as_ref(), &socket, &[&target]).unwrap();
     disk.ctl_succeeds(&["layer-add", "b", "stats"]);
     disk.ctl_succeeds(&["mirror", "b", &server.uri(""), "--wait"]);
     let to = disk.server.uri("b");
@@ -259,7 +259,7 @@ fn a_job_that_waits_holds_no_write_of_a_client() {
     let disk = Disk::serve(&[]);
     let control = disk.file("ctl-t");
     let args = ["--control", &control, "--export", "t=memory:32M"];
-    let server = Server::blockhaul(OURS.as_ref(), &disk.scratch.socket("t"), &args).unwrap();
+    let server = PeerServer::blockhaul(OURS.as_ref(), &disk.scratch.socket("t"), &args).unwrap();
     let target = server.uri("t");
     succeed(&["copy", "--no-progress", disk.path.to_str().unwrap(), &target]);
     let mut mirror = vec!["mirror", "a", &target, "--sync", "none", "--wait"];
@@ -290,10 +290,10 @@ fn a_job_that_waits_holds_no_write_of_a_client() {
 
 /// A mirror of the disk to memory of another server, which is paused with 2 MiB that it has not
 /// copied. The second result is the control socket of that server.
-fn paused_mirror(disk: &Disk, options: &[&str]) -> (Server, String) {
+fn paused_mirror(disk: &Disk, options: &[&str]) -> (PeerServer, String) {
     let control = disk.file("ctl-t");
     let args = ["--control", &control, "--export", "t=memory:32M"];
-    let server = Server::blockhaul(OURS.as_ref(), &disk.scratch.socket("t"), &args).unwrap();
+    let server = PeerServer::blockhaul(OURS.as_ref(), &disk.scratch.socket("t"), &args).unwrap();
     let target = server.uri("t");
     let mirror = ["mirror", "a", &target, "--wait"];
     disk.ctl_succeeds(&[&mirror, options].concat());
@@ -351,7 +351,7 @@ fn clients_do_not_wait_for_a_job_that_waits_after_an_error() {
 }
 
 /// Stops a server, or continues it.
-fn signal(server: &Server, name: &str) {
+fn signal(server: &PeerServer, name: &str) {
     let mut kill = Command::new("kill");
     assert!(kill.args([name, &server.pid().to_string()]).status().unwrap().success());
 }

@@ -7,7 +7,7 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use blockhaul_testkit::rng::{Rng, seed};
-use blockhaul_testkit::tools::{self, Scratch, text};
+use blockhaul_testkit::tools::{self, ScratchDir, text};
 use rustix::process::{Pid, Signal};
 
 const LIMIT: Duration = Duration::from_secs(120);
@@ -33,7 +33,7 @@ struct Moment {
 }
 
 /// Kills a copy, resumes it, and checks what came of it.
-fn kill_and_resume(scratch: &Scratch, source: &Path, number_of: usize, rng: &mut Rng) -> Moment {
+fn kill_and_resume(scratch: &ScratchDir, source: &Path, number_of: usize, rng: &mut Rng) -> Moment {
     let [target, journal] = ["target", "journal"].map(|name| {
         let path = scratch.file(&format!("{name}-{number_of}"));
         path.to_str().unwrap().to_string()
@@ -78,7 +78,7 @@ fn a_copy_killed_at_any_moment_goes_on_where_it_was() {
     // On a busy machine a copy may have ended before it could be killed.
     const MOST: usize = 20 * MOMENTS;
     let seed = seed();
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let source = scratch.file("source");
     let size = 12 << 20;
     let mut bytes = vec![0; size];
@@ -138,7 +138,7 @@ fn kill_after_the_first_record(args: &[&str], rate: &str, journal: &Path) {
 
 #[test]
 fn a_changed_source_is_refused_and_restart_copies_it() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let [source, target, journal] = ["source", "target", "journal"].map(|name| scratch.file(name));
     std::fs::write(&source, vec![7; 4 << 20]).unwrap();
     let [from, to, kept] = [&source, &target, &journal].map(|path| path.to_str().unwrap());
@@ -166,7 +166,7 @@ fn a_changed_source_is_refused_and_restart_copies_it() {
 
 #[test]
 fn what_a_restart_empties_no_journal_calls_done() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let [target, journal] = ["target", "journal"].map(|name| scratch.file(name));
     let [to, kept] = [&target, &journal].map(|path| path.to_str().unwrap());
     let args = ["--journal", kept, "--journal-interval", "5ms", "--segment", "64k"];
@@ -205,7 +205,7 @@ fn what_a_restart_empties_no_journal_calls_done() {
 
 #[test]
 fn another_part_of_the_target_is_another_target() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let [target, journal] = ["target", "journal"].map(|name| scratch.file(name));
     let [to, kept] = [&target, &journal].map(|path| path.to_str().unwrap());
     std::fs::File::create(&target).unwrap().set_len(32 << 20).unwrap();
@@ -229,7 +229,7 @@ fn another_part_of_the_target_is_another_target() {
 
 #[test]
 fn a_copy_that_was_stopped_while_it_was_verified_is_not_copied_again() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let [source, target, journal] = ["source", "target", "journal"].map(|name| scratch.file(name));
     std::fs::write(&source, vec![7; 4 << 20]).unwrap();
     let [from, to, kept] = [&source, &target, &journal].map(|path| path.to_str().unwrap());
@@ -266,7 +266,7 @@ fn a_copy_that_was_stopped_while_it_was_verified_is_not_copied_again() {
 
 #[test]
 fn going_on_is_no_reason_to_warn() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let [target, journal] = ["target", "journal"].map(|name| scratch.file(name));
     let [to, kept] = [&target, &journal].map(|path| path.to_str().unwrap());
     let args = ["--journal", kept, "--journal-interval", "5ms", "--segment", "64k"];
@@ -279,7 +279,7 @@ fn going_on_is_no_reason_to_warn() {
 
 #[test]
 fn a_full_journal_is_not_the_target() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let folder = scratch.file("full");
     std::fs::create_dir(&folder).unwrap();
     // A file system of its own, which has no room, for this command only.
@@ -309,7 +309,7 @@ fn a_full_journal_is_not_the_target() {
 
 #[test]
 fn a_journal_that_cannot_be_made_is_not_the_target() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let target = scratch.file("target");
     // A directory where no file can be made, not even by root.
     let output = copy(&["--journal", "/proc/journal", "pattern:1M", target.to_str().unwrap()]);
@@ -323,7 +323,7 @@ fn a_journal_that_cannot_be_made_is_not_the_target() {
 
 #[test]
 fn what_cannot_be_kept_beside_a_copy_is_refused_before_the_target_is_touched() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let [target, other, fresh] = ["target", "other", "fresh"].map(|name| scratch.file(name));
     std::fs::write(&target, "precious").unwrap();
     std::fs::write(&other, "a letter").unwrap();
@@ -384,7 +384,7 @@ fn what_makes_no_sense_is_refused() {
 
 #[test]
 fn a_rate_is_kept_and_its_file_is_read_again() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let target = scratch.file("target");
     let to = target.to_str().unwrap();
     let start = Instant::now();
@@ -412,7 +412,7 @@ fn a_rate_is_kept_and_its_file_is_read_again() {
 
 #[test]
 fn requests_a_second_are_kept_and_change_with_the_file() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let target = scratch.file("target");
     let file = scratch.file("rate");
     let [to, limits] = [&target, &file].map(|path| path.to_str().unwrap());
@@ -436,7 +436,7 @@ fn requests_a_second_are_kept_and_change_with_the_file() {
 
 #[test]
 fn errors_that_pass_are_retried_and_told() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let target = scratch.file("target");
     let to = target.to_str().unwrap();
     let layer = "error?read=10%";

@@ -9,7 +9,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use blockhaul_testkit::rng::{Rng, seed};
-use blockhaul_testkit::tools::{self, Reason, Scratch, Server, until};
+use blockhaul_testkit::tools::{self, PeerServer, ScratchDir, SkipReason, until};
 use rustix::fs::{FallocateFlags, SeekFrom, fallocate, seek};
 
 const LIMIT: Duration = Duration::from_secs(120);
@@ -37,7 +37,7 @@ fn can_mount() -> bool {
     } else {
         return true;
     };
-    tools::skip_or_fail(&Reason::new(reason));
+    tools::skip_or_fail(&SkipReason::new(reason));
     false
 }
 
@@ -53,7 +53,7 @@ struct Mount {
 }
 
 impl Mount {
-    fn of(scratch: &Scratch, args: &[&str]) -> Mount {
+    fn of(scratch: &ScratchDir, args: &[&str]) -> Mount {
         let target = scratch.file("mnt");
         // It may be there from an earlier mount.
         let _ = fs::create_dir(&target);
@@ -113,7 +113,7 @@ impl Drop for Mount {
 }
 
 /// A sparse file with random data in places.
-fn image(scratch: &Scratch, size: u64) -> PathBuf {
+fn image(scratch: &ScratchDir, size: u64) -> PathBuf {
     let path = scratch.file("disk.raw");
     let file = File::create(&path).unwrap();
     file.set_len(size).unwrap();
@@ -131,7 +131,7 @@ fn the_file_has_the_content_and_the_holes_of_the_device() {
     if !can_mount() {
         return;
     }
-    let scratch = Scratch::on_disk().unwrap();
+    let scratch = ScratchDir::on_disk().unwrap();
     let image = image(&scratch, 64 * MIB);
     for cache in ["none", "open", "keep"] {
         let mount = Mount::of(&scratch, &["--cache", cache, words(&image)]);
@@ -168,7 +168,7 @@ fn several_devices_are_files_of_one_directory() {
     if !can_mount() {
         return;
     }
-    let scratch = Scratch::on_disk().unwrap();
+    let scratch = ScratchDir::on_disk().unwrap();
     let image = image(&scratch, 4 * MIB);
     let own = ["-e", "b c=[", "memory:64k", "--layer", "offset?offset=4k&range=8k", "]"];
     let read_only = ["-e", "r%2525=[", "pattern:1M", "-r", "]"];
@@ -207,7 +207,7 @@ fn one_named_device_has_its_name_and_may_cover_a_file() {
     if !can_mount() {
         return;
     }
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let folder = scratch.file("mnt");
     fs::create_dir(&folder).unwrap();
     let script = "test \"$disk\" = \"$target/vm.raw\" && stat -c %s \"$disk\"";
@@ -225,7 +225,7 @@ fn the_files_of_a_directory_are_disks() {
     if !can_mount() {
         return;
     }
-    let scratch = Scratch::on_disk().unwrap();
+    let scratch = ScratchDir::on_disk().unwrap();
     let images = scratch.file("images");
     fs::create_dir_all(images.join("folder")).unwrap();
     let mut rng = Rng::new(seed());
@@ -270,7 +270,7 @@ fn a_file_is_covered_while_the_device_is_mounted_over_it() {
     if !can_mount() {
         return;
     }
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let target = scratch.file("target");
     fs::write(&target, "below").unwrap();
     let mount = Mount::over(target.clone(), &["pattern:1M"]);
@@ -286,7 +286,7 @@ fn data_and_holes_are_found_and_a_large_hole_is_skipped_at_once() {
     if !can_mount() {
         return;
     }
-    let scratch = Scratch::on_disk().unwrap();
+    let scratch = ScratchDir::on_disk().unwrap();
     let path = scratch.file("disk.raw");
     let file = File::create(&path).unwrap();
     file.set_len(1 << 40).unwrap();
@@ -313,7 +313,7 @@ fn what_is_written_and_synced_is_on_the_device() {
     if !can_mount() {
         return;
     }
-    let scratch = Scratch::on_disk().unwrap();
+    let scratch = ScratchDir::on_disk().unwrap();
     let image = image(&scratch, 16 * MIB);
     let mut model = fs::read(&image).unwrap();
     let seed = seed();
@@ -364,7 +364,7 @@ fn a_disk_keeps_its_size() {
     if !can_mount() {
         return;
     }
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let mount = Mount::of(&scratch, &["-w", "memory:1M"]);
     let disk = mount.open();
     assert_eq!(disk.set_len(5).unwrap_err().kind(), ErrorKind::PermissionDenied);
@@ -390,7 +390,7 @@ fn a_mount_is_read_only_without_writable() {
     if !can_mount() {
         return;
     }
-    let scratch = Scratch::on_disk().unwrap();
+    let scratch = ScratchDir::on_disk().unwrap();
     let image = image(&scratch, MIB);
     let before = fs::read(&image).unwrap();
     let mount = Mount::of(&scratch, &[words(&image)]);
@@ -412,7 +412,7 @@ fn a_mount_is_read_only_without_writable() {
 
 #[test]
 fn what_cannot_be_mounted_gets_one_clear_line() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let folder = scratch.file("folder");
     fs::create_dir(&folder).unwrap();
     let [folder, absent, readonly] = [folder, scratch.file("absent"), scratch.file("ro.gz")]
@@ -487,7 +487,7 @@ fn what_cannot_be_mounted_gets_one_clear_line() {
 /// own, where `$1` is the directory; what it wrote to standard error, and its exit status.
 fn mount_after(script: &str) -> (String, Option<i32>) {
     // Not below /dev, which the script may cover.
-    let scratch = Scratch::on_disk().unwrap();
+    let scratch = ScratchDir::on_disk().unwrap();
     let folder = scratch.file("folder");
     fs::create_dir(&folder).unwrap();
     let script = format!("{script} && exec \"$0\" mount memory:1M \"$1\"");
@@ -539,7 +539,7 @@ fn a_command_runs_while_it_is_mounted() {
     if !can_mount() {
         return;
     }
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let folder = scratch.file("mnt");
     fs::create_dir(&folder).unwrap();
     let script = "stat -c %s \"$disk\"; test \"$disk\" = \"$target/disk\"; exit 7";
@@ -557,7 +557,7 @@ fn in_the_background_it_is_there_until_it_is_unmounted() {
     if !can_mount() {
         return;
     }
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let [folder, pid] = ["mnt", "pid"].map(|name| scratch.file(name));
     fs::create_dir(&folder).unwrap();
     let args = ["mount", "--background", "-P", words(&pid), "memory:1M", words(&folder)];
@@ -576,7 +576,7 @@ fn the_helper_of_mount_mounts_what_fstab_says() {
     if !can_mount() {
         return;
     }
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let helper = scratch.file("mount.blockhaul");
     std::os::unix::fs::symlink(OURS, &helper).unwrap();
     let disk = scratch.file("disk.raw");
@@ -605,7 +605,7 @@ fn a_mount_in_use_goes_when_its_files_are_closed() {
     if !can_mount() {
         return;
     }
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let mut mount = Mount::of(&scratch, &["-w", "memory:1M"]);
     let disk = mount.open();
     mount.signal("TERM");
@@ -629,7 +629,7 @@ fn a_second_signal_ends_it_at_once() {
     if !can_mount() {
         return;
     }
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let log = scratch.file("log");
     let mut mount = Mount::of(&scratch, &slow_reads(&log).each_ref().map(|word| &**word));
     let disk = mount.disk();
@@ -649,7 +649,7 @@ fn a_read_that_takes_long_can_be_interrupted() {
     if !can_mount() {
         return;
     }
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let log = scratch.file("log");
     let slow = slow_reads(&log);
     let args = [&["--cache", "none"][..], &slow.each_ref().map(|word| &**word)].concat();
@@ -669,8 +669,9 @@ fn reads_fail_and_do_not_hang_when_the_server_is_gone() {
     if !can_mount() {
         return;
     }
-    let scratch = Scratch::new().unwrap();
-    let server = Server::blockhaul(OURS.as_ref(), &scratch.socket("s"), &["memory:64M"]).unwrap();
+    let scratch = ScratchDir::new().unwrap();
+    let server =
+        PeerServer::blockhaul(OURS.as_ref(), &scratch.socket("s"), &["memory:64M"]).unwrap();
     let mut mount = Mount::of(&scratch, &["-w", "--cache", "none", &server.uri("")]);
     let disk = mount.open();
     disk.write_all_at(&[1; 4096], 0).unwrap();
@@ -697,7 +698,7 @@ fn data_of_a_mapping_that_cannot_be_written_is_no_success() {
     if !can_mount() {
         return;
     }
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     // Changes a page, and leaves the mapping; no program asks whether it was written.
     let change = "
 import mmap, os, sys
@@ -726,7 +727,7 @@ fn other_users_write_only_if_the_owner_lets_them() {
     if !can_mount() {
         return;
     }
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let mount = Mount::of(&scratch, &["-w", "--allow-other", "memory:1M"]);
     let disk = mount.disk();
     let mode = || fs::metadata(&disk).unwrap().permissions().mode() & 0o7777;
@@ -756,7 +757,7 @@ fn what_was_flushed_is_there_after_a_kill_and_the_mount_can_be_removed() {
     if !can_mount() {
         return;
     }
-    let scratch = Scratch::on_disk().unwrap();
+    let scratch = ScratchDir::on_disk().unwrap();
     let image = image(&scratch, 4 * MIB);
     for round in 1..=3_u8 {
         let mut mount = Mount::of(&scratch, &["-w", words(&image)]);
@@ -782,7 +783,7 @@ fn a_partition_and_its_file_system_are_mounted_and_unmounted() {
     if !can_mount() {
         return;
     }
-    let scratch = Scratch::on_disk().unwrap();
+    let scratch = ScratchDir::on_disk().unwrap();
     let [file_system, disk, content] =
         ["fs.raw", "disk.raw", "content"].map(|name| scratch.file(name));
     fs::create_dir(&content).unwrap();
@@ -792,7 +793,7 @@ fn a_partition_and_its_file_system_are_mounted_and_unmounted() {
     make.args(["-q", "-d", words(&content), words(&file_system)]);
     match make.status() {
         Ok(status) if status.success() => {}
-        other => return tools::skip_or_fail(&Reason::new(format!("mkfs.ext4: {other:?}"))),
+        other => return tools::skip_or_fail(&SkipReason::new(format!("mkfs.ext4: {other:?}"))),
     }
     let partitions = format!("partitioning:{}", words(&file_system));
     let copied = ours(&["copy", &partitions, words(&disk)]);
@@ -802,7 +803,7 @@ fn a_partition_and_its_file_system_are_mounted_and_unmounted() {
     let args = ["mount", "--partition", "1", "--filesystem", words(&disk), words(&folder)];
     let output = ours(&[&args[..], &["--run", "cat \"$target/hello\""]].concat());
     if text(&output.stderr).contains("cannot make a loop device") {
-        return tools::skip_or_fail(&Reason::new(text(&output.stderr)));
+        return tools::skip_or_fail(&SkipReason::new(text(&output.stderr)));
     }
     assert_eq!(text(&output.stdout), "from inside", "{}", text(&output.stderr));
     assert!(output.status.success() && !is_mounted(&folder));

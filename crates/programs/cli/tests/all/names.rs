@@ -7,13 +7,13 @@ use std::process::Command;
 use std::time::Duration;
 
 use blockhaul_testkit::image::pattern;
-use blockhaul_testkit::tools::{self, Scratch, text};
+use blockhaul_testkit::tools::{self, ScratchDir, text};
 
 const LIMIT: Duration = Duration::from_secs(60);
 const OURS: &str = env!("CARGO_BIN_EXE_blockhaul");
 
 /// Runs a check with each way to install the program under other names.
-fn each_way(check: fn(&Path, &Scratch)) {
+fn each_way(check: fn(&Path, &ScratchDir)) {
     type Install = fn(&Path) -> std::io::Result<()>;
     let ways: [Install; 3] = [
         |to| fs::copy(OURS, to).map(drop),
@@ -26,7 +26,7 @@ fn each_way(check: fn(&Path, &Scratch)) {
         for name in ["nbdkit", "nbdcopy", "nbdinfo"] {
             install(&folder.path().join(name)).unwrap();
         }
-        check(folder.path(), &Scratch::new().unwrap());
+        check(folder.path(), &ScratchDir::new().unwrap());
     }
 }
 

@@ -7,7 +7,7 @@ use std::process::{Command, Output};
 use std::time::Duration;
 
 use blockhaul_testkit::image::pattern;
-use blockhaul_testkit::tools::{self, Peer, Scratch, Server};
+use blockhaul_testkit::tools::{self, PeerProgram, PeerServer, ScratchDir};
 
 const LIMIT: Duration = Duration::from_secs(120);
 const OURS: &str = env!("CARGO_BIN_EXE_blockhaul");
@@ -40,7 +40,7 @@ fn text(path: &Path) -> &str {
 
 #[test]
 fn a_range_goes_where_it_was_and_nothing_else_changes() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let [disk, journal, manifest] = ["disk", "journal", "manifest"].map(|name| scratch.file(name));
     let size = 3_000_001;
     std::fs::write(&disk, vec![0xa5; size]).unwrap();
@@ -84,7 +84,7 @@ fn a_range_goes_where_it_was_and_nothing_else_changes() {
 
 #[test]
 fn a_journal_belongs_to_its_range() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let [disk, journal] = ["disk", "journal"].map(|name| scratch.file(name));
     let copy = |range: &str, layer: &str| {
         let args = [
@@ -122,7 +122,7 @@ fn a_journal_belongs_to_its_range() {
 
 #[test]
 fn what_changed_since_a_manifest() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let [source, target, old, new] =
         ["source", "target", "old", "new"].map(|name| scratch.file(name));
     let mut bytes = pattern(40 << 20);
@@ -166,14 +166,16 @@ fn what_changed_since_a_manifest() {
 
 #[test]
 fn a_dirty_bitmap_of_qemu() {
-    let (Some(nbd), Some(img), Some(io)) =
-        (Peer::require("qemu-nbd"), Peer::require("qemu-img"), Peer::require("qemu-io"))
-    else {
+    let (Some(nbd), Some(img), Some(io)) = (
+        PeerProgram::require("qemu-nbd"),
+        PeerProgram::require("qemu-img"),
+        PeerProgram::require("qemu-io"),
+    ) else {
         return;
     };
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let [disk, target] = ["disk.qcow2", "target"].map(|name| scratch.file(name));
-    let tool = |peer: &Peer, args: &[&str]| {
+    let tool = |peer: &PeerProgram, args: &[&str]| {
         let output = tools::output(peer.command().args(args), LIMIT).unwrap();
         assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
     };
@@ -192,7 +194,7 @@ fn a_dirty_bitmap_of_qemu() {
     expected[10 << 20..(10 << 20) + 4].copy_from_slice(b"mark");
     let socket = scratch.socket("qemu");
     let args = ["-r", "-f", "qcow2", "-B", "b0", "-e", "8", image];
-    let server = Server::qemu_nbd(&nbd, &socket, &args).unwrap();
+    let server = PeerServer::qemu_nbd(&nbd, &socket, &args).unwrap();
     let uri = server.uri("");
     let bitmap = ["--bitmap", "qemu:dirty-bitmap:b0"];
     let said = copies(&[&bitmap[..], &["--verify", &uri, text(&target)]].concat());
@@ -229,7 +231,7 @@ fn spread(count: u64) -> (Vec<(u64, u64)>, String) {
 
 #[test]
 fn the_ranges_of_a_list_and_nothing_else() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let [disk, list, fresh] = ["disk", "list", "fresh"].map(|name| scratch.file(name));
     let size = 4 << 20;
     let (ranges, lines) = spread(4);
@@ -283,7 +285,7 @@ fn kill_with_records(args: &[&str], journal: &Path) {
 
 #[test]
 fn ranges_that_share_segments_are_all_there_after_a_kill() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let [disk, list, journal] = ["disk", "list", "journal"].map(|name| scratch.file(name));
     let size = 64 << 20;
     let (ranges, lines) = spread(64);
@@ -314,14 +316,14 @@ fn ranges_that_share_segments_are_all_there_after_a_kill() {
 
 #[test]
 fn a_target_that_is_said_to_be_zero_is_looked_at() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let disk = scratch.file("disk");
     let size = 8 << 20;
     let serve = |name: &str| {
         let socket = scratch.socket(name);
         let mut command = Command::new(OURS);
         command.args(["serve", "-f", "--exit-with-parent", "-U"]).arg(&socket).arg(&disk);
-        Server::start(command, &socket).unwrap()
+        PeerServer::start(command, &socket).unwrap()
     };
     std::fs::File::create(&disk).unwrap().set_len(size).unwrap();
     let file = std::fs::File::options().write(true).open(&disk).unwrap();
@@ -399,7 +401,7 @@ fn a_copy_needs_little_memory_whatever_it_copies() {
         assert!(peak < MOST, "{args:?}: {peak} KiB");
     }
     // A long path: everything that may be in flight is.
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let disk = scratch.file("disk");
     let args = ["--source-layer", "delay?read=50ms", "--verify", "pattern:120M", text(&disk)];
     // A delayed sampler sees less than there was, never more.
@@ -420,7 +422,7 @@ fn allocated(path: &Path) -> u64 {
 
 #[test]
 fn what_is_copied_is_discarded_at_the_source() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let [source, target, journal] = ["source", "target", "journal"].map(|name| scratch.file(name));
     let from = text(&source);
     let to = text(&target);
@@ -499,8 +501,8 @@ fn what_is_copied_is_discarded_at_the_source() {
 }
 
 /// Serves a file, and returns the server.
-fn serve(scratch: &Scratch, name: &str, args: &[&str]) -> Server {
-    Server::blockhaul(OURS.as_ref(), &scratch.socket(name), args).unwrap()
+fn serve(scratch: &ScratchDir, name: &str, args: &[&str]) -> PeerServer {
+    PeerServer::blockhaul(OURS.as_ref(), &scratch.socket(name), args).unwrap()
 }
 
 /// Runs a command whose copy is complete: it says so in one line.
@@ -519,7 +521,7 @@ fn says_complete(args: &[&str], disk: &str, journal: &Path) {
 
 #[test]
 fn a_copy_that_has_discarded_its_source_is_not_repeated() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let [source, target, journal] = ["source", "target", "journal"].map(|name| scratch.file(name));
     let bytes = pattern(4 << 20);
     std::fs::write(&source, &bytes).unwrap();
@@ -570,7 +572,7 @@ fn a_copy_that_has_discarded_its_source_is_not_repeated() {
 
 #[test]
 fn disks_of_a_job_that_have_discarded_their_source_are_not_copied_again() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let file = |name: &str| scratch.file(name);
     let bytes = pattern(1 << 20);
     let names = ["one", "two", "plain"];
@@ -612,13 +614,13 @@ fn disks_of_a_job_that_have_discarded_their_source_are_not_copied_again() {
 
 /// A copy that discards its source, and is killed.
 struct DiscardingCopy {
-    scratch: Scratch,
+    scratch: ScratchDir,
     bytes: Vec<u8>,
 }
 
 impl DiscardingCopy {
     fn new(len: usize) -> DiscardingCopy {
-        DiscardingCopy { scratch: Scratch::new().unwrap(), bytes: pattern(len) }
+        DiscardingCopy { scratch: ScratchDir::new().unwrap(), bytes: pattern(len) }
     }
 
     fn fill(&self) {

@@ -7,7 +7,7 @@ use std::os::unix::fs::{MetadataExt as _, symlink};
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
-use blockhaul_testkit::tools::{self, Peer, Scratch, text};
+use blockhaul_testkit::tools::{self, PeerProgram, ScratchDir, text};
 use serde_json::{Value, json};
 
 use crate::backups::Qmp;
@@ -50,21 +50,21 @@ struct Node {
     task: Child,
     calls: ChildStdin,
     replies: BufReader<ChildStdout>,
-    qemu_img: Peer,
-    scratch: Scratch,
+    qemu_img: PeerProgram,
+    scratch: ScratchDir,
 }
 
 impl Node {
     /// `None` where QEMU or Perl is missing.
     fn start() -> Option<Node> {
-        let daemon = Peer::require("qemu-storage-daemon")?;
-        let qemu_img = Peer::require("qemu-img")?;
+        let daemon = PeerProgram::require("qemu-storage-daemon")?;
+        let qemu_img = PeerProgram::require("qemu-img")?;
         let perl = Command::new("perl").args(["-MJSON::PP", "-e", "1"]).output();
         if !perl.is_ok_and(|output| output.status.success()) {
             tools::skip("Perl with JSON::PP is not installed");
             return None;
         }
-        let scratch = Scratch::new().unwrap();
+        let scratch = ScratchDir::new().unwrap();
         let socket = scratch.socket("q");
         let mut command = daemon.tied_command();
         for (seed, device) in DEVICES.iter().enumerate() {

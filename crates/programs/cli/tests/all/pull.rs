@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use blockhaul_testkit::require_peer;
 use blockhaul_testkit::rng::{self, Rng};
-use blockhaul_testkit::tools::{self, Scratch, Server, text};
+use blockhaul_testkit::tools::{self, PeerServer, ScratchDir, text};
 use serde_json::Value;
 
 use crate::backups::{PointInTime, Qmp};
@@ -26,26 +26,26 @@ fn refused(args: &[&str], status: i32, words: &[&str]) -> String {
 
 /// A served disk of random bytes, and a file that pulls it to `store`.
 struct Machine {
-    scratch: Scratch,
-    server: Server,
+    scratch: ScratchDir,
+    server: PeerServer,
 }
 
 impl Machine {
-    fn start(scratch: Scratch, more: &[&str]) -> Machine {
+    fn start(scratch: ScratchDir, more: &[&str]) -> Machine {
         let disk = scratch.file("disk");
         let control = scratch.file("ctl");
         succeed(&["copy", &format!("random:{SIZE}?seed=1"), disk.to_str().unwrap()]);
         let export = format!("a={}", disk.display());
         let mut args = vec!["--control", control.to_str().unwrap(), "--export", &export];
         args.extend(more);
-        let server = Server::blockhaul(OURS.as_ref(), &scratch.socket("nbd"), &args).unwrap();
+        let server = PeerServer::blockhaul(OURS.as_ref(), &scratch.socket("nbd"), &args).unwrap();
         let machine = Machine { scratch, server };
         machine.job("");
         machine
     }
 
     fn new() -> Machine {
-        Machine::start(Scratch::new().unwrap(), &[])
+        Machine::start(ScratchDir::new().unwrap(), &[])
     }
 
     fn file(&self, name: &str) -> String {
@@ -212,7 +212,7 @@ fn a_bitmap_may_keep_its_name_or_keep_recording() {
 
 #[test]
 fn an_export_behind_an_http_upgrade_is_pulled() {
-    let machine = Machine::start(Scratch::new().unwrap(), &["--http-upgrade"]);
+    let machine = Machine::start(ScratchDir::new().unwrap(), &["--http-upgrade"]);
     let job = fs::read_to_string(machine.scratch.file("job")).unwrap();
     let socket = machine.server.socket().display().to_string();
     let uri = format!("nbd+http://lxd/1.0/volumes/a/nbd?socket={socket}&export=a");
@@ -329,7 +329,7 @@ fn listing(dir: &Path) -> Vec<(String, u64)> {
 #[test]
 fn a_disk_that_was_resized_needs_a_full_backup() {
     let machine = Machine::with_two_points();
-    let larger = Machine::start(Scratch::new().unwrap(), &["--layer", "truncate?truncate=17M"]);
+    let larger = Machine::start(ScratchDir::new().unwrap(), &["--layer", "truncate?truncate=17M"]);
     larger.begin_bitmap("tuesday");
     let job = fs::read_to_string(larger.scratch.file("job")).unwrap();
     let job = job.replace(&larger.file("store"), &machine.file("store"));
@@ -491,7 +491,7 @@ fn killed_pulls_are_resumed_and_right() {
     let mut killed = 0;
     let mut round = 0;
     while killed < kills {
-        let machine = Machine::start(Scratch::new().unwrap(), &["--layer", "rate?rate=48M"]);
+        let machine = Machine::start(ScratchDir::new().unwrap(), &["--layer", "rate?rate=48M"]);
         let names = ["monday", "tuesday", "wednesday"];
         machine.job("journal-interval = '20ms'\n");
         for (number, name) in names.iter().enumerate() {
@@ -639,7 +639,7 @@ fn an_increment_of_qemu_is_pulled_while_its_overlay_shrinks() {
 /// Pulls an increment whose source is discarded meanwhile; how often it was killed.
 fn pull_and_discard(rng: &mut Rng) -> usize {
     use std::os::unix::fs::MetadataExt as _;
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let point = PointInTime::begin(&scratch).unwrap();
     let file = |name: &str| scratch.file(name).display().to_string();
     fs::write(scratch.file("before"), &point.before).unwrap();
@@ -686,7 +686,7 @@ fn pull_and_discard(rng: &mut Rng) -> usize {
 #[test]
 fn a_pull_that_has_discarded_its_source_does_not_begin_again() {
     let _ = (require_peer!("qemu-storage-daemon"), require_peer!("qemu-img"));
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let point = PointInTime::begin(&scratch).unwrap();
     let file = |name: &str| scratch.file(name).display().to_string();
     fs::write(scratch.file("before"), &point.before).unwrap();
@@ -744,15 +744,15 @@ fn a_pull_that_has_discarded_its_source_does_not_begin_again() {
 struct Qemu {
     daemon: Child,
     qmp: Qmp,
-    scratch: Scratch,
+    scratch: ScratchDir,
 }
 
 impl Qemu {
     /// `None` where there is no QEMU.
     fn start(size: u64) -> Option<Qemu> {
-        let daemon = tools::Peer::require("qemu-storage-daemon")?;
+        let daemon = tools::PeerProgram::require("qemu-storage-daemon")?;
         // In memory, a file is at most as large as the memory on some machines.
-        let scratch = Scratch::on_disk().unwrap();
+        let scratch = ScratchDir::on_disk().unwrap();
         let disk = scratch.file("disk");
         fs::File::create(&disk).unwrap().set_len(size).unwrap();
         let mut command = daemon.tied_command();

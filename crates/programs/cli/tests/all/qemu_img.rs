@@ -4,22 +4,22 @@ use std::os::unix::fs::MetadataExt as _;
 use std::process::{Command, Output};
 use std::time::Duration;
 
-use blockhaul_testkit::tools::{self, Peer, Scratch, Server, text};
+use blockhaul_testkit::tools::{self, PeerProgram, PeerServer, ScratchDir, text};
 
 const OURS: &str = env!("CARGO_BIN_EXE_blockhaul");
 const LIMIT: Duration = Duration::from_secs(60);
 
 struct Tools {
-    img: Peer,
-    io: Peer,
-    scratch: Scratch,
+    img: PeerProgram,
+    io: PeerProgram,
+    scratch: ScratchDir,
 }
 
 impl Tools {
     fn find() -> Option<Tools> {
-        let img = Peer::require("qemu-img")?;
-        let io = Peer::require("qemu-io")?;
-        Some(Tools { img, io, scratch: Scratch::new().unwrap() })
+        let img = PeerProgram::require("qemu-img")?;
+        let io = PeerProgram::require("qemu-io")?;
+        Some(Tools { img, io, scratch: ScratchDir::new().unwrap() })
     }
 
     fn output(&self, mut command: Command, line: &str) -> Output {
@@ -385,12 +385,12 @@ fn bitmaps_are_copied_as_by_qemu_img() {
         tools.made("compare a.qcow2 b.qcow2");
     }
     let served = |image: &str| {
-        let nbd = Peer::require("qemu-nbd")?;
-        let info = Peer::require("nbdinfo")?;
+        let nbd = PeerProgram::require("qemu-nbd")?;
+        let info = PeerProgram::require("nbdinfo")?;
         let socket = tools.scratch.socket(&format!("{image}.sock"));
         let path = tools.scratch.file(image);
         let args = ["-r", "-f", "qcow2", "-B", "one", path.to_str().unwrap()];
-        let server = Server::qemu_nbd(&nbd, &socket, &args).unwrap();
+        let server = PeerServer::qemu_nbd(&nbd, &socket, &args).unwrap();
         let line = format!("--map=qemu:dirty-bitmap:one {}", server.uri(""));
         Some(text(&tools.output(info.command(), &line).stdout))
     };
@@ -416,7 +416,7 @@ fn bitmaps_are_copied_as_by_qemu_img() {
 #[test]
 fn contexts_of_servers_are_mapped_as_by_qemu_img() {
     let Some(tools) = Tools::find() else { return };
-    let Some(nbd) = Peer::require("qemu-nbd") else { return };
+    let Some(nbd) = PeerProgram::require("qemu-nbd") else { return };
     tools.made("create -q -f qcow2 a.qcow2 4M");
     tools.made("bitmap --add a.qcow2 one");
     tools.io("a.qcow2", &["write 1M 64k"]);
@@ -425,7 +425,7 @@ fn contexts_of_servers_are_mapped_as_by_qemu_img() {
     let socket = tools.scratch.socket("s");
     let image = tools.scratch.file("over.qcow2");
     let args = ["-t", "-r", "-A", "-f", "qcow2", "-B", "one", image.to_str().unwrap()];
-    let _server = Server::qemu_nbd(&nbd, &socket, &args).unwrap();
+    let _server = PeerServer::qemu_nbd(&nbd, &socket, &args).unwrap();
     let node = format!("driver=nbd,path={},x-dirty-bitmap=qemu", socket.display());
     for context in ["allocation-depth", "dirty-bitmap:one", "dirty-bitmap:none"] {
         tools.same(&format!("map --output=json --image-opts {node}:{context}"));
@@ -437,7 +437,7 @@ fn contexts_of_servers_are_mapped_as_by_qemu_img() {
 #[test]
 fn the_first_bytes_of_an_export_tell_its_format() {
     let Some(tools) = Tools::find() else { return };
-    let Some(nbd) = Peer::require("qemu-nbd") else { return };
+    let Some(nbd) = PeerProgram::require("qemu-nbd") else { return };
     images(&tools);
     tools.made("convert -O vdi a.qcow2 a.vdi");
     for (image, format) in [("a.qcow2", "qcow2"), ("a.raw", "raw"), ("a.vdi", "vdi")] {
@@ -445,7 +445,7 @@ fn the_first_bytes_of_an_export_tell_its_format() {
         let place = place.to_str().unwrap();
         let socket = tools.scratch.socket("s");
         let server =
-            Server::qemu_nbd(&nbd, &socket, &["-t", "-r", "-f", "raw", "-x", "disk", place])
+            PeerServer::qemu_nbd(&nbd, &socket, &["-t", "-r", "-f", "raw", "-x", "disk", place])
                 .unwrap();
         let uri = server.uri("disk");
         if format != "vdi" {
@@ -465,7 +465,7 @@ fn the_first_bytes_of_an_export_tell_its_format() {
             let _ = std::fs::remove_file(&socket);
             let mut command = nbd.tied_command();
             command.args(["-r", "-f", "raw", "-x", "disk", place, "-k"]).arg(&socket);
-            let server = Server::start(command, &socket).unwrap();
+            let server = PeerServer::start(command, &socket).unwrap();
             let target = if line.starts_with("convert") { "copy.raw" } else { "" };
             let line = line.replace("FORMAT", format).replace("IMAGE", image);
             let line = format!("{line} {} {target}", server.uri("disk"));
@@ -810,13 +810,13 @@ fn bitmaps_are_changed_as_by_qemu_img() {
         bitmaps.split_once("refcount bits").unwrap().0.to_string()
     });
     assert_eq!(a, b);
-    let Some(nbd) = Peer::require("qemu-nbd") else { return };
-    let Some(info) = Peer::require("nbdinfo") else { return };
+    let Some(nbd) = PeerProgram::require("qemu-nbd") else { return };
+    let Some(info) = PeerProgram::require("nbdinfo") else { return };
     let [a, b] = ["a", "b"].map(|name| {
         let socket = tools.scratch.socket(name);
         let image = tools.scratch.file(&format!("{name}.qcow2"));
         let args = ["-r", "-f", "qcow2", "-B", "sum", image.to_str().unwrap()];
-        let server = Server::qemu_nbd(&nbd, &socket, &args).unwrap();
+        let server = PeerServer::qemu_nbd(&nbd, &socket, &args).unwrap();
         let map = tools
             .output(info.command(), &format!("--map=qemu:dirty-bitmap:sum {}", server.uri("")));
         assert!(map.status.success(), "{}", text(&map.stderr));
@@ -871,11 +871,11 @@ fn images_are_named_in_every_way_that_qemu_img_knows() {
     tools.same(&format!("compare {json} over.qcow2"));
     tools.same("info --image-opts driver=qcow2,file.driver=file");
     tools.same("info --image-opts driver=nonsense,file.filename=a.raw");
-    let Some(nbd) = Peer::require("qemu-nbd") else { return };
+    let Some(nbd) = PeerProgram::require("qemu-nbd") else { return };
     let socket = tools.scratch.socket("s");
     let image = tools.scratch.file("over.qcow2");
     let args = ["-r", "-e", "8", "-f", "qcow2", "-x", "disk", image.to_str().unwrap()];
-    let server = Server::qemu_nbd(&nbd, &socket, &args).unwrap();
+    let server = PeerServer::qemu_nbd(&nbd, &socket, &args).unwrap();
     let legacy = format!("nbd:unix:{}:exportname=disk", socket.display());
     let of_node = format!(
         "--image-opts driver=raw,file.driver=nbd,file.server.type=unix,file.server.path={},file.export=disk",
@@ -955,7 +955,7 @@ fn backing_files_named_in_json_are_those_of_qemu_img() {
     tools.io("b.qcow2", &["write -P 7 0 1M"]);
     tools.made("convert -O raw b.qcow2 b.raw");
     let raw = tools.scratch.file("b.raw");
-    let server = Server::blockhaul(
+    let server = PeerServer::blockhaul(
         OURS.as_ref(),
         &tools.scratch.socket("s"),
         &["-r", raw.to_str().unwrap()],

@@ -5,17 +5,17 @@ use std::io::{Read as _, Write as _};
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
-use blockhaul_testkit::tools::{self, Peer, Scratch, Server, text};
+use blockhaul_testkit::tools::{self, PeerProgram, PeerServer, ScratchDir, text};
 
 const OURS: &str = env!("CARGO_BIN_EXE_blockhaul");
 const LIMIT: Duration = Duration::from_secs(60);
 
 struct Tools {
-    img: Peer,
-    io: Peer,
-    info: Peer,
-    nbd: Peer,
-    scratch: Scratch,
+    img: PeerProgram,
+    io: PeerProgram,
+    info: PeerProgram,
+    nbd: PeerProgram,
+    scratch: ScratchDir,
 }
 
 /// Whose server.
@@ -29,11 +29,11 @@ use Who::{Ours, Theirs};
 impl Tools {
     fn find() -> Option<Tools> {
         Some(Tools {
-            img: Peer::require("qemu-img")?,
-            io: Peer::require("qemu-io")?,
-            info: Peer::require("nbdinfo")?,
-            nbd: Peer::require("qemu-nbd")?,
-            scratch: Scratch::new().unwrap(),
+            img: PeerProgram::require("qemu-img")?,
+            io: PeerProgram::require("qemu-io")?,
+            info: PeerProgram::require("nbdinfo")?,
+            nbd: PeerProgram::require("qemu-nbd")?,
+            scratch: ScratchDir::new().unwrap(),
         })
     }
 
@@ -78,14 +78,14 @@ impl Tools {
         }
     }
 
-    fn serve(&self, who: Who, line: &str) -> Server {
+    fn serve(&self, who: Who, line: &str) -> PeerServer {
         let socket = self.scratch.socket(&format!("{who:?}"));
         // That of the server before.
         let _ = fs::remove_file(&socket);
         let mut command = self.command(who);
         command.current_dir(self.scratch.path()).arg("-k").arg(&socket);
         command.args(line.split_whitespace());
-        Server::start(command, &socket).unwrap()
+        PeerServer::start(command, &socket).unwrap()
     }
 
     /// Images in both formats, each with a snapshot where the format has them.
@@ -108,7 +108,7 @@ impl Tools {
 
 /// Waits until a process ends by itself.
 #[track_caller]
-fn ends(server: &Server) {
+fn ends(server: &PeerServer) {
     let pid = server.pid().to_string();
     tools::until_ok(
         "it ends",
@@ -381,7 +381,7 @@ fn raw_disks_have_the_depth_that_is_asked_for() {
 #[test]
 fn several_connections_are_offered_only_if_there_is_room() {
     let Some(tools) = Tools::find() else { return };
-    let Some(copy) = Peer::require("nbdcopy") else { return };
+    let Some(copy) = PeerProgram::require("nbdcopy") else { return };
     tools.images();
     for (options, code) in [("-r", 2), ("-r -e 1", 2), ("-r -e 4", 0)] {
         for format in ["raw", "qcow2"] {

@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use blockhaul_testkit::require_peer;
-use blockhaul_testkit::tools::{self, Scratch, Server, text};
+use blockhaul_testkit::tools::{self, PeerServer, ScratchDir, text};
 use serde_json::{Value, json};
 
 use crate::served_disk::{ChildGuard, LIMIT, OURS, assert_holds, blockhaul, fill, succeed};
@@ -161,21 +161,21 @@ pub fn assert_advises_no_command_line(message: &str) {
 
 /// A server with one export, `a`, of random bytes.
 struct Served {
-    scratch: Scratch,
-    server: Server,
+    scratch: ScratchDir,
+    server: PeerServer,
     socket: PathBuf,
 }
 
 impl Served {
     fn new(more: &[&str]) -> Served {
-        let scratch = Scratch::new().unwrap();
+        let scratch = ScratchDir::new().unwrap();
         let socket = scratch.socket("qmp");
         let disk = scratch.file("a.raw");
         fill(disk.to_str().unwrap(), 1);
         let export = format!("a={}", disk.display());
         let mut args = vec!["--qmp", socket.to_str().unwrap(), "--export", &export];
         args.extend(more);
-        let server = Server::blockhaul(OURS.as_ref(), &scratch.socket("nbd"), &args).unwrap();
+        let server = PeerServer::blockhaul(OURS.as_ref(), &scratch.socket("nbd"), &args).unwrap();
         Served { scratch, server, socket }
     }
 
@@ -425,7 +425,7 @@ fn a_deleted_node_is_no_other_one_and_its_name_is_free() {
 /// A job writes to its target below the bitmaps and points in time of that disk.
 #[test]
 fn the_target_of_a_job_is_no_source_and_no_export_and_its_bitmaps_show_everything() {
-    let control = Scratch::new().unwrap();
+    let control = ScratchDir::new().unwrap();
     let control = control.socket("ctl");
     let control = control.to_str().unwrap();
     let served = Served::new(&["--control", control]);
@@ -514,7 +514,7 @@ fn a_disk_without_clients_is_mirrored_to_a_server_of_one_connection() {
     std::fs::File::create(&to).unwrap().set_len(32 << 20).unwrap();
     let socket = served.scratch.socket("to");
     let args = ["--layer", "multi-conn?mode=disable", to.to_str().unwrap()];
-    let target = Server::blockhaul(OURS.as_ref(), &socket, &args).unwrap();
+    let target = PeerServer::blockhaul(OURS.as_ref(), &socket, &args).unwrap();
     let server = json!({ "type": "unix", "path": socket });
     qmp.succeeds("blockdev-add", json!({ "driver": "nbd", "node-name": "t", "server": server }));
     let from = served.file("from.raw");
@@ -657,7 +657,7 @@ fn refusals_advise_nothing_that_the_protocol_cannot_express() {
     let socket = served.scratch.socket("other");
     let full = ["--layer", "error?write=100%&zero=100%&error=ENOSPC", "memory:32M"];
     let server =
-        |socket: &Path, args: &[&str]| Server::blockhaul(OURS.as_ref(), socket, args).unwrap();
+        |socket: &Path, args: &[&str]| PeerServer::blockhaul(OURS.as_ref(), socket, args).unwrap();
     let _other = server(&socket, &[locked.to_str().unwrap()]);
     let target = served.scratch.socket("full");
     let _full = server(&target, &full);
@@ -714,7 +714,7 @@ fn a_job_stops_at_an_error_and_goes_on_when_it_is_resumed() {
     let control = served.scratch.socket("ctl");
     let control = control.to_str().unwrap();
     let args = ["--control", control, path.to_str().unwrap()];
-    let target = Server::blockhaul(OURS.as_ref(), &served.scratch.socket("t"), &args).unwrap();
+    let target = PeerServer::blockhaul(OURS.as_ref(), &served.scratch.socket("t"), &args).unwrap();
     let layer = "error?write=100%&zero=100%&error=ENOSPC";
     let break_target = || drop(succeed(&["ctl", control, "layer-add", "", layer]));
     let fix_target = || drop(succeed(&["ctl", control, "layer-remove", "", "error"]));
@@ -823,7 +823,7 @@ fn a_bitmap_that_begins_with_a_backup_lacks_nothing_that_the_backup_lacks() {
 
 #[test]
 fn a_job_of_an_earlier_server_is_resumed_or_dismissed() {
-    let jobs = Scratch::new().unwrap();
+    let jobs = ScratchDir::new().unwrap();
     let options = ["--job-state", jobs.path().to_str().unwrap()];
     let served = Served::new(&options);
     let mut qmp = served.connect();
@@ -837,7 +837,7 @@ fn a_job_of_an_earlier_server_is_resumed_or_dismissed() {
     let export = format!("a={}", scratch.file("a.raw").display());
     let mut args = vec!["--qmp", socket.to_str().unwrap(), "--export", &export];
     args.extend(options);
-    let server = Server::blockhaul(OURS.as_ref(), &scratch.socket("nbd-2"), &args).unwrap();
+    let server = PeerServer::blockhaul(OURS.as_ref(), &scratch.socket("nbd-2"), &args).unwrap();
     let served = Served { scratch, server, socket };
     let mut qmp = served.connect();
     let jobs = qmp.succeeds("query-jobs", json!({}));
@@ -867,7 +867,7 @@ fn a_job_of_an_earlier_server_is_resumed_or_dismissed() {
 
 #[test]
 fn ctl_and_the_monitor_see_the_same_jobs_and_bitmaps() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let control = scratch.file("ctl");
     let control = control.to_str().unwrap();
     let served = Served::new(&["--control", control]);
@@ -897,7 +897,7 @@ fn ctl_and_the_monitor_see_the_same_jobs_and_bitmaps() {
 
 #[test]
 fn persistent_bitmaps_outlive_the_server_and_others_do_not() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let bitmaps = scratch.path().to_str().unwrap().to_string();
     let served = Served::new(&["--bitmaps", &bitmaps]);
     let mut qmp = served.connect();
@@ -912,7 +912,7 @@ fn persistent_bitmaps_outlive_the_server_and_others_do_not() {
     let disk = scratch.file("a.raw");
     let export = format!("a={}", disk.display());
     let args = ["--qmp", socket.to_str().unwrap(), "--export", &export, "--bitmaps", &bitmaps];
-    let server = Server::blockhaul(OURS.as_ref(), &scratch.socket("nbd2"), &args).unwrap();
+    let server = PeerServer::blockhaul(OURS.as_ref(), &scratch.socket("nbd2"), &args).unwrap();
     let mut qmp = Qmp::connect(&socket);
     assert_eq!(qmp.dirty("a"), 2 << 20);
     let names = json!({ "node": "a", "name": "lost" });
@@ -924,12 +924,12 @@ fn persistent_bitmaps_outlive_the_server_and_others_do_not() {
 struct Daemon {
     child: Child,
     socket: PathBuf,
-    scratch: Scratch,
+    scratch: ScratchDir,
 }
 
 impl Daemon {
     fn start(mut command: Command, options: &[&str]) -> Daemon {
-        let scratch = Scratch::new().unwrap();
+        let scratch = ScratchDir::new().unwrap();
         let socket = scratch.socket("qmp");
         let chardev = format!("socket,id=c,path={},server=on,wait=off", socket.display());
         command.args(["--chardev", &chardev, "--monitor", "c"]).args(options);
@@ -1077,7 +1077,7 @@ fn qemus_daemon_serves_the_client_of_an_inherited_socket() {
 
 #[test]
 fn qemus_daemon_connects_to_a_client_that_listens() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let path = scratch.socket("client");
     let chardev = format!("socket,id=c,path={}", path.display());
     let mut command = daemon_of_one_client(RUN, &chardev);
@@ -1093,7 +1093,7 @@ fn qemus_daemon_connects_to_a_client_that_listens() {
 
 #[test]
 fn qemus_daemon_has_a_monitor_at_standard_input_and_output() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let input = scratch.file("input");
     // A file, as in `<<` of shells: its end is there at once.
     std::fs::write(

@@ -13,8 +13,8 @@ use std::time::Duration;
 
 use blockhaul_testkit::peer::Conversation;
 use blockhaul_testkit::rng::{Rng, seed};
-use blockhaul_testkit::tools::{self, Scratch, Server};
-use blockhaul_wire::{Command, Replies};
+use blockhaul_testkit::tools::{self, PeerServer, ScratchDir};
+use blockhaul_wire::{CommandCode, ReplyForm};
 use serde_json::{Value, json};
 
 use crate::qmp::{Qmp, assert_advises_no_command_line};
@@ -53,9 +53,9 @@ struct Guest {
 }
 
 impl Guest {
-    fn start(server: &Server, disk: Vec<u8>, seed: u64) -> Guest {
+    fn start(server: &PeerServer, disk: Vec<u8>, seed: u64) -> Guest {
         let mut client = Conversation::connect(server.socket()).unwrap();
-        client.open("a", Replies::Structured).unwrap();
+        client.open("a", ReplyForm::Structured).unwrap();
         let disk = Arc::new(Mutex::new(disk));
         let stop = Arc::new(AtomicBool::new(false));
         let requests = Arc::new(AtomicU64::new(0));
@@ -85,16 +85,21 @@ fn request(client: &mut Conversation, disk: &mut [u8], rng: &mut Rng) {
     let most = *rng.pick(&[512, 8000, 100_000]);
     let len = rng.between(1, most.min(SIZE as u64 - at));
     let range = at as usize..(at + len) as usize;
-    let kind = *rng.pick(&[Command::Write, Command::Write, Command::WriteZeroes, Command::Flush]);
-    let (from, length) = if kind == Command::Flush { (0, 0) } else { (at, len) };
+    let kind = *rng.pick(&[
+        CommandCode::Write,
+        CommandCode::Write,
+        CommandCode::WriteZeroes,
+        CommandCode::Flush,
+    ]);
+    let (from, length) = if kind == CommandCode::Flush { (0, 0) } else { (at, len) };
     let header = client.request(kind, from, length);
     let mut payload = Vec::new();
     match kind {
-        Command::Write => {
+        CommandCode::Write => {
             rng.fill(&mut disk[range.clone()]);
             payload = disk[range.clone()].to_vec();
         }
-        Command::WriteZeroes => disk[range.clone()].fill(0),
+        CommandCode::WriteZeroes => disk[range.clone()].fill(0),
         _ => {}
     }
     let answer = client.ask(&header, &payload).unwrap();
@@ -106,7 +111,7 @@ fn request(client: &mut Conversation, disk: &mut [u8], rng: &mut Rng) {
 /// A server, its monitor, and what is known of both.
 struct World<'a> {
     rng: Rng,
-    scratch: Scratch,
+    scratch: ScratchDir,
     qmp: Qmp,
     guest: Guest,
     /// Reads the disk of the guest.
@@ -501,7 +506,7 @@ impl World<'_> {
     }
 
     /// Ends jobs; everything is on the disk.
-    fn end(mut self, server: Server) {
+    fn end(mut self, server: PeerServer) {
         for _ in 0..1000 {
             let jobs = self.ask("query-jobs", json!({})).unwrap();
             let jobs = jobs.as_array().unwrap().clone();
@@ -560,7 +565,7 @@ fn names_of_bitmaps(node: &Value) -> Vec<String> {
 /// One server, until this many commands were sent.
 fn session(seed: u64, commands: u64, counts: &mut Counts) {
     let mut rng = Rng::new(seed);
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let path = |name: &str| scratch.file(name).to_str().unwrap().to_string();
     let disk = rng.disk(SIZE, 60_000, 60);
     for name in ["a.raw", "b.raw", "t0.raw", "t1.raw", "t2.raw"] {
@@ -575,11 +580,11 @@ fn session(seed: u64, commands: u64, counts: &mut Counts) {
     let bitmaps = path("bitmaps");
     let args = ["--qmp", socket.to_str().unwrap(), "--bitmaps", &bitmaps, "--workers", "2"];
     let args = [&args[..], &["--export", &exports[0], "--export", &exports[1]]].concat();
-    let server = Server::blockhaul(OURS.as_ref(), &scratch.socket("nbd"), &args).unwrap();
+    let server = PeerServer::blockhaul(OURS.as_ref(), &scratch.socket("nbd"), &args).unwrap();
     let qmp = Qmp::connect(&socket);
     let guest = Guest::start(&server, disk, rng.number());
     let mut reader = Conversation::connect(server.socket()).unwrap();
-    reader.open("a", Replies::Structured).unwrap();
+    reader.open("a", ReplyForm::Structured).unwrap();
     let files =
         ["a", "b"].map(|name| (name.to_string(), scratch.file(&format!("{name}.raw")))).into();
     let mut world = World {

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use blockhaul_testkit::tools::{self, Scratch, text};
+use blockhaul_testkit::tools::{self, ScratchDir, text};
 use rustix::process::{Pid, Signal, kill_process};
 
 const LIMIT: Duration = Duration::from_secs(120);
@@ -37,7 +37,7 @@ fn the_slow_side_is_seen() {
 
 #[test]
 fn the_digest_is_that_of_the_copy() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let disk = scratch.file("disk");
     let path = disk.to_str().unwrap();
     for name in ["blake3", "sha256", "blksum"] {
@@ -113,7 +113,7 @@ fn figure(page: &str, name: &str) -> f64 {
 
 #[test]
 fn metrics_tell_of_a_copy_under_way() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let socket = scratch.socket("metrics");
     let address = format!("unix:{}", socket.display());
     let target = scratch.file("target");
@@ -156,7 +156,7 @@ fn metrics_tell_of_a_copy_under_way() {
 
 #[test]
 fn a_file_grows_with_what_comes_through_the_pipe() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let target = scratch.file("target");
     std::fs::write(&target, vec![7; 9 << 20]).unwrap();
     let mut child = Command::new(OURS)

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Output};
 use std::time::Duration;
 
-use blockhaul_testkit::tools::{self, Scratch, Server, text};
+use blockhaul_testkit::tools::{self, PeerServer, ScratchDir, text};
 
 pub const LIMIT: Duration = Duration::from_secs(120);
 pub const OURS: &str = env!("CARGO_BIN_EXE_blockhaul");
@@ -33,22 +33,22 @@ impl Drop for ChildGuard {
 
 /// A served disk of random bytes.
 pub struct Disk {
-    pub scratch: Scratch,
-    pub server: Server,
+    pub scratch: ScratchDir,
+    pub server: PeerServer,
     pub control: String,
     pub path: PathBuf,
 }
 
 impl Disk {
     pub fn serve(more: &[&str]) -> Disk {
-        let scratch = Scratch::new().unwrap();
+        let scratch = ScratchDir::new().unwrap();
         let path = scratch.file("disk.raw");
         let control = scratch.file("ctl").to_str().unwrap().to_string();
         fill(path.to_str().unwrap(), 1);
         let export = format!("a={}", path.display());
         let mut args = vec!["--control", &control, "--export", &export];
         args.extend(more);
-        let server = Server::blockhaul(OURS.as_ref(), &scratch.socket("nbd"), &args).unwrap();
+        let server = PeerServer::blockhaul(OURS.as_ref(), &scratch.socket("nbd"), &args).unwrap();
         Disk { scratch, server, control, path }
     }
 
@@ -65,7 +65,7 @@ impl Disk {
         let export = format!("a={}", path.display());
         let mut args = vec!["--control", &control, "--export", &export];
         args.extend(more);
-        let server = Server::blockhaul(OURS.as_ref(), &socket, &args).unwrap();
+        let server = PeerServer::blockhaul(OURS.as_ref(), &socket, &args).unwrap();
         Disk { scratch, server, control, path }
     }
 

@@ -6,7 +6,7 @@ use std::os::unix::net::UnixStream;
 use std::process::{Command, Output};
 use std::time::Duration;
 
-use blockhaul_testkit::tools::{self, Peer, Scratch, Server};
+use blockhaul_testkit::tools::{self, PeerProgram, PeerServer, ScratchDir};
 
 const LIMIT: Duration = Duration::from_secs(120);
 const OURS: &str = env!("CARGO_BIN_EXE_blockhaul");
@@ -19,12 +19,12 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-fn start(scratch: &Scratch, args: &[&str]) -> Server {
-    Server::blockhaul(OURS.as_ref(), &scratch.socket("own"), args).unwrap()
+fn start(scratch: &ScratchDir, args: &[&str]) -> PeerServer {
+    PeerServer::blockhaul(OURS.as_ref(), &scratch.socket("own"), args).unwrap()
 }
 
 /// A disk of 1 MiB of sevens.
-fn disk(scratch: &Scratch) -> String {
+fn disk(scratch: &ScratchDir) -> String {
     let path = scratch.file("disk.raw");
     std::fs::write(&path, vec![7; 1 << 20]).unwrap();
     path.to_str().unwrap().to_string()
@@ -32,7 +32,7 @@ fn disk(scratch: &Scratch) -> String {
 
 #[test]
 fn what_is_served_for_writing_is_written_by_no_other_program() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let disk = disk(&scratch);
     let server = start(&scratch, &[&disk]);
     let refused: [&[&str]; 3] = [
@@ -75,15 +75,19 @@ fn what_is_served_for_writing_is_written_by_no_other_program() {
 
 #[test]
 fn qemu_and_the_server_respect_each_other() {
-    let (Some(qemu_nbd), Some(qemu_img), Some(qemu_io)) =
-        (Peer::require("qemu-nbd"), Peer::require("qemu-img"), Peer::require("qemu-io"))
-    else {
+    let (Some(qemu_nbd), Some(qemu_img), Some(qemu_io)) = (
+        PeerProgram::require("qemu-nbd"),
+        PeerProgram::require("qemu-img"),
+        PeerProgram::require("qemu-io"),
+    ) else {
         return;
     };
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let disk = disk(&scratch);
     let server = start(&scratch, &[&disk]);
-    let run = |peer: &Peer, args: &[&str]| tools::output(peer.command().args(args), LIMIT).unwrap();
+    let run = |peer: &PeerProgram, args: &[&str]| {
+        tools::output(peer.command().args(args), LIMIT).unwrap()
+    };
     let write = run(&qemu_io, &["-f", "raw", "-c", "write 0 512", &disk]);
     assert!(!write.status.success() && text(&write.stderr).contains("lock"), "{write:?}");
     let read = run(&qemu_img, &["compare", "-f", "raw", &disk, &server.uri("")]);
@@ -91,7 +95,7 @@ fn qemu_and_the_server_respect_each_other() {
     assert!(server.stop().unwrap().success());
 
     let socket = scratch.socket("qemu");
-    let server = Server::qemu_nbd(&qemu_nbd, &socket, &["-f", "raw", &disk]).unwrap();
+    let server = PeerServer::qemu_nbd(&qemu_nbd, &socket, &["-f", "raw", &disk]).unwrap();
     let output = blockhaul(&["serve", &disk, "--run", "true"]);
     assert_eq!(output.status.code(), Some(3), "{}", text(&output.stderr));
     drop(server);
@@ -99,7 +103,7 @@ fn qemu_and_the_server_respect_each_other() {
 
 #[test]
 fn the_log_tells_which_request_failed_and_why() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let server = start(&scratch, &["--layer", "error?read=100%&at=512K,1", "pattern:1M"]);
     let output = blockhaul(&["copy", "--request-size", "64K", &server.uri(""), "null:"]);
     assert_eq!(output.status.code(), Some(4), "{}", text(&output.stderr));
@@ -110,7 +114,7 @@ fn the_log_tells_which_request_failed_and_why() {
 
 #[test]
 fn the_log_names_who_tries_without_tls() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let keys = scratch.file("keys.psk");
     let keys = keys.to_str().unwrap();
     assert!(blockhaul(&["tls", "init", "--psk", "alice", keys]).status.success());
@@ -130,7 +134,7 @@ fn the_log_names_who_tries_without_tls() {
 #[test]
 fn secrets_that_every_user_can_read_are_warned_of_once_on_each_side() {
     use std::os::unix::fs::PermissionsExt as _;
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let [keys, pki] = ["keys.psk", "pki"].map(|name| scratch.file(name));
     let keys = keys.to_str().unwrap();
     let pki = pki.to_str().unwrap();
@@ -165,7 +169,7 @@ fn secrets_that_every_user_can_read_are_warned_of_once_on_each_side() {
 
 #[test]
 fn the_log_is_silent_about_clients_that_leave_in_their_handshake() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let keys = scratch.file("keys.psk");
     let keys = keys.to_str().unwrap();
     assert!(blockhaul(&["tls", "init", "--psk", "alice", keys]).status.success());
@@ -229,7 +233,7 @@ fn another_user_has_the_private_socket_and_removes_it() {
 
 #[test]
 fn a_file_that_nobody_may_write_serves_below_cow() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let disk = disk(&scratch);
     let mut permissions = std::fs::metadata(&disk).unwrap().permissions();
     permissions.set_readonly(true);

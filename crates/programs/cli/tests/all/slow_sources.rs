@@ -4,7 +4,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use blockhaul_testkit::require_peer;
-use blockhaul_testkit::tools::{self, Scratch, Server, text};
+use blockhaul_testkit::tools::{self, PeerServer, ScratchDir, text};
 
 const LIMIT: Duration = Duration::from_secs(120);
 const OURS: &str = env!("CARGO_BIN_EXE_blockhaul");
@@ -13,7 +13,7 @@ const NOTICED: &str = "a query for extents takes";
 
 /// Copies and verifies a disk of 4 GiB with 20000 pieces of data from a server whose queries take
 /// `delay`. Returns what was printed, and the number of queries.
-fn copy_from(scratch: &Scratch, delay: &str) -> (String, u64) {
+fn copy_from(scratch: &ScratchDir, delay: &str) -> (String, u64) {
     let list: String =
         (0..20_000_u64).map(|piece| format!("{} 4096\n", piece * 200 * 1024)).collect();
     let list_file = scratch.file("list");
@@ -34,7 +34,7 @@ fn copy_from(scratch: &Scratch, delay: &str) -> (String, u64) {
 
 #[test]
 fn a_copy_asks_a_slow_source_once_and_a_quick_one_as_before() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let (said, queries) = copy_from(&scratch, "50ms");
     assert!(said.contains(NOTICED), "{said}");
     // Two are measured; the verification asks nothing.
@@ -50,12 +50,12 @@ fn a_copy_asks_a_slow_source_once_and_a_quick_one_as_before() {
 #[test]
 fn map_and_info_notice_a_slow_server() {
     let nbdkit = require_peer!("nbdkit");
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     for (delay, slow) in [("40ms", true), ("0", false)] {
         let delay = format!("delay-extents={delay}");
         let socket = scratch.socket(if slow { "slow" } else { "quick" });
         let args = ["--filter=delay", "memory", "64G", &delay];
-        let server = Server::nbdkit(&nbdkit, &socket, &args).unwrap();
+        let server = PeerServer::nbdkit(&nbdkit, &socket, &args).unwrap();
         for words in [vec!["map"], vec!["info", "--map"]] {
             let is_noticed = |_| {
                 let mut command = Command::new(OURS);
@@ -71,7 +71,7 @@ fn map_and_info_notice_a_slow_server() {
 }
 
 /// An image with data, zeroes and two bitmaps, served by qemu-nbd.
-fn bitmaps(qemu_nbd: &tools::Peer, scratch: &Scratch) -> Server {
+fn bitmaps(qemu_nbd: &tools::PeerProgram, scratch: &ScratchDir) -> PeerServer {
     let image = scratch.file("image");
     let script = "qemu-img create -q -f qcow2 i 8M; qemu-io -c 'w 1M 64k' i
         qemu-img bitmap --add i a; qemu-img bitmap --add i b
@@ -81,7 +81,7 @@ fn bitmaps(qemu_nbd: &tools::Peer, scratch: &Scratch) -> Server {
     assert!(output.unwrap().status.success());
     let image = image.to_str().unwrap();
     let args = ["-r", "-e", "8", "-f", "qcow2", "-B", "a", "-B", "b", image];
-    Server::qemu_nbd(qemu_nbd, &scratch.socket("s"), &args).unwrap()
+    PeerServer::qemu_nbd(qemu_nbd, &scratch.socket("s"), &args).unwrap()
 }
 
 /// Offset, length and state of the ranges of one context, adjacent equal ones joined.
@@ -100,7 +100,7 @@ fn ranges(all: impl Iterator<Item = (u64, u64, u64)>) -> Vec<(u64, u64, u64)> {
 fn a_map_of_several_contexts_shows_the_states_of_each() {
     let qemu_nbd = require_peer!("qemu-nbd");
     require_peer!("qemu-img");
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let server = bitmaps(&qemu_nbd, &scratch);
     let uri = server.uri("");
     let map = |words: &[&str]| {
@@ -145,7 +145,7 @@ fn a_map_of_several_contexts_shows_the_states_of_each() {
 
 #[test]
 fn a_copy_shows_a_map_that_fills() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let source = scratch.file("source");
     let file = std::fs::File::create(&source).unwrap();
     file.set_len(64 << 20).unwrap();

@@ -5,13 +5,13 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::process::{Command, Output};
 use std::time::Duration;
 
-use blockhaul_testkit::tools::{self, Scratch};
+use blockhaul_testkit::tools::{self, ScratchDir};
 
 const LIMIT: Duration = Duration::from_secs(60);
 const OURS: &str = env!("CARGO_BIN_EXE_blockhaul");
 
 /// Makes a directory with a program `ssh` that runs `script`.
-fn ssh(scratch: &Scratch, script: &str) -> String {
+fn ssh(scratch: &ScratchDir, script: &str) -> String {
     let folder = scratch.file("bin");
     std::fs::create_dir(&folder).unwrap();
     let program = folder.join("ssh");
@@ -26,7 +26,7 @@ fn with_path(path: &str, args: &[&str]) -> Output {
 
 #[test]
 fn each_connection_runs_ssh() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let disk = scratch.file("disk.raw");
     std::fs::write(&disk, (0..4 << 20).map(|at: u32| (at % 251) as u8).collect::<Vec<_>>())
         .unwrap();
@@ -49,7 +49,7 @@ fn each_connection_runs_ssh() {
 
 #[test]
 fn a_failure_of_ssh_is_an_error_with_its_message() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let path = ssh(&scratch, "echo 'ssh: host: no route' >&2; exit 255");
     let output = with_path(&path, &["info", "nbd+ssh://host/x?socket=/run/nbd.sock"]);
     let said = String::from_utf8_lossy(&output.stderr);

@@ -3,17 +3,17 @@
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
-use blockhaul_testkit::tools::{self, Peer, Scratch, text};
+use blockhaul_testkit::tools::{self, PeerProgram, ScratchDir, text};
 use serde_json::{Value, json};
 
 use crate::qmp::Qmp;
 use crate::served_disk::{LIMIT, OURS};
 
 struct Tools {
-    daemon: Peer,
-    img: Peer,
-    io: Peer,
-    scratch: Scratch,
+    daemon: PeerProgram,
+    img: PeerProgram,
+    io: PeerProgram,
+    scratch: ScratchDir,
 }
 
 /// Whose daemon.
@@ -41,10 +41,10 @@ impl Drop for Daemon {
 impl Tools {
     fn find() -> Option<Tools> {
         Some(Tools {
-            daemon: Peer::require("qemu-storage-daemon")?,
-            img: Peer::require("qemu-img")?,
-            io: Peer::require("qemu-io")?,
-            scratch: Scratch::new().unwrap(),
+            daemon: PeerProgram::require("qemu-storage-daemon")?,
+            img: PeerProgram::require("qemu-img")?,
+            io: PeerProgram::require("qemu-io")?,
+            scratch: ScratchDir::new().unwrap(),
         })
     }
 

@@ -7,7 +7,7 @@ use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
 use blockhaul_testkit::image::pattern;
-use blockhaul_testkit::tools::{self, Scratch, text};
+use blockhaul_testkit::tools::{self, ScratchDir, text};
 
 const LIMIT: Duration = Duration::from_secs(60);
 const OURS: &str = env!("CARGO_BIN_EXE_blockhaul");
@@ -15,14 +15,14 @@ const OURS: &str = env!("CARGO_BIN_EXE_blockhaul");
 const OLD: usize = 700_000;
 
 /// A folder with a source `src` of 300,000 bytes and a target `keep`.
-fn scratch() -> Scratch {
-    let scratch = Scratch::on_disk().unwrap();
+fn scratch() -> ScratchDir {
+    let scratch = ScratchDir::on_disk().unwrap();
     fs::write(scratch.file("src"), pattern(300_000)).unwrap();
     fs::write(scratch.file("keep"), pattern(OLD)).unwrap();
     scratch
 }
 
-fn copy(scratch: &Scratch) -> Command {
+fn copy(scratch: &ScratchDir) -> Command {
     let mut command = Command::new(OURS);
     command.current_dir(scratch.path()).args(["copy", "--no-progress"]);
     command
@@ -30,7 +30,7 @@ fn copy(scratch: &Scratch) -> Command {
 
 /// The copy ends with this status, says these words, and the target is as it was.
 #[track_caller]
-fn refused(scratch: &Scratch, command: &mut Command, status: i32, words: &str) {
+fn refused(scratch: &ScratchDir, command: &mut Command, status: i32, words: &str) {
     let output = tools::output(command, LIMIT).unwrap();
     let said = text(&output.stderr);
     assert_eq!(output.status.code(), Some(status), "{said}");
@@ -40,7 +40,7 @@ fn refused(scratch: &Scratch, command: &mut Command, status: i32, words: &str) {
 
 /// A copy that is larger than files can be is refused.
 #[track_caller]
-fn too_large(scratch: &Scratch, target: &str) {
+fn too_large(scratch: &ScratchDir, target: &str) {
     let probe = scratch.file("probe");
     let takes = File::create(&probe).unwrap().set_len(8191 << 50).is_ok();
     fs::remove_file(&probe).unwrap();

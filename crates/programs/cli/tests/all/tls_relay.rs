@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use blockhaul_testkit::tools::{Peer, Server};
+use blockhaul_testkit::tools::{PeerProgram, PeerServer};
 
 /// Clients must choose HTTP/1.1 by ALPN. `target`: a Unix socket, or a port. With `certificates` clients need one.
 /// With `log` it carries out an upgrade of HTTP, and writes the request and what TLS agreed on to this file.
@@ -69,16 +69,16 @@ pub enum Clients {
 
 /// Starts it on the Unix socket `listen`, in front of `target`, with the keys in the directory `pki`.
 pub fn start(
-    python: &Peer,
+    python: &PeerProgram,
     listen: &Path,
     target: &str,
     pki: &str,
     clients: Clients,
     log: Option<&Path>,
-) -> Server {
+) -> PeerServer {
     let mut command = python.tied_command();
     let certificates = if clients == Clients::WithCertificates { "yes" } else { "no" };
     command.args(["-c", SCRIPT]).arg(listen).args([target, pki, certificates]);
     command.arg(log.unwrap_or(Path::new("")));
-    Server::start(command, listen).unwrap()
+    PeerServer::start(command, listen).unwrap()
 }

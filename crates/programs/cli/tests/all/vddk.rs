@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use blockhaul_testkit::tools::{self, Reason, until, until_some};
+use blockhaul_testkit::tools::{self, SkipReason, until, until_some};
 
 /// A folder with the simulated library, its settings and a disk.
 struct Lab(tempfile::TempDir);
@@ -85,7 +85,7 @@ fn each_part_of_the_disk_is_asked_for_once() {
 
 /// The line of a shell that runs a peer on the URI of the server, if the peer is there.
 fn peer(name: &str, words: &str) -> Option<String> {
-    let peer = blockhaul_testkit::tools::Peer::require(name)?;
+    let peer = blockhaul_testkit::tools::PeerProgram::require(name)?;
     let program = peer.command().get_program().to_string_lossy().into_owned();
     Some(format!("{program} {words} >/dev/null"))
 }
@@ -298,7 +298,7 @@ fn a_password_is_typed_without_being_shown() {
         Ok(typed) => typed,
         Err(error) => {
             let reason = format!("script(1) cannot be started: {error}");
-            return tools::skip_or_fail(&Reason::new(reason));
+            return tools::skip_or_fail(&SkipReason::new(reason));
         }
     };
     let mut said = Vec::new();

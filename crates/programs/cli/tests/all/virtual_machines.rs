@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Command;
 
 use blockhaul_testkit::rng::{Rng, seed};
-use blockhaul_testkit::tools::{self, Peer, Reason, Scratch, Server, until};
+use blockhaul_testkit::tools::{self, PeerProgram, PeerServer, ScratchDir, SkipReason, until};
 
 use super::served_disk::{OURS, blockhaul, succeed};
 
@@ -13,13 +13,13 @@ const SIZE: usize = 24 << 20;
 
 /// A file with a served disk; a socket for virtual machines beside that for NBD.
 struct Disk {
-    scratch: Scratch,
-    server: Server,
+    scratch: ScratchDir,
+    server: PeerServer,
 }
 
 impl Disk {
     fn serve(more: &[&str]) -> Disk {
-        let scratch = Scratch::new().unwrap();
+        let scratch = ScratchDir::new().unwrap();
         let bytes = Rng::new(seed()).disk(SIZE, 1 << 20, 50);
         std::fs::write(scratch.file("disk.raw"), bytes).unwrap();
         let vhost = scratch.socket("vhost");
@@ -28,19 +28,19 @@ impl Disk {
         let mut args = vec!["--vhost-user", word(&vhost), "--control", word(&control)];
         args.extend(more);
         args.push(word(&disk));
-        let server = Server::blockhaul(OURS.as_ref(), &scratch.socket("nbd"), &args).unwrap();
+        let server = PeerServer::blockhaul(OURS.as_ref(), &scratch.socket("nbd"), &args).unwrap();
         Disk { scratch, server }
     }
 
     /// Another server, whose disk is ours through libblkio; none without that.
-    fn through_libblkio(&self, name: &str, options: &[&str]) -> Option<Server> {
-        let nbdkit = Peer::require("nbdkit")?;
+    fn through_libblkio(&self, name: &str, options: &[&str]) -> Option<PeerServer> {
+        let nbdkit = PeerProgram::require("nbdkit")?;
         let path = format!("path={}", word(&self.scratch.socket("vhost")));
         let args = [options, &["blkio", "virtio-blk-vhost-user", &path]].concat();
-        match Server::nbdkit(&nbdkit, &self.scratch.socket(name), &args) {
+        match PeerServer::nbdkit(&nbdkit, &self.scratch.socket(name), &args) {
             Ok(server) => Some(server),
             Err(why) if why.contains("plugin") && why.contains("cannot open") => {
-                tools::skip_or_fail(&Reason::new("nbdkit's plugin blkio is missing"));
+                tools::skip_or_fail(&SkipReason::new("nbdkit's plugin blkio is missing"));
                 None
             }
             Err(why) => panic!("{why}"),
@@ -78,7 +78,7 @@ fn a_virtual_machine_and_an_nbd_client_see_the_same_disk() {
     until("the disk is empty", || disk.bytes().iter().all(|&byte| byte == 0));
     // It is a client like others. The plugin connects while it has a client.
     let keeper = disk.scratch.socket("keeper");
-    let keeper = Server::blockhaul(OURS.as_ref(), &keeper, &[&machine]).unwrap();
+    let keeper = PeerServer::blockhaul(OURS.as_ref(), &keeper, &[&machine]).unwrap();
     let clients = disk.ctl(&["clients"]);
     let line = clients.lines().find(|line| line.contains("a local client"));
     let number = line.and_then(|line| line.split_whitespace().next()).unwrap();
@@ -105,11 +105,11 @@ fn a_read_only_disk_with_a_layer_is_read_only_for_virtual_machines() {
 
 #[test]
 fn a_server_for_virtual_machines_alone_says_where_it_listens_and_ends_in_order() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let socket = scratch.socket("vhost");
     let mut command = Command::new(OURS);
     command.args(["serve", "--vhost-user", word(&socket), "memory:1M"]);
-    let server = Server::start(command, &socket).unwrap();
+    let server = PeerServer::start(command, &socket).unwrap();
     let said = server.says("vhost-user socket").unwrap();
     assert!(said.contains(word(&socket)), "{said}");
     assert!(!said.contains("10809") && !said.contains("nbd"), "{said}");

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
-use blockhaul_testkit::tools::{self, Reason, Scratch, text};
+use blockhaul_testkit::tools::{self, ScratchDir, SkipReason, text};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
@@ -22,7 +22,7 @@ struct Watched {
 }
 
 impl Watched {
-    fn start(scratch: &Scratch, args: &[&str]) -> Watched {
+    fn start(scratch: &ScratchDir, args: &[&str]) -> Watched {
         let socket = scratch.socket("page");
         let child = Command::new(OURS)
             .args(args)
@@ -103,7 +103,7 @@ fn filled(map: &Value, kinds: &[&str]) -> Vec<u32> {
 
 #[test]
 fn the_last_event_is_the_last_line_of_progress() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let target = scratch.file("disk.raw");
     let args = ["copy", "--progress=json:1", "--verify", "--rate", "16M", "--request-size", "64k"];
     let ends = ["sample:24M", target.to_str().unwrap()];
@@ -139,7 +139,7 @@ fn the_last_event_is_the_last_line_of_progress() {
 
 #[test]
 fn maps_show_what_is_copied_and_what_not() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let target = scratch.file("disk.raw");
     std::fs::write(&target, vec![7; 8 << 20]).unwrap();
     let args = ["copy", "--progress=json:1", "--range", "2M:2M", "pattern:8M"];
@@ -156,12 +156,12 @@ fn maps_show_what_is_copied_and_what_not() {
 
 #[test]
 fn parameters_that_may_be_secret_are_not_shown() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let socket = scratch.socket("s");
     let shown = format!("nbd+unix:///?socket={}", socket.display());
     let source = format!("{shown}&tls-psk-file=/keys");
     let args = ["copy", "--rate", "1M", &source, "[", OURS, "serve", "memory:64M", "]"];
-    let server = tools::Server::blockhaul(OURS.as_ref(), &socket, &["pattern:64M"]).unwrap();
+    let server = tools::PeerServer::blockhaul(OURS.as_ref(), &socket, &["pattern:64M"]).unwrap();
     let copy = Watched::start(&scratch, &args);
     let status = copy.status();
     // A socket is where the server is.
@@ -173,7 +173,7 @@ fn parameters_that_may_be_secret_are_not_shown() {
 
 #[test]
 fn jobs_list_their_disks() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let job = scratch.file("job.toml");
     let mut toml = "parallel = 1\npage = true\n".to_string();
     for (name, layer) in [("a", ""), ("b", "source-layer = \"error\"\n"), ("c", "")] {
@@ -207,7 +207,7 @@ fn jobs_list_their_disks() {
 
 #[test]
 fn servers_list_their_clients() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let socket = scratch.socket("s");
     let control = scratch.socket("c");
     let args = ["serve", "-U", socket.to_str().unwrap(), "--control", control.to_str().unwrap()];
@@ -251,7 +251,7 @@ fn run(args: &[&str]) -> Output {
 
 #[test]
 fn a_file_for_the_collector_tells_how_a_copy_ended() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let file = scratch.file("night.prom");
     let wanted = format!("--metrics=textfile:{}", file.display());
     assert!(run(&["copy", &wanted, "pattern:3M", "null:"]).status.success());
@@ -282,7 +282,7 @@ fn a_file_for_the_collector_tells_how_a_copy_ended() {
 }
 
 /// Metrics of a copy and of a server, in which everything has happened once.
-fn all_metrics(scratch: &Scratch) -> [String; 2] {
+fn all_metrics(scratch: &ScratchDir) -> [String; 2] {
     let file = scratch.file("copy.prom");
     let socket = scratch.socket("s");
     let server = Watched::start(scratch, &["serve", "-U", socket.to_str().unwrap(), "memory:3M"]);
@@ -317,7 +317,7 @@ fn queries() -> Vec<String> {
 
 #[test]
 fn rules_and_dashboard_use_metrics_that_exist() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let metrics = all_metrics(&scratch).concat();
     let known = names(&metrics);
     let rules = std::fs::read_to_string(examples().join("prometheus/alerts.yml")).unwrap();
@@ -356,7 +356,7 @@ fn promtool_accepts_metrics_rules_and_queries() {
         let said = format!("{}{}", text(&output.stdout), text(&output.stderr));
         assert!(output.status.success(), "promtool {args:?}: {said}");
     };
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     for metrics in all_metrics(&scratch) {
         // It also checks names and units, as `_total` and `_seconds`.
         promtool(&["check", "metrics"], &metrics);
@@ -382,7 +382,7 @@ fn the_page_works_in_a_browser() {
     let output = tools::output(command.arg(script).arg(OURS), 5 * LIMIT).unwrap();
     let said = format!("{}{}", text(&output.stdout), text(&output.stderr));
     match output.status.code() {
-        Some(77) => tools::skip_or_fail(&Reason::new(said)),
+        Some(77) => tools::skip_or_fail(&SkipReason::new(said)),
         status => assert_eq!(status, Some(0), "{said}"),
     }
 }

@@ -34,17 +34,17 @@ pub struct Findings {
     /// Settings that were not tried, because the time would not have done.
     pub left_out: usize,
     /// Single reads of 4 KiB, or of the minimum block if that is larger.
-    pub read_latency: Option<Latency>,
+    pub read_latency: Option<LatencySummary>,
     /// Single writes, with consent.
-    pub write_latency: Option<Latency>,
+    pub write_latency: Option<LatencySummary>,
     /// A single write and a flush after it, with consent.
-    pub flush_latency: Option<Latency>,
+    pub flush_latency: Option<LatencySummary>,
     /// What questions for extents cost, where it answers them.
-    pub extents: Option<Questions>,
+    pub extents: Option<ExtentQueryCost>,
     /// Throughput of reading.
-    pub reading: Vec<Point>,
+    pub reading: Vec<SettingsResult>,
     /// Throughput of writing, with consent.
-    pub writing: Vec<Point>,
+    pub writing: Vec<SettingsResult>,
     /// What to read it with.
     pub reading_advice: Option<Advice>,
     /// What to write it with.
@@ -55,12 +55,12 @@ pub struct Findings {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Advice {
     /// As measured: the median of several measurements.
-    pub settings: Point,
+    pub settings: SettingsResult,
     /// Whether the defaults of `blockhaul copy` are advised: no others are clearly faster, or the
     /// defaults were not measured. `settings` are the defaults if they were measured.
     pub keep_defaults: bool,
     /// The defaults of `blockhaul copy`, as measured; none if the device is too slow for the time.
-    pub defaults: Option<Point>,
+    pub defaults: Option<SettingsResult>,
     /// The best of all settings that were measured several times, for comparison.
     pub best_bytes_per_second: f64,
     /// The command line; without the device, which is filled in when it is shown.
@@ -76,14 +76,15 @@ pub struct Advice {
 /// copy.
 /// None if nothing was measured.
 pub(super) fn advise(
-    points: &[Point],
-    defaults: Option<Point>,
+    points: &[SettingsResult],
+    defaults: Option<SettingsResult>,
     own_connections: bool,
 ) -> Option<Advice> {
     let fastest = points.iter().chain(&defaults).map(|point| point.bytes_per_second);
     let best_bytes_per_second = fastest.fold(0.0, f64::max);
-    let reaches =
-        |point: &&Point, share: f64| point.bytes_per_second >= share * best_bytes_per_second;
+    let reaches = |point: &&SettingsResult, share: f64| {
+        point.bytes_per_second >= share * best_bytes_per_second
+    };
     let kept = defaults.filter(|point| reaches(&point, DEFAULTS_GOOD_ENOUGH));
     let good = points.iter().filter(|point| reaches(point, GOOD_ENOUGH));
     let cheapest = good.min_by_key(|point| (point.in_flight(), point.connections)).copied();
@@ -97,7 +98,7 @@ pub(super) fn advise(
     Some(Advice { settings, keep_defaults, defaults, best_bytes_per_second, command })
 }
 
-fn command(settings: &Point, own_connections: bool) -> String {
+fn command(settings: &SettingsResult, own_connections: bool) -> String {
     let connections = if own_connections {
         format!("--connections={} ", settings.connections)
     } else {
@@ -110,7 +111,7 @@ fn command(settings: &Point, own_connections: bool) -> String {
 }
 
 /// The `count` fastest of `points`.
-pub(super) fn fastest(points: &[Point], count: usize) -> Vec<Point> {
+pub(super) fn fastest(points: &[SettingsResult], count: usize) -> Vec<SettingsResult> {
     let mut points = points.to_vec();
     points.sort_by(|one, other| other.bytes_per_second.total_cmp(&one.bytes_per_second));
     points.truncate(count);
@@ -118,7 +119,7 @@ pub(super) fn fastest(points: &[Point], count: usize) -> Vec<Point> {
 }
 
 /// The median of several measurements of the same settings; `None` if there is none.
-pub(super) fn median(mut measured: Vec<Point>) -> Option<Point> {
+pub(super) fn median(mut measured: Vec<SettingsResult>) -> Option<SettingsResult> {
     measured.sort_by(|one, other| one.bytes_per_second.total_cmp(&other.bytes_per_second));
     // Of two in the middle, the slower one.
     measured.get(measured.len().checked_sub(1)? / 2).copied()
@@ -126,7 +127,7 @@ pub(super) fn median(mut measured: Vec<Point>) -> Option<Point> {
 
 /// One combination of settings, measured.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Point {
+pub struct SettingsResult {
     /// Bytes of a request.
     pub request_size: u64,
     /// Requests in flight on each connection.
@@ -139,7 +140,7 @@ pub struct Point {
     pub cpu_s_per_gib: f64,
 }
 
-impl Point {
+impl SettingsResult {
     /// Bytes in flight.
     pub fn in_flight(&self) -> u64 {
         self.request_size * (self.requests * self.connections) as u64
@@ -148,7 +149,7 @@ impl Point {
 
 /// How long single requests take, one after the other.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Latency {
+pub struct LatencySummary {
     /// How many were timed.
     pub count: usize,
     /// Half of them took no longer, in microseconds.
@@ -161,12 +162,12 @@ pub struct Latency {
     pub max_us: f64,
 }
 
-impl Latency {
-    pub(super) fn of(mut times: Vec<Duration>) -> Option<Latency> {
+impl LatencySummary {
+    pub(super) fn of(mut times: Vec<Duration>) -> Option<LatencySummary> {
         times.sort_unstable();
         let last = times.len().checked_sub(1)?;
         let at = |share: f64| times[(share * last as f64).round() as usize].as_secs_f64() * 1e6;
-        Some(Latency {
+        Some(LatencySummary {
             count: times.len(),
             median_us: at(0.5),
             p90_us: at(0.9),
@@ -178,9 +179,9 @@ impl Latency {
 
 /// What a question for extents costs.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Questions {
+pub struct ExtentQueryCost {
     /// How long they take.
-    pub latency: Latency,
+    pub latency: LatencySummary,
     /// Bytes of the device that they covered.
     pub covered: u64,
     /// Extents in all answers.
@@ -197,10 +198,10 @@ pub(super) mod tests {
         requests: usize,
         connections: usize,
         speed: f64,
-    ) -> Point {
+    ) -> SettingsResult {
         let bytes_per_second = speed;
         let cpu_s_per_gib = 0.1;
-        Point { request_size, requests, connections, bytes_per_second, cpu_s_per_gib }
+        SettingsResult { request_size, requests, connections, bytes_per_second, cpu_s_per_gib }
     }
 
     #[test]

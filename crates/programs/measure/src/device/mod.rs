@@ -12,11 +12,11 @@ use std::ffi::OsString;
 use std::time::Duration;
 
 use blockhaul_catalog::Intent;
-use blockhaul_io::{Config, Engine, Runtime};
+use blockhaul_io::{IoEngine, Runtime, RuntimeConfig};
 use clap::Args as ClapArgs;
 
-use crate::error::{Error, Result};
-use crate::{Devices, parse_time};
+use crate::error::{MeasureError, Result};
+use crate::{DeviceContext, parse_time};
 
 use findings::Findings;
 
@@ -58,7 +58,7 @@ pub struct DeviceArgs {
 
     /// How to perform I/O: uring, threads or auto
     #[arg(long, value_name = "NAME", default_value = "auto")]
-    engine: Engine,
+    engine: IoEngine,
 }
 
 /// Shortest time that gives each of the points a moment.
@@ -66,15 +66,16 @@ const TIME_MIN: &str = "1s";
 
 impl DeviceArgs {
     /// Measures, and returns what is to be printed.
-    pub fn run(&self, devices: &Devices<'_>) -> Result<String> {
-        let failed = |error: blockhaul_block::Error| Error::new(error.to_string());
-        let spec = (devices.spec)(&self.device).map_err(|error| Error::usage(error.to_string()))?;
+    pub fn run(&self, devices: &DeviceContext<'_>) -> Result<String> {
+        let failed = |error: blockhaul_block::Error| MeasureError::new(error.to_string());
+        let spec =
+            (devices.spec)(&self.device).map_err(|error| MeasureError::usage(error.to_string()))?;
         let intent = if self.write { Intent::WRITE } else { Intent::READ };
         let registry = devices.registry.clone();
-        registry.target(&spec, intent).map_err(|error| Error::usage(error.to_string()))?;
-        let runtime = Runtime::start(&Config { workers: 0, engine: self.engine })
-            .map_err(|error| Error::new(format!("cannot start workers: {error}")))?;
-        let limits = probe::Limits {
+        registry.target(&spec, intent).map_err(|error| MeasureError::usage(error.to_string()))?;
+        let runtime = Runtime::start(&RuntimeConfig { workers: 0, engine: self.engine })
+            .map_err(|error| MeasureError::new(format!("cannot start workers: {error}")))?;
+        let limits = probe::ProbeLimits {
             time: self.time,
             write: self.write,
             connections: self.max_connections.map(usize::from),
@@ -84,7 +85,7 @@ impl DeviceArgs {
         let (found, open) = runtime.block_on(move || async move {
             match registry.open(&spec, Vec::new(), intent).await {
                 Ok(stack) => (probe::measure(&stack, &limits).await.map_err(failed), Some(stack)),
-                Err(error) => (Err(Error::opening(error.to_string())), None),
+                Err(error) => (Err(MeasureError::opening(error.to_string())), None),
             }
         });
         // Not on a worker: the server of `[ CMD ]` is awaited here.
@@ -96,7 +97,7 @@ impl DeviceArgs {
 
 #[cfg(test)]
 mod tests {
-    use blockhaul_catalog::{Registry, Spec};
+    use blockhaul_catalog::{DeviceSpec, Registry};
     use clap::Parser;
 
     use super::*;
@@ -109,7 +110,7 @@ mod tests {
 
     fn registry() -> Registry {
         let mut backends = blockhaul_backends::all();
-        backends.extend(blockhaul_client::all(blockhaul_client::Options::default()));
+        backends.extend(blockhaul_client::all(blockhaul_client::ConnectOptions::default()));
         Registry {
             backends,
             path: blockhaul_backends::PATH_SCHEME,
@@ -120,8 +121,9 @@ mod tests {
 
     fn run(words: &[&str]) -> Result<String> {
         let all = ["device"].iter().chain(words);
-        let cli = Cli::try_parse_from(all).map_err(|error| Error::usage(error.to_string()))?;
-        let devices = Devices { registry: registry(), spec: &|word| Spec::parse(word) };
+        let cli =
+            Cli::try_parse_from(all).map_err(|error| MeasureError::usage(error.to_string()))?;
+        let devices = DeviceContext { registry: registry(), spec: &|word| DeviceSpec::parse(word) };
         cli.args.run(&devices)
     }
 

@@ -11,9 +11,11 @@ use blockhaul_block::{
     BASE_ALLOCATION, Can, Device, DeviceExt as _, Error, Kind, Request, Result, ZERO,
 };
 use blockhaul_catalog::Stack;
-use blockhaul_io::{Data, Pool, Remote};
+use blockhaul_io::{Data, Pool, WorkerHandle};
 
-use super::findings::{Advice, Findings, Latency, Point, Questions, advise, fastest, median};
+use super::findings::{
+    Advice, ExtentQueryCost, Findings, LatencySummary, SettingsResult, advise, fastest, median,
+};
 use super::schedule::{Schedule, in_order};
 
 /// Sizes that are tried, as far as the device takes them: those that a copy would use.
@@ -42,7 +44,7 @@ const QUERY: u64 = 2 << 30;
 const QUERIES_MAX: usize = 256;
 
 /// What may be tried.
-pub(super) struct Limits {
+pub(super) struct ProbeLimits {
     pub time: Duration,
     pub write: bool,
     /// `None`: 8, or 1 where the device advises against more.
@@ -51,7 +53,7 @@ pub(super) struct Limits {
 }
 
 /// Measures all of it within the time. Call it on a worker.
-pub(super) async fn measure(stack: &Stack, limits: &Limits) -> Result<Findings> {
+pub(super) async fn measure(stack: &Stack, limits: &ProbeLimits) -> Result<Findings> {
     let started = Instant::now();
     let mut schedule = Schedule::new(limits.time);
     let share = |part: f64| limits.time.mul_f64(part);
@@ -64,7 +66,7 @@ pub(super) async fn measure(stack: &Stack, limits: &Limits) -> Result<Findings> 
     let (extents, ranges) = schedule.wait("a question for extents", mapping).await?;
     let only_zeroes = ranges.is_empty();
     let ranges = if only_zeroes { vec![(0, facts.size)] } else { ranges };
-    let ranges = Arc::new(Ranges::new(ranges, grain, facts.size));
+    let ranges = Arc::new(ReadRanges::new(ranges, grain, facts.size));
     let small = grain.min(facts.size);
     let single = singles(share(0.08), |number| {
         let at = ranges.place(number, small);
@@ -92,9 +94,10 @@ pub(super) async fn measure(stack: &Stack, limits: &Limits) -> Result<Findings> 
     let defaults = defaults(&facts, handles.len());
     let own_connections = stack.has_more();
     let of = Candidates { handles: &handles, defaults, own_connections };
-    let reading_advice = of.advice(&mut schedule, &reading, Work::Read(ranges.clone())).await?;
+    let reading_advice =
+        of.advice(&mut schedule, &reading, ProbeWork::Read(ranges.clone())).await?;
     let writing_advice = match &work {
-        Some(area) => of.advice(&mut schedule, &writing, Work::Write(area.clone())).await?,
+        Some(area) => of.advice(&mut schedule, &writing, ProbeWork::Write(area.clone())).await?,
         None => None,
     };
     sort_for_people(&mut reading);
@@ -122,7 +125,7 @@ pub(super) async fn measure(stack: &Stack, limits: &Limits) -> Result<Findings> 
 }
 
 /// The number of connections to try; one handle is used by as many threads as a copy would use for it.
-fn lanes(stack: &Stack, limits: &Limits) -> usize {
+fn lanes(stack: &Stack, limits: &ProbeLimits) -> usize {
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     let usual = if stack.device().facts().one_handle { 1 } else { CONNECTIONS_MAX };
     let most = limits.connections.unwrap_or(usual);
@@ -143,16 +146,16 @@ async fn area_to_write(
 }
 
 /// Sorts points as people read them.
-fn sort_for_people(points: &mut [Point]) {
+fn sort_for_people(points: &mut [SettingsResult]) {
     points.sort_by_key(|point| (point.request_size, point.requests, point.connections));
 }
 
 /// What single writes take.
 #[derive(Default)]
 struct WriteLatencies {
-    write: Option<Latency>,
+    write: Option<LatencySummary>,
     /// With a write before each flush.
-    flush: Option<Latency>,
+    flush: Option<LatencySummary>,
 }
 
 /// Times single writes of `data`, and flushes after them if the device supports flushes.
@@ -181,23 +184,23 @@ async fn write_latencies(
 /// area.
 async fn sweep(
     handles: &[Arc<dyn Device>],
-    settings: Vec<Point>,
-    ranges: &Arc<Ranges>,
+    settings: Vec<SettingsResult>,
+    ranges: &Arc<ReadRanges>,
     work: Option<&Data>,
     schedule: &mut Schedule,
-) -> Result<(Vec<Point>, Vec<Point>)> {
+) -> Result<(Vec<SettingsResult>, Vec<SettingsResult>)> {
     let mut reading = Vec::new();
     let mut writing = Vec::new();
     for point in in_order(settings) {
         if let Some(time) = schedule.next(&point, &reading) {
-            let running = run(handles, point, Work::Read(ranges.clone()), time);
+            let running = run(handles, point, ProbeWork::Read(ranges.clone()), time);
             reading.push(schedule.wait("reading", running).await?);
         }
         if let Some(area) = work
             && point.request_size <= area.len() as u64
             && let Some(time) = schedule.next(&point, &writing)
         {
-            let running = run(handles, point, Work::Write(area.clone()), time);
+            let running = run(handles, point, ProbeWork::Write(area.clone()), time);
             writing.push(schedule.wait("writing", running).await?);
         }
     }
@@ -207,7 +210,7 @@ async fn sweep(
 type Range = (u64, u64);
 
 /// Where data is: all of the device, if it reports no extents.
-async fn map(device: &dyn Device, time: Duration) -> Result<(Option<Questions>, Vec<Range>)> {
+async fn map(device: &dyn Device, time: Duration) -> Result<(Option<ExtentQueryCost>, Vec<Range>)> {
     let facts = device.facts();
     let contexts = facts.context(BASE_ALLOCATION);
     let Some(contexts) = contexts.filter(|_| facts.can.contains(Can::EXTENTS)) else {
@@ -233,13 +236,13 @@ async fn map(device: &dyn Device, time: Duration) -> Result<(Option<Questions>, 
         );
         at += list.total();
     }
-    let latency = Latency::of(times);
-    let questions = latency.map(|latency| Questions { latency, covered: at, extents });
+    let latency = LatencySummary::of(times);
+    let questions = latency.map(|latency| ExtentQueryCost { latency, covered: at, extents });
     Ok((questions, ranges))
 }
 
 /// Ranges that are read, one after the other and around again.
-struct Ranges {
+struct ReadRanges {
     /// Start in the device, start in the row of all ranges.
     parts: Vec<(u64, u64)>,
     total: u64,
@@ -247,15 +250,15 @@ struct Ranges {
     size: u64,
 }
 
-impl Ranges {
-    fn new(ranges: Vec<Range>, grain: u64, size: u64) -> Ranges {
+impl ReadRanges {
+    fn new(ranges: Vec<Range>, grain: u64, size: u64) -> ReadRanges {
         let mut total = 0;
         let mut parts = Vec::with_capacity(ranges.len());
         for (at, len) in ranges {
             parts.push((at, total));
             total += len;
         }
-        Ranges { parts, total: total.max(1), grain, size }
+        ReadRanges { parts, total: total.max(1), grain, size }
     }
 
     fn bytes(&self) -> u64 {
@@ -273,7 +276,10 @@ impl Ranges {
 }
 
 /// Times one request after the other.
-async fn singles<F>(time: Duration, mut request: impl FnMut(u64) -> F) -> Result<Option<Latency>>
+async fn singles<F>(
+    time: Duration,
+    mut request: impl FnMut(u64) -> F,
+) -> Result<Option<LatencySummary>>
 where
     F: Future<Output = Result<()>>,
 {
@@ -284,7 +290,7 @@ where
         request(times.len() as u64).await?;
         times.push(asked.elapsed());
     }
-    Ok(Latency::of(times))
+    Ok(LatencySummary::of(times))
 }
 
 /// The beginning of a device, which is written back: whole blocks, as much as can be read in the time.
@@ -309,7 +315,8 @@ async fn handles(stack: &Stack, count: usize) -> Result<Vec<Arc<dyn Device>>> {
             continue;
         }
         let stack = stack.clone();
-        let opened = Remote::to(number).spawn(move || async move { stack.another().await }).await;
+        let opened =
+            WorkerHandle::to(number).spawn(move || async move { stack.another().await }).await;
         match opened {
             Ok(Ok(handle)) => handles.push(handle),
             // A server may limit its clients: what there is is measured.
@@ -324,7 +331,11 @@ async fn handles(stack: &Stack, count: usize) -> Result<Vec<Arc<dyn Device>>> {
 }
 
 /// All combinations that fit the device and the memory.
-fn settings(facts: &blockhaul_block::Facts, handles: usize, most_requests: usize) -> Vec<Point> {
+fn settings(
+    facts: &blockhaul_block::Facts,
+    handles: usize,
+    most_requests: usize,
+) -> Vec<SettingsResult> {
     let block = u64::from(facts.block.minimum).max(SMALL);
     let largest = u64::from(facts.block.maximum).min(facts.size / block * block);
     let mut sizes: Vec<u64> = SIZES.into_iter().filter(|size| *size <= largest).collect();
@@ -338,7 +349,7 @@ fn settings(facts: &blockhaul_block::Facts, handles: usize, most_requests: usize
                 if request_size * (requests * connections) as u64 <= MEMORY {
                     let bytes_per_second = 0.0;
                     let cpu_s_per_gib = 0.0;
-                    all.push(Point {
+                    all.push(SettingsResult {
                         request_size,
                         requests,
                         connections,
@@ -354,14 +365,14 @@ fn settings(facts: &blockhaul_block::Facts, handles: usize, most_requests: usize
 
 /// What a copy uses without options, as far as the device accepts it. A copy changes the number of
 /// connections while it runs; this is the number that it starts with.
-fn defaults(facts: &blockhaul_block::Facts, handles: usize) -> Point {
-    let options = blockhaul_engine::Options::default();
+fn defaults(facts: &blockhaul_block::Facts, handles: usize) -> SettingsResult {
+    let options = blockhaul_engine::EngineOptions::default();
     let block = u64::from(facts.block.minimum).max(1);
     let largest = u64::from(facts.block.maximum).min(facts.size);
     let request_size = u64::from(options.request_size).min(largest);
     let connections = options.connections.min(handles).max(1);
     let memory = (MEMORY / (request_size.max(1) * connections as u64)).max(1) as usize;
-    Point {
+    SettingsResult {
         request_size: (request_size - request_size % block).max(block),
         requests: options.requests.min(memory),
         connections,
@@ -373,7 +384,7 @@ fn defaults(facts: &blockhaul_block::Facts, handles: usize) -> Point {
 /// Settings that are compared with the defaults of a copy.
 struct Candidates<'a> {
     handles: &'a [Arc<dyn Device>],
-    defaults: Point,
+    defaults: SettingsResult,
     own_connections: bool,
 }
 
@@ -383,8 +394,8 @@ impl Candidates<'_> {
     async fn advice(
         &self,
         schedule: &mut Schedule,
-        points: &[Point],
-        work: Work,
+        points: &[SettingsResult],
+        work: ProbeWork,
     ) -> Result<Option<Advice>> {
         let mut settings = vec![self.defaults];
         settings.extend(fastest(points, CANDIDATES));
@@ -406,15 +417,15 @@ impl Candidates<'_> {
 }
 
 #[derive(Clone)]
-enum Work {
-    Read(Arc<Ranges>),
+enum ProbeWork {
+    Read(Arc<ReadRanges>),
     Write(Data),
 }
 
 /// What the connections of one combination share.
 #[derive(Clone)]
-struct Shared {
-    work: Work,
+struct ProbeState {
+    work: ProbeWork,
     /// The number of the next request.
     next: Arc<AtomicU64>,
     pool: Pool,
@@ -424,13 +435,13 @@ struct Shared {
 /// Keeps a device busy with one combination for a while.
 async fn run(
     handles: &[Arc<dyn Device>],
-    point: Point,
-    work: Work,
+    point: SettingsResult,
+    work: ProbeWork,
     time: Duration,
-) -> Result<Point> {
-    let point = Point { connections: point.connections.min(handles.len()), ..point };
+) -> Result<SettingsResult> {
+    let point = SettingsResult { connections: point.connections.min(handles.len()), ..point };
     let started = Instant::now();
-    let shared = Shared {
+    let shared = ProbeState {
         work,
         next: Arc::new(AtomicU64::new(0)),
         pool: Pool::new(2 * MEMORY),
@@ -442,7 +453,8 @@ async fn run(
         let handle = handle.clone();
         let shared = shared.clone();
         lanes.push(
-            Remote::to(number).spawn(move || async move { lane(handle, point, shared).await }),
+            WorkerHandle::to(number)
+                .spawn(move || async move { lane(handle, point, shared).await }),
         );
     }
     let mut bytes = 0;
@@ -462,7 +474,7 @@ async fn run(
     let cpu = blockhaul_os::processor_time(std::process::id())
         .unwrap_or_default()
         .saturating_sub(cpu_before);
-    Ok(Point {
+    Ok(SettingsResult {
         bytes_per_second: bytes as f64 / took,
         cpu_s_per_gib: cpu.as_secs_f64() / (bytes.max(1) as f64 / f64::from(1 << 30)),
         ..point
@@ -470,12 +482,12 @@ async fn run(
 }
 
 /// One connection: as many tasks as requests in flight, each with one request after the other.
-async fn lane(handle: Arc<dyn Device>, point: Point, shared: Shared) -> Result<u64> {
+async fn lane(handle: Arc<dyn Device>, point: SettingsResult, shared: ProbeState) -> Result<u64> {
     let moved = Rc::new(Cell::new(0));
     let tasks: Vec<_> = (0..point.requests)
         .map(|_| {
             let handle = handle.clone();
-            let Shared { work, next, pool, deadline } = shared.clone();
+            let ProbeState { work, next, pool, deadline } = shared.clone();
             let moved = moved.clone();
             blockhaul_io::start(async move {
                 // At least one each, so that a slow device is measured, too.
@@ -499,14 +511,20 @@ async fn lane(handle: Arc<dyn Device>, point: Point, shared: Shared) -> Result<u
     result.map(|()| moved.get())
 }
 
-async fn one(device: &dyn Device, work: &Work, number: u64, len: u64, pool: &Pool) -> Result<u64> {
+async fn one(
+    device: &dyn Device,
+    work: &ProbeWork,
+    number: u64,
+    len: u64,
+    pool: &Pool,
+) -> Result<u64> {
     match work {
-        Work::Read(ranges) => {
+        ProbeWork::Read(ranges) => {
             let room = pool.reserve(len as usize).await;
             let room = room.map_err(|error| Error::new(Kind::Io, error.to_string()))?;
             device.submit(Request::read(ranges.place(number, len), room)).await?;
         }
-        Work::Write(area) => {
+        ProbeWork::Write(area) => {
             let slots = (area.len() as u64 / len).max(1);
             let at = number % slots * len;
             let len = (area.len() as u64 - at).min(len);
@@ -523,10 +541,10 @@ mod tests {
 
     #[test]
     fn places_lie_in_the_ranges_and_in_the_device() {
-        let ranges = Ranges::new(vec![(1 << 20, 1 << 16), (8 << 20, 1 << 16)], 4096, 16 << 20);
+        let ranges = ReadRanges::new(vec![(1 << 20, 1 << 16), (8 << 20, 1 << 16)], 4096, 16 << 20);
         let places: Vec<u64> = (0..4).map(|number| ranges.place(number, 1 << 16)).collect();
         assert_eq!(places, [1 << 20, 8 << 20, 1 << 20, 8 << 20]);
-        let odd = Ranges::new(vec![(0, 10_001)], 4096, 10_001);
+        let odd = ReadRanges::new(vec![(0, 10_001)], 4096, 10_001);
         for number in 0..100 {
             let at = odd.place(number, 4096);
             assert!(at.is_multiple_of(4096) && at + 4096 <= 10_001, "{at}");
@@ -536,9 +554,9 @@ mod tests {
     #[test]
     fn latencies_are_percentiles() {
         let times = (1..=101).rev().map(Duration::from_micros).collect();
-        let found = Latency::of(times).unwrap();
+        let found = LatencySummary::of(times).unwrap();
         assert_eq!((found.median_us.round(), found.p90_us.round()), (51.0, 91.0));
         assert_eq!((found.p99_us.round(), found.max_us.round()), (100.0, 101.0));
-        assert_eq!(Latency::of(Vec::new()), None);
+        assert_eq!(LatencySummary::of(Vec::new()), None);
     }
 }

@@ -2,8 +2,8 @@
 
 use blockhaul_catalog::format_size;
 
-use super::findings::{Advice, Findings, Latency, Point};
-use crate::error::{Error, Result};
+use super::findings::{Advice, Findings, LatencySummary, SettingsResult};
+use crate::error::{MeasureError, Result};
 use crate::text::{number, shell_line};
 
 fn filled(findings: &Findings) -> Findings {
@@ -26,7 +26,7 @@ fn filled(findings: &Findings) -> Findings {
 pub(super) fn json(findings: &Findings) -> Result<String> {
     serde_json::to_string_pretty(&filled(findings))
         .map(|text| text + "\n")
-        .map_err(|error| Error::new(format!("cannot print JSON: {error}")))
+        .map_err(|error| MeasureError::new(format!("cannot print JSON: {error}")))
 }
 
 /// The device, and what of it was read.
@@ -81,7 +81,7 @@ fn latencies(findings: &Findings) -> String {
     out
 }
 
-fn latency(what: &str, latency: &Latency) -> String {
+fn latency(what: &str, latency: &LatencySummary) -> String {
     format!(
         "{what:18} median {} us, 90 % {}, 99 % {}, maximum {} ({})\n",
         number(latency.median_us),
@@ -124,7 +124,7 @@ pub(super) fn text(findings: &Findings) -> String {
 
 /// The advice for one direction.
 fn advised(what: &str, advice: &Advice, lane: &str) -> String {
-    let described = |point: &Point| {
+    let described = |point: &SettingsResult| {
         format!(
             "{}, {} in flight per {lane}, {} per request: {} MB/s, {} s of CPU time per GiB",
             counted(point.connections, lane),
@@ -160,7 +160,7 @@ fn counted(count: usize, what: &str) -> String {
 }
 
 /// A line for each size and number of requests, a column for each number of connections.
-fn grid(points: &[Point]) -> String {
+fn grid(points: &[SettingsResult]) -> String {
     let mut connections: Vec<usize> = points.iter().map(|point| point.connections).collect();
     connections.sort_unstable();
     connections.dedup();

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use blockhaul_block::{Error, Kind, Result};
 
-use super::findings::Point;
+use super::findings::SettingsResult;
 
 /// A device that answers nothing for so long, and for as long as all was to take, is given up.
 const PATIENCE_MIN: Duration = Duration::from_secs(3);
@@ -36,7 +36,7 @@ impl Schedule {
 
     /// The share of the next setting; `None` if it is left out. `tried`: what was measured of its kind, of
     /// which the first is tried in any case.
-    pub fn next(&mut self, point: &Point, tried: &[Point]) -> Option<Duration> {
+    pub fn next(&mut self, point: &SettingsResult, tried: &[SettingsResult]) -> Option<Duration> {
         let left = self.left();
         let share = left / u32::try_from(self.rest.max(1)).unwrap_or(u32::MAX);
         self.rest = self.rest.saturating_sub(1);
@@ -66,18 +66,18 @@ impl Schedule {
 }
 
 /// Settings in the order in which they are tried: a coarse grid of all first, then what lies between.
-pub(super) fn in_order(settings: Vec<Point>) -> Vec<Point> {
-    let values = |value: fn(&Point) -> u64| {
+pub(super) fn in_order(settings: Vec<SettingsResult>) -> Vec<SettingsResult> {
+    let values = |value: fn(&SettingsResult) -> u64| {
         let mut all: Vec<u64> = settings.iter().map(value).collect();
         all.sort_unstable();
         all.dedup();
         all
     };
-    let dimensions: [fn(&Point) -> u64; 3] =
+    let dimensions: [fn(&SettingsResult) -> u64; 3] =
         [|p| p.request_size, |p| p.requests as u64, |p| p.connections as u64];
     let grids = dimensions.map(|value| (value, values(value)));
-    let between = |point: &Point| {
-        let odd = |(value, all): &(fn(&Point) -> u64, Vec<u64>)| {
+    let between = |point: &SettingsResult| {
+        let odd = |(value, all): &(fn(&SettingsResult) -> u64, Vec<u64>)| {
             all.binary_search(&value(point)).map_or(1, |at| at % 2)
         };
         grids.iter().map(odd).sum::<usize>()

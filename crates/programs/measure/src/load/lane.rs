@@ -6,14 +6,14 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use blockhaul_block::{Error, Kind, Result};
-use blockhaul_client::Line;
+use blockhaul_client::BareConnection;
 use blockhaul_io::{Data, Event, RecvWindow, SendQueue, Stream};
-use blockhaul_wire::reply::{self, Chunk, ChunkKind, Failure, Header, Hole};
-use blockhaul_wire::{Command, CommandFlags, Errno, Headers, Replies, request};
+use blockhaul_wire::reply::{self, ChunkKind, ErrorChunk, HoleChunk, ReplyChunk, ReplyHeader};
+use blockhaul_wire::{CommandCode, CommandFlags, Errno, ReplyForm, RequestForm, request};
 
 use super::histogram::Histogram;
-use super::pattern::Pattern;
-use super::work::{Work, payload};
+use super::pattern::LoadPattern;
+use super::work::{LoadWork, payload};
 
 /// Queued requests are sent when they reach this many bytes, even while there are replies to
 /// process.
@@ -38,7 +38,7 @@ pub(super) struct Tally {
 
 /// When a connection is to end.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Until {
+pub(super) enum LoadEnd {
     /// After this many requests.
     Count(u64),
     /// No request is sent from then on.
@@ -46,16 +46,21 @@ pub(super) enum Until {
 }
 
 /// Puts load on a connection, and ends it. `number` is its number among all of them.
-pub(super) async fn drive(line: Line, work: &Work, number: u64, until: Until) -> Result<Tally> {
-    let Line { stream, mut window, queue, negotiated } = line;
+pub(super) async fn drive(
+    line: BareConnection,
+    work: &LoadWork,
+    number: u64,
+    until: LoadEnd,
+) -> Result<Tally> {
+    let BareConnection { stream, mut window, queue, negotiated } = line;
     let headers = negotiated.headers;
     let replies = negotiated.replies;
     window.expect_headers_of(match replies {
-        Replies::Simple => reply::SIMPLE_LEN,
-        Replies::Structured => reply::STRUCTURED_LEN + reply::DATA_PREFIX_LEN,
-        Replies::Extended => reply::EXTENDED_LEN + reply::DATA_PREFIX_LEN,
+        ReplyForm::Simple => reply::SIMPLE_LEN,
+        ReplyForm::Structured => reply::STRUCTURED_LEN + reply::DATA_PREFIX_LEN,
+        ReplyForm::Extended => reply::EXTENDED_LEN + reply::DATA_PREFIX_LEN,
     });
-    let socket = Rc::new(Socket {
+    let socket = Rc::new(LoadSocket {
         stream,
         queue: RefCell::new(queue),
         to_send: Event::new(),
@@ -67,15 +72,15 @@ pub(super) async fn drive(line: Line, work: &Work, number: u64, until: Until) ->
     });
     let sender = blockhaul_io::spawn(socket.clone().send_rest());
     let watch = blockhaul_io::spawn(socket.clone().watch());
-    let mut lane = Lane {
+    let mut lane = LoadLane {
         headers,
         replies,
         size: work.size,
-        pattern: Pattern::new(work, work.span_of(negotiated.info.size), number),
+        pattern: LoadPattern::new(work, work.span_of(negotiated.info.size), number),
         until,
         // Not zeroes, which some servers detect.
         payload: payload(work),
-        slots: vec![Slot::default(); work.requests],
+        slots: vec![LoadSlot::default(); work.requests],
         in_flight: 0,
         scratch: vec![0; SCRATCH.min(work.size as usize)],
         tally: Tally { requests: 0, bytes: 0, errors: BTreeMap::new(), latency: Histogram::new() },
@@ -105,7 +110,7 @@ pub(super) async fn drive(line: Line, work: &Work, number: u64, until: Until) ->
 
 /// A socket and its bytes to send, for the task that receives and the one that sends what could not
 /// be sent at once.
-struct Socket {
+struct LoadSocket {
     stream: Stream,
     queue: RefCell<SendQueue>,
     to_send: Event,
@@ -118,7 +123,7 @@ struct Socket {
     silent: Cell<bool>,
 }
 
-impl Socket {
+impl LoadSocket {
     /// Sends what the socket takes; the sender sends the rest.
     fn send(&self) {
         if self.blocked.get() {
@@ -181,10 +186,10 @@ impl Socket {
     }
 
     /// Sends the disconnect request.
-    fn close(&self, headers: Headers) {
-        let goodbye = request::Header {
+    fn close(&self, headers: RequestForm) {
+        let goodbye = request::RequestHeader {
             flags: CommandFlags::NONE,
-            command: Command::Disconnect,
+            command: CommandCode::Disconnect,
             cookie: 0,
             offset: 0,
             length: 0,
@@ -207,7 +212,7 @@ impl Socket {
 
 /// A request in flight, or a place for one.
 #[derive(Clone, Copy)]
-struct Slot {
+struct LoadSlot {
     /// Upper half of the cookie; it differs from that of the slot's previous request.
     generation: u32,
     busy: bool,
@@ -218,39 +223,39 @@ struct Slot {
     error: Option<Errno>,
 }
 
-impl Default for Slot {
-    fn default() -> Slot {
+impl Default for LoadSlot {
+    fn default() -> LoadSlot {
         let generation = 0;
         let busy = false;
         let write = false;
         let got = 0;
         let error = None;
-        Slot { generation, busy, write, sent: Instant::now(), got, error }
+        LoadSlot { generation, busy, write, sent: Instant::now(), got, error }
     }
 }
 
-struct Lane {
-    headers: Headers,
-    replies: Replies,
+struct LoadLane {
+    headers: RequestForm,
+    replies: ReplyForm,
     size: u64,
-    pattern: Pattern,
-    until: Until,
+    pattern: LoadPattern,
+    until: LoadEnd,
     payload: Data,
-    slots: Vec<Slot>,
+    slots: Vec<LoadSlot>,
     in_flight: usize,
     scratch: Vec<u8>,
     tally: Tally,
 }
 
-impl Lane {
-    async fn run(&mut self, socket: &Socket, window: &mut RecvWindow) -> Result<()> {
+impl LoadLane {
+    async fn run(&mut self, socket: &LoadSocket, window: &mut RecvWindow) -> Result<()> {
         let mut now = Instant::now();
         for slot in 0..self.slots.len() {
             self.issue(slot, now, socket)?;
         }
         socket.send();
         while self.in_flight > 0 {
-            let parsed = Header::parse(window.bytes(), self.replies);
+            let parsed = ReplyHeader::parse(window.bytes(), self.replies);
             let Some((header, used)) = parsed.map_err(|error| broken(&error.to_string()))? else {
                 socket.send();
                 let more = window.fill(&socket.stream).await;
@@ -281,28 +286,28 @@ impl Lane {
     }
 
     /// Queues the next request, if there is to be one.
-    fn issue(&mut self, index: usize, now: Instant, socket: &Socket) -> Result<()> {
+    fn issue(&mut self, index: usize, now: Instant, socket: &LoadSocket) -> Result<()> {
         match &mut self.until {
-            Until::Count(left) => match left.checked_sub(1) {
+            LoadEnd::Count(left) => match left.checked_sub(1) {
                 Some(rest) => *left = rest,
                 None => return Ok(()),
             },
-            Until::Deadline(deadline) if now >= *deadline => return Ok(()),
-            Until::Deadline(_) => {}
+            LoadEnd::Deadline(deadline) if now >= *deadline => return Ok(()),
+            LoadEnd::Deadline(_) => {}
         }
         let place = self.pattern.next();
         let slot = &mut self.slots[index];
         let generation = slot.generation.wrapping_add(1);
         let write = place.write;
         let sent = now;
-        *slot = Slot { generation, busy: true, write, sent, got: 0, error: None };
+        *slot = LoadSlot { generation, busy: true, write, sent, got: 0, error: None };
         let mut flags = CommandFlags::NONE;
-        if write && self.headers == Headers::Extended {
+        if write && self.headers == RequestForm::Extended {
             flags = CommandFlags::PAYLOAD_LEN;
         }
-        let header = request::Header {
+        let header = request::RequestHeader {
             flags,
-            command: if write { Command::Write } else { Command::Read },
+            command: if write { CommandCode::Write } else { CommandCode::Read },
             cookie: u64::from(generation) << 32 | index as u64,
             offset: place.at,
             length: self.size,
@@ -330,16 +335,16 @@ impl Lane {
     async fn take(
         &mut self,
         index: usize,
-        header: Header,
-        socket: &Socket,
+        header: ReplyHeader,
+        socket: &LoadSocket,
         window: &mut RecvWindow,
     ) -> Result<bool> {
         let stream = &socket.stream;
         match header {
-            Header::Simple { error, .. } => {
+            ReplyHeader::Simple { error, .. } => {
                 self.slots[index].error = error;
                 if error.is_none() && !self.slots[index].write {
-                    if self.replies != Replies::Simple {
+                    if self.replies != ReplyForm::Simple {
                         return Err(broken("a simple reply to a read, with structured replies on"));
                     }
                     self.skip(self.size, stream, window).await?;
@@ -347,7 +352,7 @@ impl Lane {
                 }
                 Ok(true)
             }
-            Header::Chunk(chunk) => {
+            ReplyHeader::Chunk(chunk) => {
                 self.chunk(index, &chunk, stream, window).await?;
                 Ok(chunk.is_done())
             }
@@ -357,7 +362,7 @@ impl Lane {
     async fn chunk(
         &mut self,
         index: usize,
-        chunk: &Chunk,
+        chunk: &ReplyChunk,
         stream: &Stream,
         window: &mut RecvWindow,
     ) -> Result<()> {
@@ -376,14 +381,14 @@ impl Lane {
                 if !whole.map_err(|error| Error::system("cannot receive", error))? {
                     return Err(gone());
                 }
-                let wrong = |error: blockhaul_wire::Error| broken(&error.to_string());
+                let wrong = |error: blockhaul_wire::ProtocolError| broken(&error.to_string());
                 match kind {
                     ChunkKind::OffsetHole => {
-                        let hole = Hole::parse(&payload).map_err(wrong)?;
+                        let hole = HoleChunk::parse(&payload).map_err(wrong)?;
                         self.slots[index].got += u64::from(hole.len);
                     }
                     _ => {
-                        let failure = Failure::parse(kind, &payload).map_err(wrong)?;
+                        let failure = ErrorChunk::parse(kind, &payload).map_err(wrong)?;
                         self.slots[index].error = Some(failure.error);
                     }
                 }

@@ -15,21 +15,23 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use blockhaul_block::{Error as BlockError, Kind};
-use blockhaul_catalog::{Spec, parse_size};
-use blockhaul_client::options::Place;
-use blockhaul_client::{Address, Line, ServerProcess};
-use blockhaul_io::{Completer, Config, Engine, Lost, Remote, Runtime, Ticket};
+use blockhaul_catalog::{DeviceSpec, parse_size};
+use blockhaul_client::options::ConnectTarget;
+use blockhaul_client::{BareConnection, ServerAddress, ServerProcess};
+use blockhaul_io::{
+    Completer, IoEngine, LostCompletion, Runtime, RuntimeConfig, Ticket, WorkerHandle,
+};
 use blockhaul_wire::ExportFlags;
-use blockhaul_wire::handshake::client::Negotiated;
+use blockhaul_wire::handshake::client::ClientHandshakeResult;
 use clap::{ArgGroup, Args as ClapArgs};
 
-use crate::error::{Error, Result};
-use crate::{Devices, parse_time};
-use lane::{Tally, Until};
-use work::Work;
+use crate::error::{MeasureError, Result};
+use crate::{DeviceContext, parse_time};
+use lane::{LoadEnd, Tally};
+use work::LoadWork;
 
-use report::Outcome;
-use work::Order;
+use report::LoadReport;
+use work::AccessOrder;
 
 /// Options of `blockhaul bench load`.
 #[derive(Debug, ClapArgs)]
@@ -70,7 +72,7 @@ pub struct LoadArgs {
     ///
     /// With sequential, each connection has a part of the device.
     #[arg(long, value_name = "NAME", value_enum, default_value_t)]
-    pattern: Order,
+    pattern: AccessOrder,
 
     /// Use only the first SIZE bytes of the device
     #[arg(long, value_name = "SIZE", value_parser = size)]
@@ -98,7 +100,7 @@ pub struct LoadArgs {
 
     /// How to perform I/O: uring, threads or auto
     #[arg(long, value_name = "NAME", default_value = "auto")]
-    engine: Engine,
+    engine: IoEngine,
 }
 
 /// The time of a run that has neither a time nor a count.
@@ -122,28 +124,28 @@ fn request_size(text: &str) -> std::result::Result<u64, String> {
 
 impl LoadArgs {
     /// Does it, and returns what is to be printed and the exit status: 1 if requests were refused.
-    pub fn run(&self, devices: &Devices<'_>) -> Result<(String, u8)> {
+    pub fn run(&self, devices: &DeviceContext<'_>) -> Result<(String, u8)> {
         let work = self.work();
-        let Server { place, process } = self.server(devices)?;
+        let LoadServer { place, process } = self.server(devices)?;
         let name = place.name.clone();
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let threads = self.threads.map_or(work.connections.min(cores), usize::from);
-        let config = Config { workers: threads, engine: self.engine };
+        let config = RuntimeConfig { workers: threads, engine: self.engine };
         let runtime = Runtime::start(&config)
-            .map_err(|error| Error::new(format!("cannot start workers: {error}")))?;
+            .map_err(|error| MeasureError::new(format!("cannot start workers: {error}")))?;
         let shared = Arc::new(work.clone());
         let done = runtime.block_on(move || measure(place, shared));
         // Not on a worker: this waits for the server of `[ CMD ]`.
         drop(process);
         let measured = done?;
-        let outcome = Outcome::new(name, &work, &measured);
+        let outcome = LoadReport::new(name, &work, &measured);
         let status = u8::from(outcome.errors > 0);
         let text = if self.json { outcome.json()? } else { outcome.text() };
         Ok((text, status))
     }
 
-    fn work(&self) -> Work {
-        Work {
+    fn work(&self) -> LoadWork {
+        LoadWork {
             size: self.size,
             requests: self.requests as usize,
             connections: self.connections as usize,
@@ -160,22 +162,22 @@ impl LoadArgs {
         }
     }
 
-    fn server(&self, devices: &Devices<'_>) -> Result<Server> {
-        let usage = |error: BlockError| Error::usage(error.to_string());
+    fn server(&self, devices: &DeviceContext<'_>) -> Result<LoadServer> {
+        let usage = |error: BlockError| MeasureError::usage(error.to_string());
         let spec = (devices.spec)(&self.device).map_err(usage)?;
         let name = spec.to_string();
         match &spec {
-            Spec::Command(words) => {
+            DeviceSpec::Command(words) => {
                 let process = ServerProcess::start(words).map_err(usage)?;
-                let address = Address::Unix(process.socket().to_path_buf());
-                let place = Place { name, address, export: String::new(), tls: None };
-                Ok(Server { place, process: Some(process) })
+                let address = ServerAddress::Unix(process.socket().to_path_buf());
+                let place = ConnectTarget { name, address, export: String::new(), tls: None };
+                Ok(LoadServer { place, process: Some(process) })
             }
-            Spec::Scheme { scheme, .. } if scheme.starts_with("nbd") => {
-                let place = Place::parse(&name).map_err(usage)?;
-                Ok(Server { place, process: None })
+            DeviceSpec::Scheme { scheme, .. } if scheme.starts_with("nbd") => {
+                let place = ConnectTarget::parse(&name).map_err(usage)?;
+                Ok(LoadServer { place, process: None })
             }
-            _ => Err(Error::usage(format!(
+            _ => Err(MeasureError::usage(format!(
                 "{name} is no NBD server: write its URI, or have it served by \
                  [ blockhaul serve {name} ]; bench device measures devices without a server"
             ))),
@@ -184,13 +186,13 @@ impl LoadArgs {
 }
 
 /// A server, and its process if it is started here.
-struct Server {
-    place: Place,
+struct LoadServer {
+    place: ConnectTarget,
     process: Option<Arc<ServerProcess>>,
 }
 
 /// All that was measured.
-struct Measured {
+struct LoadResult {
     tally: Tally,
     took: Duration,
     own_cpu: Duration,
@@ -199,16 +201,16 @@ struct Measured {
 }
 
 /// A connection that is open and waits for the start.
-struct Waiting {
+struct ReadyConnection {
     go: Completer<Instant>,
     outcome: Ticket<blockhaul_block::Result<Tally>>,
 }
 
 /// Connects all, then starts all at once, and waits for all.
-async fn measure(place: Place, work: Arc<Work>) -> Result<Measured> {
+async fn measure(place: ConnectTarget, work: Arc<LoadWork>) -> Result<LoadResult> {
     let opening = |error: BlockError| match error.kind() {
-        Kind::Usage => Error::usage(error.to_string()),
-        _ => Error::opening(error.to_string()),
+        Kind::Usage => MeasureError::usage(error.to_string()),
+        _ => MeasureError::opening(error.to_string()),
     };
     let mut waiting = Vec::new();
     let mut met = None;
@@ -221,12 +223,12 @@ async fn measure(place: Place, work: Arc<Work>) -> Result<Measured> {
         waiting.push(lane);
     }
     // There is one connection at least.
-    let Some(negotiated) = met else { return Err(opening(lost(Lost))) };
+    let Some(negotiated) = met else { return Err(opening(lost(LostCompletion))) };
     let cpu = || blockhaul_os::processor_time(std::process::id()).unwrap_or_default();
     let before = cpu();
     let start = Instant::now();
     let mut outcomes = Vec::new();
-    for Waiting { go, outcome } in waiting {
+    for ReadyConnection { go, outcome } in waiting {
         go.complete(start);
         outcomes.push(outcome);
     }
@@ -246,31 +248,33 @@ async fn measure(place: Place, work: Arc<Work>) -> Result<Measured> {
     }
     let took = start.elapsed();
     match (failed, all) {
-        (None, Some(tally)) => Ok(Measured {
+        (None, Some(tally)) => Ok(LoadResult {
             tally,
             took,
             own_cpu: cpu().saturating_sub(before),
             size: negotiated.info.size,
             tls: negotiated.tls,
         }),
-        (failed, _) => Err(Error::new(failed.unwrap_or_else(|| lost(Lost)).to_string())),
+        (failed, _) => {
+            Err(MeasureError::new(failed.unwrap_or_else(|| lost(LostCompletion)).to_string()))
+        }
     }
 }
 
 /// Opens a connection on its worker; the ticket says what was agreed on.
 fn open(
     number: usize,
-    place: Place,
-    work: Arc<Work>,
-) -> (Waiting, Ticket<blockhaul_block::Result<Negotiated>>) {
+    place: ConnectTarget,
+    work: Arc<LoadWork>,
+) -> (ReadyConnection, Ticket<blockhaul_block::Result<ClientHandshakeResult>>) {
     let (go, start) = blockhaul_io::ticket::<Instant>();
     let (tell, told) = blockhaul_io::ticket();
-    let outcome = Remote::to(number).spawn(move || async move {
-        let options = blockhaul_client::Options {
+    let outcome = WorkerHandle::to(number).spawn(move || async move {
+        let options = blockhaul_client::ConnectOptions {
             contexts: Vec::new(),
-            ..blockhaul_client::Options::default()
+            ..blockhaul_client::ConnectOptions::default()
         };
-        let line = match Line::connect(&place, &options).await {
+        let line = match BareConnection::connect(&place, &options).await {
             Ok(line) => line,
             Err(error) => {
                 tell.complete(Err(error.clone()));
@@ -284,17 +288,17 @@ fn open(
         let until = match work.count {
             // The first ones have one more.
             Some(count) => {
-                Until::Count(count / connections + u64::from(number < count % connections))
+                LoadEnd::Count(count / connections + u64::from(number < count % connections))
             }
-            None => Until::Deadline(start + work.time),
+            None => LoadEnd::Deadline(start + work.time),
         };
         lane::drive(line, &work, number, until).await
     });
-    (Waiting { go, outcome }, told)
+    (ReadyConnection { go, outcome }, told)
 }
 
 /// Whether the export can be used as is wanted.
-fn check(work: &Work, negotiated: &Negotiated) -> blockhaul_block::Result<()> {
+fn check(work: &LoadWork, negotiated: &ClientHandshakeResult) -> blockhaul_block::Result<()> {
     let usage = |text: String| Err(BlockError::new(Kind::Usage, text));
     let info = &negotiated.info;
     if work.writes() && info.flags.contains(ExportFlags::READ_ONLY) {
@@ -325,7 +329,7 @@ fn check(work: &Work, negotiated: &Negotiated) -> blockhaul_block::Result<()> {
     Ok(())
 }
 
-fn lost(lost: Lost) -> BlockError {
+fn lost(lost: LostCompletion) -> BlockError {
     BlockError::new(Kind::Io, "a connection was given up").because(lost)
 }
 

@@ -5,13 +5,13 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use super::histogram::Percentiles;
-use super::{Measured, Order, Work};
-use crate::error::{Error, Result};
+use super::{AccessOrder, LoadResult, LoadWork};
+use crate::error::{MeasureError, Result};
 use crate::text::number;
 
 /// The whole report.
 #[derive(Clone, Debug, Serialize)]
-pub struct Outcome {
+pub struct LoadReport {
     /// The server as it was typed.
     pub device: String,
     /// Size of the export in bytes.
@@ -52,11 +52,11 @@ pub struct Outcome {
     pub error_kinds: BTreeMap<String, u64>,
 }
 
-impl Outcome {
-    pub(super) fn new(device: String, work: &Work, measured: &Measured) -> Outcome {
+impl LoadReport {
+    pub(super) fn new(device: String, work: &LoadWork, measured: &LoadResult) -> LoadReport {
         let tally = &measured.tally;
         let took_s = measured.took.as_secs_f64();
-        Outcome {
+        LoadReport {
             device,
             size: measured.size,
             tls: measured.tls,
@@ -64,8 +64,8 @@ impl Outcome {
             requests_in_flight: work.requests,
             request_size: work.size,
             pattern: match work.order {
-                Order::Random => "random",
-                Order::Sequential => "sequential",
+                AccessOrder::Random => "random",
+                AccessOrder::Sequential => "sequential",
             },
             reads_percent: work.reads,
             span: work.span_of(measured.size),
@@ -85,7 +85,7 @@ impl Outcome {
     pub(super) fn json(&self) -> Result<String> {
         serde_json::to_string_pretty(self)
             .map(|text| text + "\n")
-            .map_err(|error| Error::new(format!("cannot print JSON: {error}")))
+            .map_err(|error| MeasureError::new(format!("cannot print JSON: {error}")))
     }
 
     pub(super) fn text(&self) -> String {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blockhaul_block::{Device, DeviceExt as _};
-use blockhaul_catalog::{Intent, Registry, Spec};
+use blockhaul_catalog::{DeviceSpec, Intent, Registry};
 use blockhaul_io::{Listener, Pool};
 use blockhaul_testkit::tools::until;
 use clap::Parser;
@@ -20,7 +20,7 @@ struct Cli {
 
 fn registry() -> Registry {
     let mut backends = blockhaul_backends::all();
-    backends.extend(blockhaul_client::all(blockhaul_client::Options::default()));
+    backends.extend(blockhaul_client::all(blockhaul_client::ConnectOptions::default()));
     Registry {
         backends,
         path: blockhaul_backends::PATH_SCHEME,
@@ -31,8 +31,8 @@ fn registry() -> Registry {
 
 fn load(words: &[&str]) -> Result<(String, u8)> {
     let all = ["load"].iter().chain(words);
-    let cli = Cli::try_parse_from(all).map_err(|error| Error::usage(error.to_string()))?;
-    cli.args.run(&Devices { registry: registry(), spec: &|word| Spec::parse(word) })
+    let cli = Cli::try_parse_from(all).map_err(|error| MeasureError::usage(error.to_string()))?;
+    cli.args.run(&DeviceContext { registry: registry(), spec: &|word| DeviceSpec::parse(word) })
 }
 
 fn json(words: &[&str]) -> serde_json::Value {
@@ -55,17 +55,18 @@ impl Served {
         let dir = tempfile::tempdir().unwrap();
         let path: PathBuf = dir.path().join("s");
         let uri = format!("nbd+unix:///?socket={}", path.display());
-        let runtime = Runtime::start(&Config { workers: 1, engine: Engine::Auto }).unwrap();
-        let spec = Spec::parse(device.as_ref()).unwrap();
+        let runtime =
+            Runtime::start(&RuntimeConfig { workers: 1, engine: IoEngine::Auto }).unwrap();
+        let spec = DeviceSpec::parse(device.as_ref()).unwrap();
         let (server, device) = runtime.block_on(move || async move {
             let stack = registry().open(&spec, Vec::new(), intent).await.unwrap();
             let device = stack.device().clone();
-            let server = blockhaul_server::Server::new(blockhaul_server::Config {
-                exports: blockhaul_catalog::Shared::new("", "", device.clone()),
+            let server = blockhaul_server::Server::new(blockhaul_server::ServerConfig {
+                exports: blockhaul_catalog::SharedDevice::new("", "", device.clone()),
                 limits: blockhaul_server::Limits::default(),
                 offers: blockhaul_server::Offers::default(),
                 pool: Pool::new(64 << 20),
-                tls: blockhaul_server::Tls::Off,
+                tls: blockhaul_server::TlsPolicy::Off,
             });
             drop(blockhaul_io::spawn(server.clone().listen(Listener::bind_unix(&path).unwrap())));
             (server, device)
@@ -167,8 +168,9 @@ fn a_server_that_dies_is_an_error() {
     let server = served.server.clone();
     let remote = served.runtime.workers()[0].clone();
     let stopping = std::thread::spawn(move || {
-        let asks =
-            |client: &blockhaul_server::Client| client.counts.requests.iter().sum::<u64>() > 0;
+        let asks = |client: &blockhaul_server::ConnectedClient| {
+            client.counts.requests.iter().sum::<u64>() > 0
+        };
         until("requests are on their way", || {
             server.clients().iter().filter(|client| asks(client)).count() >= 2
         });

@@ -5,11 +5,11 @@ use std::time::Duration;
 use blockhaul_io::Data;
 use clap::ValueEnum;
 
-use crate::random::Random;
+use crate::random::RandomGenerator;
 
 /// In which order places are taken.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub enum Order {
+pub enum AccessOrder {
     /// Random offsets
     #[default]
     Random,
@@ -19,12 +19,12 @@ pub enum Order {
 
 /// What is to be done, on all connections.
 #[derive(Clone, Debug)]
-pub(super) struct Work {
+pub(super) struct LoadWork {
     /// Bytes of a request.
     pub(super) size: u64,
     pub(super) requests: usize,
     pub(super) connections: usize,
-    pub(super) order: Order,
+    pub(super) order: AccessOrder,
     /// Requests of 100 that read.
     pub(super) reads: u64,
     /// Bytes from the beginning of the device that are used, if not all.
@@ -34,7 +34,7 @@ pub(super) struct Work {
     pub(super) time: Duration,
 }
 
-impl Work {
+impl LoadWork {
     /// Bytes of a device of `size` bytes that are used.
     pub(super) fn span_of(&self, size: u64) -> u64 {
         self.span.map_or(size, |span| span.min(size))
@@ -47,11 +47,11 @@ impl Work {
 }
 
 /// What a request writes. Not zeroes, which some servers look for.
-pub(super) fn payload(work: &Work) -> Data {
+pub(super) fn payload(work: &LoadWork) -> Data {
     if !work.writes() {
         return Data::zeroes(0);
     }
     let mut bytes = vec![0; work.size as usize];
-    Random::new(work.seed).fill(&mut bytes);
+    RandomGenerator::new(work.seed).fill(&mut bytes);
     Data::copy_of(&bytes)
 }

@@ -1,13 +1,13 @@
 //! The decision whether a disk is copied in full, or what has changed.
 
-use blockhaul_store::{Point, Store};
+use blockhaul_store::{BackupPoint, Store};
 
 use super::request::{ChangeBitmap, PointKind, PointPlan, PullDisk, PullMode};
 use crate::error::{BackupError, BackupErrorKind, BackupStep, Result};
 
 /// The question whether a disk is copied in full: its facts besides the source and the store.
 #[derive(Debug, Clone)]
-pub(super) struct Question {
+pub(super) struct PullQuestion {
     pub(super) bitmap: Option<ChangeBitmap>,
     point: Option<String>,
     checkpoint: Option<String>,
@@ -15,9 +15,9 @@ pub(super) struct Question {
     default_point: String,
 }
 
-impl Question {
-    pub(super) fn new(disk: &PullDisk, default_point: &str) -> Question {
-        Question {
+impl PullQuestion {
+    pub(super) fn new(disk: &PullDisk, default_point: &str) -> PullQuestion {
+        PullQuestion {
             bitmap: disk.bitmap.clone(),
             point: disk.point.clone(),
             checkpoint: disk.checkpoint.clone(),
@@ -92,7 +92,7 @@ impl Question {
 
     /// Whether the point `there` is the requested one: an earlier run of the same pull has completed this
     /// disk, and failed with another one.
-    fn is_done(&self, there: &Point, store: &Store, checkpoint: &str, size: u64) -> bool {
+    fn is_done(&self, there: &BackupPoint, store: &Store, checkpoint: &str, size: u64) -> bool {
         let is_newest = store.newest().is_some_and(|newest| newest.number == there.number);
         let bitmap = self.bitmap.as_ref();
         let began_there = bitmap.is_some_and(|bitmap| bitmap.checkpoint == there.checkpoint);
@@ -106,7 +106,7 @@ impl Question {
 }
 
 /// The bitmap began at another point than the newest.
-fn of_another_backup(bitmap: &ChangeBitmap, store: &Store, newest: &Point) -> BackupError {
+fn of_another_backup(bitmap: &ChangeBitmap, store: &Store, newest: &BackupPoint) -> BackupError {
     let ChangeBitmap { context, checkpoint } = bitmap;
     let text = format!(
         "bitmap {context:?} began at {checkpoint:?}, but the newest point of {} is {:?} with checkpoint \
@@ -129,7 +129,7 @@ fn fresh_name(store: &Store, name: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use blockhaul_store::{Content, Full, Increment, Ranges, Writer};
+    use blockhaul_store::{FullBackup, Increment, IncrementRanges, PointContent, StoreWriter};
 
     use super::*;
 
@@ -140,12 +140,12 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let mut parent: Option<&str> = None;
         for name in names {
-            let mut writer = Writer::lock(folder.path()).unwrap();
+            let mut writer = StoreWriter::lock(folder.path()).unwrap();
             let number = writer.next_number().unwrap();
-            let ranges = Ranges::default();
+            let ranges = IncrementRanges::default();
             let content = match parent {
-                None => Content::Full(Full { file: number, folding: None }),
-                Some(parent) => Content::Increment(Increment {
+                None => PointContent::Full(FullBackup { file: number, folding: None }),
+                Some(parent) => PointContent::Increment(Increment {
                     parent: parent.into(),
                     bitmap: CONTEXT.into(),
                     ranges: ranges.digest(),
@@ -153,8 +153,15 @@ mod tests {
                 }),
             };
             let (name, checkpoint) = (name.to_string(), name.to_string());
-            let point =
-                Point { number, name, checkpoint, size: 9, created: 0, content, digest: None };
+            let point = BackupPoint {
+                number,
+                name,
+                checkpoint,
+                size: 9,
+                created: 0,
+                content,
+                digest: None,
+            };
             writer.begin(point, parent.map(|_| &ranges)).unwrap();
             std::fs::write(writer.store().raw(number), "123456789").unwrap();
             writer.publish(1, None).unwrap();
@@ -164,9 +171,9 @@ mod tests {
         (folder, store)
     }
 
-    fn question(mode: PullMode, has_bitmap: bool, point: Option<&str>) -> Question {
+    fn question(mode: PullMode, has_bitmap: bool, point: Option<&str>) -> PullQuestion {
         let bitmap = ChangeBitmap { context: CONTEXT.into(), checkpoint: "monday".into() };
-        Question {
+        PullQuestion {
             bitmap: has_bitmap.then_some(bitmap),
             point: point.map(str::to_string),
             checkpoint: None,
@@ -176,12 +183,12 @@ mod tests {
     }
 
     #[track_caller]
-    fn kind(question: &Question, store: &Store, (size, has_bitmap): (u64, bool)) -> PointKind {
+    fn kind(question: &PullQuestion, store: &Store, (size, has_bitmap): (u64, bool)) -> PointKind {
         question.decide(store, size, has_bitmap).unwrap().kind
     }
 
     #[track_caller]
-    fn refused(question: &Question, store: &Store, (size, has_bitmap): (u64, bool)) -> String {
+    fn refused(question: &PullQuestion, store: &Store, (size, has_bitmap): (u64, bool)) -> String {
         question.decide(store, size, has_bitmap).unwrap_err().to_string()
     }
 

@@ -10,7 +10,7 @@ mod resumption;
 mod source;
 mod target;
 
-use blockhaul_store::{Store, Writer};
+use blockhaul_store::{Store, StoreWriter};
 
 use crate::context::BackupContext;
 use crate::error::{BackupError, BackupErrorKind, BackupStep, Result};
@@ -31,7 +31,7 @@ pub struct PullPlan {
 struct LockedStore {
     /// The index of the disk.
     index: usize,
-    writer: Writer,
+    writer: StoreWriter,
     start: PullStart,
 }
 
@@ -101,8 +101,8 @@ fn lock(
     store: &Store,
     plan: &PointPlan,
     restart: bool,
-) -> Result<(Writer, PullStart)> {
-    let writer = Writer::lock(&disk.store);
+) -> Result<(StoreWriter, PullStart)> {
+    let writer = StoreWriter::lock(&disk.store);
     let writer =
         writer.map_err(|error| BackupError::of_store(BackupStep::OpenStore, &disk.store, error))?;
     if writer.store().points() != store.points() {

@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
-use blockhaul_catalog::{Registry, Spec};
-use blockhaul_store::Ranges;
+use blockhaul_catalog::{DeviceSpec, Registry};
+use blockhaul_store::IncrementRanges;
 use blockhaul_transfer::full;
 
 use crate::error::{BackupError, BackupErrorKind, BackupStep, Result};
@@ -35,7 +35,7 @@ pub struct PullDisk {
     /// The directory of the store, which is created if it is absent.
     pub store: PathBuf,
     /// The disk.
-    pub source: Spec,
+    pub source: DeviceSpec,
     /// The kinds of devices and layers for the source. Its connections ask for the context of the bitmap.
     pub registry: Registry,
     /// Layers over the source, by their names.
@@ -112,12 +112,12 @@ pub struct PointPlan {
     /// The kind of the point.
     pub kind: PointKind,
     /// The ranges of an increment.
-    pub(super) ranges: Option<Ranges>,
+    pub(super) ranges: Option<IncrementRanges>,
 }
 
 impl PointPlan {
     /// Bytes that have changed; `None`: the point is no increment.
     pub fn changed(&self) -> Option<u64> {
-        self.ranges.as_ref().map(Ranges::total)
+        self.ranges.as_ref().map(IncrementRanges::total)
     }
 }

@@ -1,7 +1,7 @@
 //! Whether what an earlier pull has left is resumed.
 
 use blockhaul_block::Error;
-use blockhaul_store::{Point, Writer};
+use blockhaul_store::{BackupPoint, StoreWriter};
 
 use super::request::{PointKind, PointPlan, PullDisk};
 use crate::error::{BackupError, BackupErrorKind, BackupStep, Result};
@@ -17,7 +17,7 @@ pub(super) enum PullStart {
 
 /// Decides whether what an earlier run has left is continued.
 pub(super) fn pull_start(
-    writer: &Writer,
+    writer: &StoreWriter,
     disk: &PullDisk,
     plan: &PointPlan,
     restart: bool,
@@ -67,7 +67,7 @@ pub(super) fn pull_start(
 }
 
 /// Whether the point that was begun has the contents of the plan.
-fn is_same_content(left: &Point, plan: &PointPlan) -> bool {
+fn is_same_content(left: &BackupPoint, plan: &PointPlan) -> bool {
     match (left.increment(), &plan.kind, &plan.ranges) {
         (None, PointKind::Full { .. }, _) => true,
         (Some(increment), PointKind::Increment { parent, bitmap }, Some(ranges)) => {

@@ -3,22 +3,22 @@
 use std::sync::Arc;
 
 use blockhaul_block::{Error, Kind};
-use blockhaul_catalog::{Intent, Layer, Registry, Spec, Stack};
-use blockhaul_engine::{Bitmap, Options, Progress};
-use blockhaul_store::{Ranges, Store};
+use blockhaul_catalog::{DeviceSpec, Intent, Layer, Registry, Stack};
+use blockhaul_engine::{BitmapSelection, CopyProgress, EngineOptions};
+use blockhaul_store::{IncrementRanges, Store};
 use blockhaul_transfer::make_layers;
 
-use super::decision::Question;
+use super::decision::PullQuestion;
 use super::request::{PointKind, PointPlan, PullDisk};
 use crate::error::{BackupError, BackupErrorKind, BackupStep, Result};
 
 /// A source that is about to be opened.
 pub(super) struct PullSource {
     registry: Registry,
-    spec: Spec,
+    spec: DeviceSpec,
     layers: Vec<Arc<dyn Layer>>,
     retries: u32,
-    question: Question,
+    question: PullQuestion,
 }
 
 impl PullSource {
@@ -31,7 +31,7 @@ impl PullSource {
             spec: disk.source.clone(),
             layers,
             retries: disk.retries,
-            question: Question::new(disk, default_point),
+            question: PullQuestion::new(disk, default_point),
         })
     }
 
@@ -56,15 +56,15 @@ impl PullSource {
             // An increment on something damaged would be lost.
             store.check(newest).map_err(failed)?;
             let ranges = self.ranges(stack, bitmap).await?;
-            plan.ranges = Some(Ranges::new(ranges, facts.size).map_err(failed)?);
+            plan.ranges = Some(IncrementRanges::new(ranges, facts.size).map_err(failed)?);
         }
         Ok(plan)
     }
 
     async fn ranges(&self, stack: &Stack, context: &str) -> Result<Vec<(u64, u64)>> {
-        let bitmap = Bitmap { context: context.to_string(), mask: u64::MAX };
-        let options = Options { retries: self.retries, ..Options::default() };
-        let progress = Arc::new(Progress::new());
+        let bitmap = BitmapSelection { context: context.to_string(), mask: u64::MAX };
+        let options = EngineOptions { retries: self.retries, ..EngineOptions::default() };
+        let progress = Arc::new(CopyProgress::new());
         let read = blockhaul_engine::bitmap_ranges(stack, &bitmap, &options, &progress).await;
         read.map_err(|failed| {
             let error = BackupError::of_file(BackupStep::ReadBitmap, &failed.error);

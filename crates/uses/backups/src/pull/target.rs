@@ -2,9 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use blockhaul_catalog::Spec;
+use blockhaul_catalog::DeviceSpec;
 use blockhaul_io::plain;
-use blockhaul_store::{Content, Full, Increment, Point, Writer};
+use blockhaul_store::{BackupPoint, FullBackup, Increment, PointContent, StoreWriter};
 use blockhaul_transfer::TransferOptions;
 
 use super::request::{PointKind, PointPlan, PullDisk};
@@ -15,7 +15,7 @@ use crate::error::{BackupError, BackupErrorKind, BackupStep, Result};
 /// The files of a new point, in a store that is locked while this value lives.
 pub struct PullTarget {
     disk: usize,
-    writer: Writer,
+    writer: StoreWriter,
     /// The number of the files.
     number: u32,
     /// The store, as an absolute path.
@@ -28,7 +28,7 @@ impl PullTarget {
     /// Records in the store what is about to be copied.
     pub(super) fn begin(
         (index, disk): (usize, &PullDisk),
-        mut writer: Writer,
+        mut writer: StoreWriter,
         plan: &PointPlan,
         start: &PullStart,
     ) -> Result<PullTarget> {
@@ -62,8 +62,8 @@ impl PullTarget {
     }
 
     /// The file to which the disk is copied.
-    pub fn spec(&self) -> Spec {
-        Spec::Path(self.absolute(&self.writer.store().raw(self.number)))
+    pub fn spec(&self) -> DeviceSpec {
+        DeviceSpec::Path(self.absolute(&self.writer.store().raw(self.number)))
     }
 
     /// Sets the options without which the copy makes no point: journal, ranges and flush.
@@ -107,17 +107,19 @@ impl PullTarget {
 }
 
 /// The point that is made of a disk.
-fn point(number: u32, plan: &PointPlan) -> Point {
+fn point(number: u32, plan: &PointPlan) -> BackupPoint {
     let content = match (&plan.kind, &plan.ranges) {
-        (PointKind::Increment { parent, bitmap }, Some(ranges)) => Content::Increment(Increment {
-            parent: parent.clone(),
-            bitmap: bitmap.clone(),
-            ranges: ranges.digest(),
-            changed: ranges.total(),
-        }),
-        _ => Content::Full(Full { file: number, folding: None }),
+        (PointKind::Increment { parent, bitmap }, Some(ranges)) => {
+            PointContent::Increment(Increment {
+                parent: parent.clone(),
+                bitmap: bitmap.clone(),
+                ranges: ranges.digest(),
+                changed: ranges.total(),
+            })
+        }
+        _ => PointContent::Full(FullBackup { file: number, folding: None }),
     };
-    Point {
+    BackupPoint {
         number,
         name: plan.name.clone(),
         checkpoint: plan.checkpoint.clone(),

@@ -8,15 +8,15 @@ use blockhaul_io::Pool;
 
 use super::own_journal::{as_begun, identity_there, own_identity};
 use crate::error::Result;
-use crate::handle::Retries;
+use crate::handle::RetryControl;
 use crate::journal::check_identity;
 use crate::marker::Marker;
 use crate::marker::check::check_complete;
-use crate::options::{Options, Summary};
-use crate::progress::Progress;
-use crate::resolved::Resolved;
+use crate::options::{CopySummary, EngineOptions};
+use crate::progress::CopyProgress;
+use crate::resolved::EffectiveOptions;
 use crate::side::Side;
-use crate::sides::Sides;
+use crate::sides::DiskPair;
 
 /// Checks that the journal of these options, which is [`crate::JournalState::Complete`], is that of this
 /// copy. Both sides may be open for reading only: nothing is written. Returns the summary of a copy of
@@ -28,19 +28,19 @@ use crate::sides::Sides;
 pub async fn completed_earlier(
     source: &Stack,
     target: &Stack,
-    options: &Options,
+    options: &EngineOptions,
     pool: &Pool,
-    progress: &Arc<Progress>,
-) -> Result<Summary> {
-    let sides = Sides { source: source.clone(), target: target.clone() };
+    progress: &Arc<CopyProgress>,
+) -> Result<CopySummary> {
+    let sides = DiskPair { source: source.clone(), target: target.clone() };
     let selection = sides.selection(options)?;
     let there = identity_there(options).await;
     let options = as_begun(options, there.as_ref());
     let Some(journal) = &options.journal else {
         return Err(Error::new(Kind::Invalid, "a copy without a journal").into());
     };
-    let retries = Retries::new(&options, progress);
-    let resolved = Resolved::new(&options, source.device(), target.device(), pool);
+    let retries = RetryControl::new(&options, progress);
+    let resolved = EffectiveOptions::new(&options, source.device(), target.device(), pool);
     let selection = selection.into_ranges(&sides.handle(Side::Source, &retries)).await?;
     let identity =
         own_identity(journal, &sides, &options, &selection, (&resolved, &retries)).await?;
@@ -57,5 +57,5 @@ pub async fn completed_earlier(
         progress.add_resumed(start, end - start);
     }
     progress.set_complete();
-    Ok(Summary { size, resumed: size, journal_stays: true, ..Summary::default() })
+    Ok(CopySummary { size, resumed: size, journal_stays: true, ..CopySummary::default() })
 }

@@ -2,27 +2,27 @@
 
 use std::sync::Arc;
 
-use crate::rate::Rate;
-use crate::shared::Shared;
+use crate::rate::RateLimit;
+use crate::shared::EngineState;
 use crate::signals::PAUSED;
 
 /// Pauses, resumes, throttles and cancels an engine, whatever it does; usable from any thread.
 #[derive(Clone)]
-pub struct Control(pub(super) Arc<Shared>);
+pub struct EngineControl(pub(super) Arc<EngineState>);
 
-impl Control {
+impl EngineControl {
     /// Starts no new request from now on; those in flight complete. The journal is still written.
     pub fn pause(&self) {
         self.0.signals.set(PAUSED, true);
         self.0.learned.slots.wake();
     }
 
-    /// Waits until no request is in flight after [`Control::pause`].
+    /// Waits until no request is in flight after [`EngineControl::pause`].
     pub async fn paused(&self) {
         self.0.signals.quiet().await;
     }
 
-    /// Continues after [`Control::pause`].
+    /// Continues after [`EngineControl::pause`].
     pub fn resume(&self) {
         self.0.signals.set(PAUSED, false);
     }
@@ -63,7 +63,7 @@ impl Control {
         self.0.resolved.ignore_rate(ignores);
     }
 
-    fn rate(&self) -> &Arc<Rate> {
+    fn rate(&self) -> &Arc<RateLimit> {
         self.0.resolved.rate()
     }
 

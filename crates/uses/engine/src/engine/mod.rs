@@ -15,39 +15,41 @@ use std::time::Instant;
 
 use blockhaul_block::{Can, Error, Facts, Kind};
 use blockhaul_catalog::Stack;
-use blockhaul_io::{Pool, Remote};
+use blockhaul_io::{Pool, WorkerHandle};
 
 use crate::error::{CopyError, Result};
 use crate::extra_lanes::extra_lane;
-use crate::handle::Retries;
-use crate::journal::{Recorded, random_id};
+use crate::handle::RetryControl;
+use crate::journal::{JournalContent, random_id};
 use crate::kernel_copy::KernelCopy;
 use crate::lane_slots::LaneSlots;
-use crate::ledger::Range;
+use crate::ledger::SegmentRange;
 use crate::marker::Marker;
 use crate::marker::check::{MarkerPresence, check};
 use crate::marker::choice::choose;
-use crate::meter::Meters;
-use crate::options::{Options, Summary};
-use crate::orders::{Ending, Member, Order, Orders};
-use crate::plan::Plan;
-use crate::progress::Progress;
-use crate::resolved::{Resolved, block, check_discard, check_release, check_source, check_target};
+use crate::meter::MeterSnapshot;
+use crate::options::{CopySummary, EngineOptions};
+use crate::orders::{CommandReceiver, EndAction, LaneCommand, LaneCommands};
+use crate::plan::EnginePlan;
+use crate::progress::CopyProgress;
+use crate::resolved::{
+    EffectiveOptions, block, check_discard, check_release, check_source, check_target,
+};
 use crate::same_disk::SameDisk;
-use crate::segment_maker::{Earlier, Making, make};
+use crate::segment_maker::{EarlierRuns, SegmentSettings, make};
 use crate::segment_queue::SegmentQueue;
 use crate::selection::Selection;
-use crate::shared::{Learned, Memory, Parts, Shared, ZeroesFound};
+use crate::shared::{BufferPools, EngineParts, EngineState, LearnedState, ZeroesFound};
 use crate::side::Side;
-use crate::sides::Sides;
-use crate::signals::Signals;
+use crate::sides::DiskPair;
+use crate::signals::LaneSignals;
 use crate::streaming_digest::StreamingDigest;
 use crate::tuner::Tuner;
 
 use self::own_journal::{as_begun, close_journal, identity_there, look_at_edge, own_journal};
 
 pub use self::completed::completed_earlier;
-pub use self::control::Control;
+pub use self::control::EngineControl;
 
 /// Maximum number of verify requests in flight, all lanes together.
 const CHECKS_MAX: u64 = 16;
@@ -60,17 +62,17 @@ const LATE: u64 = 2;
 /// to the next. Use it on a worker; lanes
 /// are spread over all workers. Work in flight ends soon after the engine is dropped.
 pub struct Engine {
-    shared: Arc<Shared>,
-    sides: Sides,
-    options: Options,
+    shared: Arc<EngineState>,
+    sides: DiskPair,
+    options: EngineOptions,
     pool: Pool,
-    orders: Arc<Orders>,
+    orders: Arc<LaneCommands>,
     /// Number of lanes that accept orders, dialled or not.
     lanes: usize,
     /// The range that the options select, for the first plan.
     selection: Selection,
     /// The records of an earlier run of the program, for the first plan.
-    earlier: Option<Earlier>,
+    earlier: Option<EarlierRuns>,
     /// A plan was begun.
     begun: bool,
     /// Number of copies started.
@@ -93,16 +95,16 @@ impl Engine {
     pub async fn open(
         source: &Stack,
         target: &Stack,
-        options: &Options,
+        options: &EngineOptions,
         pool: &Pool,
-        progress: &Arc<Progress>,
+        progress: &Arc<CopyProgress>,
     ) -> Result<Engine> {
         let started = blockhaul_io::now();
-        let sides = Sides { source: source.clone(), target: target.clone() };
+        let sides = DiskPair { source: source.clone(), target: target.clone() };
         let selection = checked_selection(&sides, options).await?;
         let there = identity_there(options).await;
         let options = as_begun(options, there.as_ref());
-        let retries = Retries::new(&options, progress);
+        let retries = RetryControl::new(&options, progress);
         let parts = parts(&sides, &options, pool, &retries, progress);
         let resolved = &parts.resolved;
         // A journal is for the ranges that a bitmap selects when the copy begins.
@@ -126,15 +128,16 @@ impl Engine {
         let opened =
             own_journal(&sides, &options, &selection, (resolved, &retries), place.clone()).await?;
         let (journal, recorded) = opened.unzip();
-        let recorded = recorded.unwrap_or_else(|| Recorded { place, ..Recorded::default() });
+        let recorded =
+            recorded.unwrap_or_else(|| JournalContent { place, ..JournalContent::default() });
         if claimed && recorded.is_earlier && recorded.count == 0 && !recorded.zeroes_checked {
             check_zeroes(&sides, selection.bounds(), &retries).await?;
         }
         let in_blocks = selection.is_whole() && resolved.in_whole_blocks();
         let streaming = options.digest.filter(|_| in_blocks);
         let streaming = streaming.and_then(|algorithm| StreamingDigest::new(algorithm, from.size));
-        let parts = Parts { journal, streaming, ..parts };
-        let given = Given { sides, options, pool: pool.clone(), selection, started };
+        let parts = EngineParts { journal, streaming, ..parts };
+        let given = EngineInput { sides, options, pool: pool.clone(), selection, started };
         let mut engine = Engine::with(parts, given);
         // Report it before the journal is relied on.
         if engine.shared.durability.journal.is_some() && !to.can.contains(Can::FLUSH) {
@@ -149,10 +152,10 @@ impl Engine {
         Ok(engine)
     }
 
-    fn with(parts: Parts, given: Given) -> Engine {
-        let Given { sides, options, pool, selection, started } = given;
+    fn with(parts: EngineParts, given: EngineInput) -> Engine {
+        let EngineInput { sides, options, pool, selection, started } = given;
         Engine {
-            shared: Arc::new(Shared::new(parts)),
+            shared: Arc::new(EngineState::new(parts)),
             sides,
             options,
             pool,
@@ -170,7 +173,7 @@ impl Engine {
     }
 
     /// Places the marker of a copy that discards its source, or refuses sides that do not belong together.
-    async fn begin_marker(&self, recorded: &Recorded) -> Result<()> {
+    async fn begin_marker(&self, recorded: &JournalContent) -> Result<()> {
         let Some(place) = recorded.place.clone() else { return Ok(()) };
         let journal = self.shared.durability.journal.as_ref();
         let id = journal.map_or_else(random_id, |journal| Ok(journal.file.id()))?;
@@ -187,7 +190,7 @@ impl Engine {
 
     /// Copies all but what is copied last, and removes the marker. Returns the number of lanes.
     async fn copy_all_but_last(&self, queue: &Arc<SegmentQueue>, marker: &Marker) -> usize {
-        self.give(Order::Copy(queue.clone(), Ending::Flush)).await;
+        self.give(LaneCommand::Copy(queue.clone(), EndAction::Flush)).await;
         let lanes = self.shared.report.lanes_used.swap(0, Ordering::Relaxed);
         if !self.shared.stopped() {
             self.shared.begin_work().await;
@@ -204,20 +207,20 @@ impl Engine {
 
     /// A plan for what the options select: all of the source, ranges, or the extents of a bitmap.
     /// No range can be added to it.
-    pub fn plan(&self) -> Plan {
+    pub fn plan(&self) -> EnginePlan {
         self.plan_of(self.selection.clone())
     }
 
-    fn plan_of(&self, selection: Selection) -> Plan {
-        Plan::of(selection, self.source_facts(), self.shared.learned.slots.clone())
+    fn plan_of(&self, selection: Selection) -> EnginePlan {
+        EnginePlan::of(selection, self.source_facts(), self.shared.learned.slots.clone())
     }
 
     /// An empty plan; ranges can be added before and while it runs.
-    pub fn empty_plan(&self) -> Plan {
+    pub fn empty_plan(&self) -> EnginePlan {
         let target = self.sides.target.device().facts();
         let source = self.source_facts();
         let minimum = source.block.minimum.max(target.block.minimum);
-        Plan::empty(minimum, source, self.shared.learned.slots.clone())
+        EnginePlan::empty(minimum, source, self.shared.learned.slots.clone())
     }
 
     /// Copies the ranges of a plan. They are written on return, but may not be durable before
@@ -227,9 +230,9 @@ impl Engine {
     /// # Errors
     /// The first error that retries did not resolve, or [`Kind::ShuttingDown`] after a cancel; no
     /// other plan can follow. [`Kind::Invalid`] for a plan that has run before and, with a journal,
-    /// for a second plan or one that is not the options' plan; so with [`Options::discard_source`].
-    pub async fn run(&mut self, plan: &Plan) -> Result<Summary> {
-        self.carry_out(plan, Ending::Round).await
+    /// for a second plan or one that is not the options' plan; so with [`EngineOptions::discard_source`].
+    pub async fn run(&mut self, plan: &EnginePlan) -> Result<CopySummary> {
+        self.carry_out(plan, EndAction::Round).await
     }
 
     /// Flushes the target, if it supports flush.
@@ -238,7 +241,7 @@ impl Engine {
     /// If the flush failed and writing again did not help.
     pub async fn flush(&mut self) -> Result<()> {
         self.shared.outcome()?;
-        self.give(Order::End(Ending::Flush)).await;
+        self.give(LaneCommand::End(EndAction::Flush)).await;
         self.shared.outcome()
     }
 
@@ -248,22 +251,22 @@ impl Engine {
     ///
     /// # Errors
     /// Those of [`Engine::run`] and [`Engine::flush`].
-    pub async fn complete(&mut self, plan: &Plan) -> Result<Summary> {
-        self.carry_out(plan, Ending::Copy).await?;
+    pub async fn complete(&mut self, plan: &EnginePlan) -> Result<CopySummary> {
+        self.carry_out(plan, EndAction::Copy).await?;
         self.completed().await
     }
 
     /// Closes the connections that the engine has made. The journal is then free for another copy.
     pub async fn close(self) {
-        self.give(Order::Close).await;
+        self.give(LaneCommand::Close).await;
     }
 
     /// Finishes after the last plan, like [`Engine::complete`] and [`Engine::close`].
     ///
     /// # Errors
     /// The first error that retries did not resolve; [`Kind::ShuttingDown`] after a cancel.
-    pub async fn finish(mut self) -> Result<Summary> {
-        self.give(Order::End(Ending::Copy)).await;
+    pub async fn finish(mut self) -> Result<CopySummary> {
+        self.give(LaneCommand::End(EndAction::Copy)).await;
         let summary = self.completed().await;
         self.close().await;
         summary
@@ -273,20 +276,20 @@ impl Engine {
     ///
     /// # Errors
     /// Those of [`Engine::complete`].
-    pub async fn run_last(mut self, plan: &Plan) -> Result<Summary> {
+    pub async fn run_last(mut self, plan: &EnginePlan) -> Result<CopySummary> {
         let summary = self.complete(plan).await;
         self.close().await;
         summary
     }
 
     /// A handle to control the engine.
-    pub fn control(&self) -> Control {
-        Control(self.shared.clone())
+    pub fn control(&self) -> EngineControl {
+        EngineControl(self.shared.clone())
     }
 
     /// The summary of all runs so far, also after an error or a cancel.
-    pub fn summary(&self) -> Summary {
-        Summary {
+    pub fn summary(&self) -> CopySummary {
+        CopySummary {
             lanes: self.lanes_used,
             elapsed: blockhaul_io::elapsed(self.started),
             ..self.counted()
@@ -294,7 +297,7 @@ impl Engine {
     }
 
     /// Counters other than bytes.
-    pub fn meters(&self) -> Meters {
+    pub fn meters(&self) -> MeterSnapshot {
         self.shared.progress.meters()
     }
 
@@ -302,7 +305,7 @@ impl Engine {
         self.sides.source.device().facts()
     }
 
-    async fn carry_out(&mut self, plan: &Plan, ending: Ending) -> Result<Summary> {
+    async fn carry_out(&mut self, plan: &EnginePlan, ending: EndAction) -> Result<CopySummary> {
         self.shared.outcome()?;
         if self.copied || self.shared.reads_only {
             let text =
@@ -329,7 +332,7 @@ impl Engine {
             self.shared.learned.tuner.resume();
         }
         self.runs += 1;
-        self.copied = ending == Ending::Copy;
+        self.copied = ending == EndAction::Copy;
         let queue = plan.queue();
         self.begin(queue);
         let making = self.making(plan);
@@ -340,7 +343,7 @@ impl Engine {
         if let Some(marker) = self.shared.retries.marker().cloned() {
             lanes = self.copy_all_but_last(queue, &marker).await;
         }
-        self.give(Order::Copy(queue.clone(), ending)).await;
+        self.give(LaneCommand::Copy(queue.clone(), ending)).await;
         if let Err(error) = making.await {
             self.shared.fail(error);
         }
@@ -352,7 +355,7 @@ impl Engine {
         // No lane waits for a range any more.
         queue.stop();
         outcome?;
-        Ok(Summary {
+        Ok(CopySummary {
             lanes,
             elapsed: blockhaul_io::elapsed(began),
             ..self.counted().since(&before)
@@ -360,7 +363,7 @@ impl Engine {
     }
 
     /// The settings that segments of a plan are made with.
-    fn making(&mut self, plan: &Plan) -> Making {
+    fn making(&mut self, plan: &EnginePlan) -> SegmentSettings {
         let shared = &self.shared;
         let options = &self.options;
         let to = self.sides.target.device().facts();
@@ -371,7 +374,7 @@ impl Engine {
         let target = self.sides.handle(Side::Target, &shared.retries);
         let source = self.sides.handle(Side::Source, &shared.retries);
         let target_is_zero = shared.target_is_zero.load(Ordering::Relaxed);
-        Making {
+        SegmentSettings {
             target: (!options.zero_all).then_some(target),
             target_is_zero,
             allocated: options.allocated,
@@ -386,7 +389,7 @@ impl Engine {
             last: shared.retries.marker().map(|marker| marker.place.range()),
             added: plan.added().cloned(),
             earlier: self.earlier.take().unwrap_or_default(),
-            ..Making::of(source, shared.resolved.segment, &shared.progress)
+            ..SegmentSettings::of(source, shared.resolved.segment, &shared.progress)
         }
     }
 
@@ -405,7 +408,7 @@ impl Engine {
 
     /// Gives orders to as many lanes as a plan within `bounds` can use: a segment is for one lane.
     /// `None`: the plan can grow.
-    fn start_lanes(&mut self, bounds: Option<Range>, segment: u64) {
+    fn start_lanes(&mut self, bounds: Option<SegmentRange>, segment: u64) {
         let mut useful = self.shared.resolved.connections_max;
         if let Some((start, end)) = bounds {
             let segments = end.div_ceil(segment).saturating_sub(start / segment);
@@ -421,19 +424,19 @@ impl Engine {
                 continue;
             }
             // A missing worker is detected when the lane gets an order.
-            drop(Remote::to(index).spawn(move || extra_lane(shared, index, sides, orders)));
+            drop(WorkerHandle::to(index).spawn(move || extra_lane(shared, index, sides, orders)));
         }
         self.lanes = self.lanes.max(useful.max(1));
     }
 
-    async fn give(&self, order: Order) {
+    async fn give(&self, order: LaneCommand) {
         if !self.orders.give(order).await {
             self.shared.fail(Error::new(Kind::Io, "a worker ended before its lane"));
         }
     }
 
     /// The final summary, when nothing else is copied.
-    async fn completed(&mut self) -> Result<Summary> {
+    async fn completed(&mut self) -> Result<CopySummary> {
         self.copied = true;
         self.shared.outcome()?;
         if let Some(journal) = &self.shared.durability.journal {
@@ -450,13 +453,13 @@ impl Engine {
             }),
         };
         let elapsed = blockhaul_io::elapsed(self.started);
-        Ok(Summary { digest, lanes: self.lanes_used, elapsed, ..counted })
+        Ok(CopySummary { digest, lanes: self.lanes_used, elapsed, ..counted })
     }
 
     /// The counters so far, without the digest, the lanes and the elapsed time.
-    fn counted(&self) -> Summary {
+    fn counted(&self) -> CopySummary {
         let done = self.shared.progress.snapshot();
-        Summary {
+        CopySummary {
             size: done.total,
             data: done.data,
             zeroed: done.zeroed,
@@ -470,7 +473,7 @@ impl Engine {
             retried: self.shared.retries.summary(),
             warnings: self.shared.warnings(),
             journal_stays: self.journal_stays,
-            ..Summary::default()
+            ..CopySummary::default()
         }
     }
 }
@@ -485,13 +488,13 @@ impl Drop for Engine {
 }
 
 /// The first lane, which exists from the start, takes its orders.
-async fn first_lane(shared: Arc<Shared>, sides: Sides, mut orders: Member) {
+async fn first_lane(shared: Arc<EngineState>, sides: DiskPair, mut orders: CommandReceiver) {
     let lane = sides.first_lane(&shared, true);
     while let Some(order) = orders.next().await {
         match order {
-            Order::Copy(queue, ending) => {
+            LaneCommand::Copy(queue, ending) => {
                 lane.copy(&queue, ending).await;
-                if ending == Ending::Copy {
+                if ending == EndAction::Copy {
                     // No lane will provide a proof any more.
                     shared.learned.same_disk.settle(None);
                 }
@@ -500,9 +503,9 @@ async fn first_lane(shared: Arc<Shared>, sides: Sides, mut orders: Member) {
                     shared.wake();
                 }
             }
-            Order::Read(queue, reading) => lane.read_segments(&queue, &reading).await,
-            Order::End(ending) => lane.end(ending).await,
-            Order::Close => {
+            LaneCommand::Read(queue, reading) => lane.read_segments(&queue, &reading).await,
+            LaneCommand::End(ending) => lane.end(ending).await,
+            LaneCommand::Close => {
                 drop((lane, shared));
                 orders.done();
                 return;
@@ -513,7 +516,7 @@ async fn first_lane(shared: Arc<Shared>, sides: Sides, mut orders: Member) {
 }
 
 /// What the options select of the source, if the devices fit it and one another.
-async fn checked_selection(sides: &Sides, options: &Options) -> Result<Selection> {
+async fn checked_selection(sides: &DiskPair, options: &EngineOptions) -> Result<Selection> {
     let from = sides.source.device().facts();
     let to = sides.target.device().facts();
     if options.discard_source {
@@ -532,9 +535,9 @@ async fn checked_selection(sides: &Sides, options: &Options) -> Result<Selection
 }
 
 /// What the caller of an engine has given it.
-struct Given {
-    sides: Sides,
-    options: Options,
+struct EngineInput {
+    sides: DiskPair,
+    options: EngineOptions,
     pool: Pool,
     selection: Selection,
     started: Instant,
@@ -542,16 +545,17 @@ struct Given {
 
 /// The state of an engine without journal and digest.
 fn parts(
-    sides: &Sides,
-    options: &Options,
+    sides: &DiskPair,
+    options: &EngineOptions,
     pool: &Pool,
-    retries: &Arc<Retries>,
-    progress: &Arc<Progress>,
-) -> Parts {
-    let resolved = Resolved::new(options, sides.source.device(), sides.target.device(), pool);
-    let signals: Arc<Signals> = Arc::default();
+    retries: &Arc<RetryControl>,
+    progress: &Arc<CopyProgress>,
+) -> EngineParts {
+    let resolved =
+        EffectiveOptions::new(options, sides.source.device(), sides.target.device(), pool);
+    let signals: Arc<LaneSignals> = Arc::default();
     let slots = LaneSlots::new(resolved.connections_first, signals.clone());
-    Parts {
+    EngineParts {
         learned: learned(&resolved, sides, options, pool, (Arc::new(slots), progress)),
         memory: memory(&resolved, sides, options, pool),
         resolved,
@@ -566,15 +570,15 @@ fn parts(
 }
 
 fn learned(
-    resolved: &Resolved,
-    sides: &Sides,
-    options: &Options,
+    resolved: &EffectiveOptions,
+    sides: &DiskPair,
+    options: &EngineOptions,
     pool: &Pool,
-    (slots, progress): (Arc<LaneSlots>, &Arc<Progress>),
-) -> Learned {
+    (slots, progress): (Arc<LaneSlots>, &Arc<CopyProgress>),
+) -> LearnedState {
     let from = sides.source.device().facts();
     let to = sides.target.device().facts();
-    Learned {
+    LearnedState {
         tuner: Tuner::of(resolved, &from, &to, pool, (slots.clone(), progress.clone())),
         slots,
         kernel_copy: KernelCopy::new(options.by_kernel),
@@ -584,9 +588,14 @@ fn learned(
     }
 }
 
-fn memory(resolved: &Resolved, sides: &Sides, options: &Options, pool: &Pool) -> Memory {
+fn memory(
+    resolved: &EffectiveOptions,
+    sides: &DiskPair,
+    options: &EngineOptions,
+    pool: &Pool,
+) -> BufferPools {
     let claims_room = sides.source.device().facts().claims_room;
-    Memory {
+    BufferPools {
         // A digest buffers what arrives early until its turn.
         late: (claims_room && options.digest.is_none())
             .then(|| Pool::new(pool.limit().saturating_mul(LATE))),
@@ -597,7 +606,11 @@ fn memory(resolved: &Resolved, sides: &Sides, options: &Options, pool: &Pool) ->
 }
 
 /// Checks samples of a target that is assumed to read as zeroes; fails if one of them does not.
-async fn check_zeroes(sides: &Sides, range: Range, retries: &Arc<Retries>) -> Result<()> {
+async fn check_zeroes(
+    sides: &DiskPair,
+    range: SegmentRange,
+    retries: &Arc<RetryControl>,
+) -> Result<()> {
     let target = sides.handle(Side::Target, retries);
     let name = target.facts().name.clone();
     let Some(at) = crate::sample::first_content(target, range).await? else { return Ok(()) };
@@ -609,7 +622,7 @@ async fn check_zeroes(sides: &Sides, range: Range, retries: &Arc<Retries>) -> Re
 }
 
 /// Whether one lane handles zero ranges of any length: those to be zeroed, and those to be skipped.
-fn whole_zeroes(shared: &Shared, target: &Facts, target_is_zero: bool) -> (bool, bool) {
+fn whole_zeroes(shared: &EngineState, target: &Facts, target_is_zero: bool) -> (bool, bool) {
     // If zeroes are hashed or written out, spread them over all lanes.
     let cheap = shared.streaming.as_ref().is_none_or(|streaming| !streaming.hashes_zeroes());
     (cheap && (target_is_zero || !target.emulated.contains(Can::ZERO)), cheap)

@@ -6,28 +6,28 @@ use std::sync::{Arc, Mutex};
 use blockhaul_block::{Error, Kind};
 
 use crate::error::Result;
-use crate::handle::Retries;
-use crate::journal::{Identity, Journal, JournalOptions, Recorded, SelectedParts};
-use crate::ledger::{Range, Suspect};
-use crate::marker::{Marker, Place, Stage};
-use crate::options::Options;
-use crate::orders::Ending;
-use crate::resolved::Resolved;
-use crate::segment_maker::Earlier;
+use crate::handle::RetryControl;
+use crate::journal::{Journal, JournalContent, JournalIdentity, JournalOptions, SelectedParts};
+use crate::ledger::{SegmentRange, SuspectSegment};
+use crate::marker::{Marker, MarkerPlace, MarkerStage};
+use crate::options::EngineOptions;
+use crate::orders::EndAction;
+use crate::resolved::EffectiveOptions;
+use crate::segment_maker::EarlierRuns;
 use crate::selection::Selection;
-use crate::shared::{Keeping, Shared};
+use crate::shared::{EngineState, JournalKeeper};
 use crate::side::Side;
-use crate::sides::Sides;
+use crate::sides::DiskPair;
 
 /// What the journal of the options says of its copy, if it exists and is to be continued.
-pub(super) async fn identity_there(options: &Options) -> Option<Identity> {
+pub(super) async fn identity_there(options: &EngineOptions) -> Option<JournalIdentity> {
     let journal = options.journal.clone()?;
     blockhaul_io::offload(move || Journal::identity_there(&journal)).await.ok()?
 }
 
 /// The options, with the segment size of the journal that this copy continues. Without an explicit
 /// size the number of connections and requests, which may differ now, would determine it.
-pub(super) fn as_begun(options: &Options, there: Option<&Identity>) -> Options {
+pub(super) fn as_begun(options: &EngineOptions, there: Option<&JournalIdentity>) -> EngineOptions {
     let mut options = options.clone();
     if let Some(there) = there.filter(|_| options.spread) {
         options.segment = there.segment;
@@ -39,12 +39,12 @@ pub(super) fn as_begun(options: &Options, there: Option<&Identity>) -> Options {
 /// What identifies a copy in its journal.
 fn identity(
     options: &JournalOptions,
-    resolved: &Resolved,
+    resolved: &EffectiveOptions,
     selection: &Selection,
-    sides: &Sides,
+    sides: &DiskPair,
     sample: [u8; 32],
-) -> Identity {
-    Identity {
+) -> JournalIdentity {
+    JournalIdentity {
         segment: resolved.segment,
         range: selection.bounds(),
         source_size: sides.source.device().facts().size,
@@ -62,15 +62,15 @@ fn identity(
 
 /// Opens the journal that the options ask for; it is about what is selected.
 pub(super) async fn own_journal(
-    sides: &Sides,
-    options: &Options,
+    sides: &DiskPair,
+    options: &EngineOptions,
     selection: &Selection,
-    (resolved, retries): (&Resolved, &Arc<Retries>),
-    place: Option<Place>,
-) -> Result<Option<(Keeping, Recorded)>> {
+    (resolved, retries): (&EffectiveOptions, &Arc<RetryControl>),
+    place: Option<MarkerPlace>,
+) -> Result<Option<(JournalKeeper, JournalContent)>> {
     let Some(journal) = &options.journal else { return Ok(None) };
     let own = own_identity(journal, sides, options, selection, (resolved, retries)).await?;
-    let identity = Identity { place, ..own };
+    let identity = JournalIdentity { place, ..own };
     let parts = SelectedParts::new(selection.ranges(), resolved.segment);
     open_journal(journal, identity, parts).await.map(Some)
 }
@@ -78,11 +78,11 @@ pub(super) async fn own_journal(
 /// What identifies the copy of what is selected.
 pub(super) async fn own_identity(
     journal: &JournalOptions,
-    sides: &Sides,
-    options: &Options,
+    sides: &DiskPair,
+    options: &EngineOptions,
     selection: &Selection,
-    (resolved, retries): (&Resolved, &Arc<Retries>),
-) -> Result<Identity> {
+    (resolved, retries): (&EffectiveOptions, &Arc<RetryControl>),
+) -> Result<JournalIdentity> {
     // An export may be unreadable where its bitmap is clean.
     let partial = options.bitmap.is_some() || options.ranges.is_some();
     let only = partial.then(|| selection.ranges());
@@ -93,7 +93,7 @@ pub(super) async fn own_identity(
         crate::sample::digest(sides.handle(Side::Source, retries), only).await?
     };
     let identity = identity(journal, resolved, selection, sides, sample);
-    Ok(Identity {
+    Ok(JournalIdentity {
         discards: options.discard_source,
         zeroes_checked: options.target_is_zero && !options.trust_zero,
         is_marked: options.discard_source,
@@ -103,9 +103,9 @@ pub(super) async fn own_identity(
 
 async fn open_journal(
     options: &JournalOptions,
-    identity: Identity,
+    identity: JournalIdentity,
     parts: SelectedParts,
-) -> Result<(Keeping, Recorded)> {
+) -> Result<(JournalKeeper, JournalContent)> {
     let wanted = options.clone();
     let discards = identity.discards;
     let opened = blockhaul_io::offload(move || Journal::open(&wanted, &identity)).await;
@@ -121,22 +121,22 @@ async fn open_journal(
     let parts = Mutex::new(parts);
     let earlier = !recorded.segments.is_empty();
     let was_complete = recorded.complete;
-    Ok((Keeping { file, keep, discards, earlier, was_complete, interval, parts }, recorded))
+    Ok((JournalKeeper { file, keep, discards, earlier, was_complete, interval, parts }, recorded))
 }
 
 /// Compares the data that earlier runs recorded last. If it differs, none of their records is used.
 pub(super) async fn look_at_edge(
-    shared: &Arc<Shared>,
-    sides: &Sides,
-    recorded: Recorded,
-    ranges: &[Range],
-) -> Earlier {
+    shared: &Arc<EngineState>,
+    sides: &DiskPair,
+    recorded: JournalContent,
+    ranges: &[SegmentRange],
+) -> EarlierRuns {
     if recorded.segments.is_empty() {
-        return Earlier::default();
+        return EarlierRuns::default();
     }
     if shared.resolved.discard_source {
         // The source does not hold it any more.
-        return Earlier { recorded, check: false };
+        return EarlierRuns { recorded, check: false };
     }
     let segment = shared.resolved.segment;
     let lane = sides.first_lane(shared, false);
@@ -148,10 +148,10 @@ pub(super) async fn look_at_edge(
         let first = ranges.partition_point(|range| range.1 <= at);
         for range in ranges[first..].iter().take_while(|range| range.0 < end) {
             let range = (range.0.max(at), range.1.min(end));
-            lane.recheck(Suspect { range, again: false }).await;
+            lane.recheck(SuspectSegment { range, again: false }).await;
         }
     }
-    lane.finish(Ending::Copy).await;
+    lane.finish(EndAction::Copy).await;
     shared.signals.end_work();
     let check = shared.retries.rewritten.load(Ordering::Relaxed) > 0;
     if check {
@@ -159,17 +159,17 @@ pub(super) async fn look_at_edge(
                     it recorded";
         shared.warn(text.to_string());
     }
-    Earlier { recorded, check }
+    EarlierRuns { recorded, check }
 }
 
 /// After success, the journal is not needed any more, unless something was discarded at the source:
 /// then it stays, and says so. True: it stays.
-pub(super) async fn close_journal(shared: &Shared, journal: &Keeping) -> bool {
+pub(super) async fn close_journal(shared: &EngineState, journal: &JournalKeeper) -> bool {
     // Of a discard that failed, a part may have been carried out.
     let (discarded, failed) = shared.progress.discarded();
     if journal.discards && (journal.earlier || discarded > 0 || failed > 0) {
         let is_last_kept =
-            |marker: &Arc<Marker>| marker.may_follow() && marker.stage() < Stage::Discarded;
+            |marker: &Arc<Marker>| marker.may_follow() && marker.stage() < MarkerStage::Discarded;
         if shared.retries.marker().is_some_and(is_last_kept) {
             return true;
         }

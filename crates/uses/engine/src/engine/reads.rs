@@ -6,28 +6,28 @@ use blockhaul_block::{Error, Kind};
 use blockhaul_catalog::Stack;
 use blockhaul_io::{Pool, Task};
 
-use super::{Engine, Given, parts};
-use crate::algorithm::{Algorithm, Hasher};
-use crate::digest::{PIECE, ReadAhead};
+use super::{Engine, EngineInput, parts};
+use crate::algorithm::{DigestAlgorithm, Hasher};
+use crate::digest::{DigestReadAhead, PIECE};
 use crate::error::{CopyError, Result};
-use crate::handle::Retries;
+use crate::handle::RetryControl;
 use crate::manifest::{BLOCK, Manifest, unit_of};
-use crate::options::Options;
-use crate::orders::Order;
-use crate::progress::Progress;
-use crate::reading::{Digests, Reading};
+use crate::options::EngineOptions;
+use crate::orders::LaneCommand;
+use crate::progress::CopyProgress;
+use crate::reading::{SourceScan, UnitDigests};
 use crate::resolved::keeps_one_handle;
 use crate::segment::SEGMENT;
-use crate::segment_maker::{Making, make};
+use crate::segment_maker::{SegmentSettings, make};
 use crate::segment_queue::SegmentQueue;
 use crate::selection::Selection;
-use crate::shared::Parts;
+use crate::shared::EngineParts;
 use crate::side::Side;
-use crate::sides::Sides;
-use crate::verify::{Verified, drop_cached};
+use crate::sides::DiskPair;
+use crate::verify::{VerificationResult, drop_cached};
 
 /// What is read, and what for.
-struct Wanted {
+struct ScanRequest {
     selection: Selection,
     /// Both sides are read and compared.
     compares: bool,
@@ -47,17 +47,17 @@ impl Engine {
     pub fn open_to_read(
         source: &Stack,
         target: Option<&Stack>,
-        options: &Options,
+        options: &EngineOptions,
         pool: &Pool,
-        progress: &Arc<Progress>,
+        progress: &Arc<CopyProgress>,
     ) -> Result<Engine> {
         let started = blockhaul_io::now();
         // A target that is not read needs no connections of its own.
         let target = target.cloned().unwrap_or_else(|| Stack::over(source.device().clone()));
-        let sides = Sides { source: source.clone(), target };
+        let sides = DiskPair { source: source.clone(), target };
         let facts = [&sides.source, &sides.target].map(|side| side.device().facts());
         let is_single = keeps_one_handle(options, &facts[0], &facts[1]);
-        let options = Options {
+        let options = EngineOptions {
             connections: if is_single { 1 } else { options.connections },
             adaptive_connections: false,
             adaptive_size: false,
@@ -66,9 +66,10 @@ impl Engine {
             ..options.clone()
         };
         let selection = sides.selection(&options)?;
-        let retries = Retries::new(&options, progress);
-        let parts = Parts { reads_only: true, ..parts(&sides, &options, pool, &retries, progress) };
-        let given = Given { sides, options, pool: pool.clone(), selection, started };
+        let retries = RetryControl::new(&options, progress);
+        let parts =
+            EngineParts { reads_only: true, ..parts(&sides, &options, pool, &retries, progress) };
+        let given = EngineInput { sides, options, pool: pool.clone(), selection, started };
         Ok(Engine::with(parts, given))
     }
 
@@ -81,7 +82,7 @@ impl Engine {
     /// [`Kind::Io`] without a request names the offset of the first difference; more can be read
     /// after it. Otherwise the first error that retries did not resolve, or [`Kind::ShuttingDown`]
     /// after a cancel.
-    pub async fn verify(&mut self) -> Result<Verified> {
+    pub async fn verify(&mut self) -> Result<VerificationResult> {
         let size = self.source_facts().size;
         let selection = self.selection.clone();
         let unit = selection.is_whole().then(|| unit_of(size));
@@ -89,7 +90,7 @@ impl Engine {
             drop_cached(&self.sides.target, selection.ranges()).await;
         }
         let before = self.shared.progress.snapshot().verified;
-        let wanted = Wanted { selection, compares: true, unit, strict: false };
+        let wanted = ScanRequest { selection, compares: true, unit, strict: false };
         let (units, differs_at) = self.read(wanted).await?;
         if let Some(at) = differs_at {
             let text = format!(
@@ -101,7 +102,7 @@ impl Engine {
         }
         let range = (0, size);
         let digest = unit.map(|unit| Manifest { size, unit, range, units }.digest());
-        Ok(Verified { bytes: self.shared.progress.snapshot().verified - before, digest })
+        Ok(VerificationResult { bytes: self.shared.progress.snapshot().verified - before, digest })
     }
 
     /// Compares all of the source with the target: the offset of the first difference, if there is
@@ -114,7 +115,7 @@ impl Engine {
     pub async fn compare(&mut self) -> Result<Option<u64>> {
         let selection = Selection::all(self.source_facts().size);
         self.shared.progress.set_total(selection.total());
-        let wanted = Wanted { selection, compares: true, unit: None, strict: true };
+        let wanted = ScanRequest { selection, compares: true, unit: None, strict: true };
         Ok(self.read(wanted).await?.1)
     }
 
@@ -125,7 +126,7 @@ impl Engine {
     /// The first error that retries did not resolve; [`Kind::ShuttingDown`] after a cancel.
     pub async fn manifest(&mut self, like: Option<&Manifest>) -> Result<Manifest> {
         let facts = self.source_facts();
-        let mut chosen = Options { bitmap: None, ..self.options.clone() };
+        let mut chosen = EngineOptions { bitmap: None, ..self.options.clone() };
         let mut unit = unit_of(facts.size);
         if let Some(like) = like {
             unit = like.unit;
@@ -138,7 +139,7 @@ impl Engine {
         }
         let selection = Selection::new(&chosen, &facts, 1)?;
         let range = selection.bounds();
-        let wanted = Wanted { selection, compares: false, unit: Some(unit), strict: false };
+        let wanted = ScanRequest { selection, compares: false, unit: Some(unit), strict: false };
         let (units, _) = self.read(wanted).await?;
         Ok(Manifest { size: facts.size, unit, range, units })
     }
@@ -148,20 +149,21 @@ impl Engine {
     ///
     /// # Errors
     /// The first error that retries did not resolve; [`Kind::ShuttingDown`] after a cancel.
-    pub async fn digest(&mut self, algorithm: Algorithm) -> Result<String> {
+    pub async fn digest(&mut self, algorithm: DigestAlgorithm) -> Result<String> {
         let shared = self.shared.clone();
         let options = self.options.clone();
         let [teller, reader] = [(); 2].map(|()| self.sides.handle(Side::Source, &shared.retries));
         let size = teller.facts().size;
-        let (queue, making) = self.begin_reading(Making {
+        let (queue, making) = self.begin_reading(SegmentSettings {
             extents: options.extents,
             grain: PIECE,
             whole: (true, true),
-            ..Making::of(teller, SEGMENT, &shared.progress)
+            ..SegmentSettings::of(teller, SEGMENT, &shared.progress)
         })?;
         // One task reads for all connections.
         let requests = options.requests.saturating_mul(options.connections.max(1));
-        let ahead = ReadAhead::new(&shared, reader, &self.pool, (requests, !options.adaptive));
+        let ahead =
+            DigestReadAhead::new(&shared, reader, &self.pool, (requests, !options.adaptive));
         let mut hasher = Hasher::new(algorithm);
         if let Err(error) = ahead.hash(&queue, &mut hasher).await {
             shared.fail(error);
@@ -172,15 +174,15 @@ impl Engine {
 
     /// Reads over all lanes: the digests of the units that are not all zero, and the offset of the
     /// first difference.
-    async fn read(&mut self, wanted: Wanted) -> Result<(Digests, Option<u64>)> {
-        let Wanted { selection, compares, unit, strict } = wanted;
+    async fn read(&mut self, wanted: ScanRequest) -> Result<(UnitDigests, Option<u64>)> {
+        let ScanRequest { selection, compares, unit, strict } = wanted;
         let shared = self.shared.clone();
         let extents = self.options.extents;
         // A unit is read by one lane.
         let segment = shared.resolved.segment.max(unit.unwrap_or(BLOCK));
         let bounds = selection.bounds();
         let handle = |side| self.sides.handle(side, &shared.retries);
-        let (queue, making) = self.begin_reading(Making {
+        let (queue, making) = self.begin_reading(SegmentSettings {
             target: compares.then(|| handle(Side::Target)),
             // Digests are of whole blocks.
             grain: if unit.is_some() { BLOCK } else { 1 },
@@ -190,17 +192,20 @@ impl Engine {
             whole: (!compares, true),
             selection,
             // Skipped bytes count for a copy only.
-            ..Making::of(handle(Side::Source), segment, &Arc::new(Progress::new()))
+            ..SegmentSettings::of(handle(Side::Source), segment, &Arc::new(CopyProgress::new()))
         })?;
-        let reading = Arc::new(Reading::new(compares, unit, &self.pool));
+        let reading = Arc::new(SourceScan::new(compares, unit, &self.pool));
         self.start_lanes(Some(bounds), segment);
-        self.give(Order::Read(queue.clone(), reading.clone())).await;
+        self.give(LaneCommand::Read(queue.clone(), reading.clone())).await;
         self.end_reading(&queue, making).await?;
         Ok(reading.take_results())
     }
 
     /// Starts to make the segments of a reading.
-    fn begin_reading(&mut self, making: Making) -> Result<(Arc<SegmentQueue>, Task<Result<()>>)> {
+    fn begin_reading(
+        &mut self,
+        making: SegmentSettings,
+    ) -> Result<(Arc<SegmentQueue>, Task<Result<()>>)> {
         self.shared.outcome()?;
         let queue = self.plan_of(making.selection.clone()).queue().clone();
         self.begin(&queue);

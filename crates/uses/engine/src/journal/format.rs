@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use crate::marker::{JournalPosition, Place};
+use crate::marker::{JournalPosition, MarkerPlace};
 
 pub(super) const MAGIC: &[u8; 20] = b"blockhaul journal 1\n";
 
@@ -52,7 +52,7 @@ const NUMBER_BITS: u32 = 58;
 
 /// What is copied where; must be the same when a copy continues.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Identity {
+pub(crate) struct JournalIdentity {
     /// Segment size in bytes.
     pub(crate) segment: u64,
     /// Where the copy starts and ends in the source.
@@ -71,7 +71,7 @@ pub(crate) struct Identity {
     pub(crate) zeroes_checked: bool,
     /// Of a copy that discards: the target has a marker while it runs, if the source has content. Not compared.
     pub(crate) is_marked: bool,
-    pub(crate) place: Option<Place>,
+    pub(crate) place: Option<MarkerPlace>,
 }
 
 /// Most bytes of a block with a marker: more than a device may ask for.
@@ -83,8 +83,8 @@ const ZEROES_CHECKED: u8 = 2;
 const IS_MARKED: u8 = 4;
 const HAS_PLACE: u8 = 8;
 
-impl Identity {
-    pub(super) fn shortened(mut self) -> Identity {
+impl JournalIdentity {
+    pub(super) fn shortened(mut self) -> JournalIdentity {
         for text in [&mut self.source, &mut self.target] {
             if text.len() > TEXT_MAX {
                 *text = format!("blake3:{}", blake3::hash(text.as_bytes()).to_hex());
@@ -126,7 +126,7 @@ impl Identity {
         bytes
     }
 
-    pub(super) fn decode(bytes: &[u8]) -> Result<([u8; 16], Identity), HeaderError> {
+    pub(super) fn decode(bytes: &[u8]) -> Result<([u8; 16], JournalIdentity), HeaderError> {
         let damaged = HeaderError::Damaged;
         if !bytes.starts_with(MAGIC) {
             // The rest may be that of a journal.
@@ -152,7 +152,7 @@ impl Identity {
             let [bits] = fields.array::<1>()?;
             let has = |bit| bits & bit != 0;
             let place = if has(HAS_PLACE) { Some(fields.place()?) } else { None };
-            let identity = Identity {
+            let identity = JournalIdentity {
                 segment,
                 range,
                 source_size,
@@ -172,7 +172,7 @@ impl Identity {
     }
 
     /// Why a copy with this identity cannot continue as `now`.
-    pub(super) fn differs(&self, now: &Identity) -> Option<String> {
+    pub(super) fn differs(&self, now: &JournalIdentity) -> Option<String> {
         let mut text = String::new();
         if self.discards != now.discards {
             let how = if self.discards { "with" } else { "without" };
@@ -212,7 +212,7 @@ fn has_check(bytes: &[u8]) -> bool {
 
 /// Segments that are durable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Record {
+pub(crate) struct JournalRecord {
     /// Number of the first segment in the source.
     pub(crate) segment: u64,
     /// Count of segments, as a power of two.
@@ -225,25 +225,25 @@ pub(crate) struct Record {
     pub(crate) content: bool,
 }
 
-impl Record {
+impl JournalRecord {
     /// The records of a range of segments.
     pub(super) fn of(
         (first, end): (u64, u64),
         content: bool,
         batch: u32,
         lane: u32,
-    ) -> impl Iterator<Item = Record> {
+    ) -> impl Iterator<Item = JournalRecord> {
         let mut next = first;
         std::iter::from_fn(move || {
             let exponent = end.checked_sub(next)?.checked_ilog2()? as u8;
-            let record = Record { segment: next, exponent, batch, lane, content };
+            let record = JournalRecord { segment: next, exponent, batch, lane, content };
             next += 1 << exponent;
             Some(record)
         })
     }
 
     /// The record that everything is copied. No segment has its number.
-    pub(super) const COMPLETE: Record = Record {
+    pub(super) const COMPLETE: JournalRecord = JournalRecord {
         segment: (1 << NUMBER_BITS) - 1,
         exponent: u8::MAX >> 2,
         batch: 0,
@@ -253,8 +253,8 @@ impl Record {
 
     /// The record that all is recorded but what is copied last, and that the marker is about to be overwritten. No
     /// segment has its number.
-    pub(super) const LEAVING: Record =
-        Record { segment: Record::COMPLETE.segment - 1, ..Record::COMPLETE };
+    pub(super) const LEAVING: JournalRecord =
+        JournalRecord { segment: JournalRecord::COMPLETE.segment - 1, ..JournalRecord::COMPLETE };
 
     /// Number of the segment after the last.
     pub(super) fn end(&self) -> u64 {
@@ -274,7 +274,7 @@ impl Record {
         bytes
     }
 
-    fn decode(bytes: &[u8], id: &[u8; 16], index: u64) -> Option<Record> {
+    fn decode(bytes: &[u8], id: &[u8; 16], index: u64) -> Option<JournalRecord> {
         let (body, found) = bytes.split_at_checked(RECORD - CHECK)?;
         if check(body, id, index) != *found {
             return None;
@@ -286,7 +286,7 @@ impl Record {
         let batch = u32::from_be_bytes(fields.array()?);
         let lane = u32::from_be_bytes(fields.array()?);
         let (lane, content) = (lane & !CONTENT, lane & CONTENT != 0);
-        Some(Record { segment, exponent, batch, lane, content })
+        Some(JournalRecord { segment, exponent, batch, lane, content })
     }
 }
 
@@ -301,14 +301,14 @@ impl Fields<'_> {
     }
 
     /// The place of a marker, whose blocks lie in a device.
-    fn place(&mut self) -> Option<Place> {
+    fn place(&mut self) -> Option<MarkerPlace> {
         let mut number = || Some(u64::from_be_bytes(self.array()?));
         let (at, content, len) = (number()?, number()?, number()?);
         let digest = self.array()?;
         let before = self.array()?;
         let fits = len >= before.len() as u64 && len <= BLOCK_MAX;
         let is_there = fits && content <= at && at.checked_add(len).is_some();
-        is_there.then_some(Place { at, content, len, digest, before })
+        is_there.then_some(MarkerPlace { at, content, len, digest, before })
     }
 
     fn text(&mut self) -> Option<String> {
@@ -328,9 +328,9 @@ pub(super) fn check(body: &[u8], id: &[u8; 16], index: u64) -> [u8; CHECK] {
 }
 
 /// The records of a journal's file, up to the first with a wrong checksum.
-pub(super) fn recover(bytes: &[u8], id: &[u8; 16]) -> Vec<Record> {
+pub(super) fn recover(bytes: &[u8], id: &[u8; 16]) -> Vec<JournalRecord> {
     let records = bytes.get(HEADER..).unwrap_or_default().chunks_exact(RECORD).zip(0..);
-    records.map_while(|(record, index)| Record::decode(record, id, index)).collect()
+    records.map_while(|(record, index)| JournalRecord::decode(record, id, index)).collect()
 }
 
 /// Whether a journal's file is damaged where its first `count` records end, which are those that [`recover`]
@@ -342,10 +342,10 @@ pub(super) fn recover(bytes: &[u8], id: &[u8; 16]) -> Vec<Record> {
 pub(super) fn is_damaged(bytes: &[u8], id: &[u8; 16], count: usize) -> bool {
     let rest = bytes.get(HEADER + count * RECORD..).unwrap_or_default();
     let records = rest.chunks_exact(RECORD).zip(count as u64..);
-    let mut valid = records.filter_map(|(record, index)| Record::decode(record, id, index));
+    let mut valid = records.filter_map(|(record, index)| JournalRecord::decode(record, id, index));
     let Some(first) = valid.next() else { return false };
     let is_written = rest[..RECORD].iter().any(|&byte| byte != 0);
-    let is_alone = [Record::COMPLETE, Record::LEAVING].contains(&first);
+    let is_alone = [JournalRecord::COMPLETE, JournalRecord::LEAVING].contains(&first);
     is_written || is_alone || valid.any(|record| record.batch != first.batch)
 }
 
@@ -359,7 +359,7 @@ pub(crate) struct LastBatch {
 
 /// What a journal records of earlier runs.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Recorded {
+pub(crate) struct JournalContent {
     /// Durable segments as ranges: the first and the one after the last; ascending, disjoint.
     pub(crate) segments: Vec<(u64, u64)>,
     /// Of those, the segments that each lane recorded last, and the last with content; ascending.
@@ -378,27 +378,28 @@ pub(crate) struct Recorded {
     /// The target was found to read as zeroes when the copy began.
     pub(crate) zeroes_checked: bool,
     /// Of a copy that discards its source: the place of its marker.
-    pub(crate) place: Option<Place>,
+    pub(crate) place: Option<MarkerPlace>,
 }
 
 impl LastBatch {
-    fn of(records: &[&Record]) -> Option<LastBatch> {
+    fn of(records: &[&JournalRecord]) -> Option<LastBatch> {
         let number = records.last()?.batch;
         let len = records.iter().rev().take_while(|record| record.batch == number).count();
         Some(LastBatch { number, before: (records.len() - len) as u64 })
     }
 }
 
-impl Recorded {
+impl JournalContent {
     /// Everything is copied, of a range that ends before segment `end`.
-    pub(super) fn everything(end: u64) -> Recorded {
-        Recorded { segments: vec![(0, end)], complete: true, ..Recorded::default() }
+    pub(super) fn everything(end: u64) -> JournalContent {
+        JournalContent { segments: vec![(0, end)], complete: true, ..JournalContent::default() }
     }
 
     /// What these records say of a copy that `discards` what it records.
-    pub(super) fn of(records: &[Record], discards: bool) -> Recorded {
-        let is_leaving = records.contains(&Record::LEAVING);
-        let records: Vec<_> = records.iter().filter(|&&record| record != Record::LEAVING).collect();
+    pub(super) fn of(records: &[JournalRecord], discards: bool) -> JournalContent {
+        let is_leaving = records.contains(&JournalRecord::LEAVING);
+        let records: Vec<_> =
+            records.iter().filter(|&&record| record != JournalRecord::LEAVING).collect();
         let last = |lane: u32, content: bool| {
             let own = records.iter().copied().filter(|record| record.lane == lane);
             own.filter(|record| record.content || !content).map(|record| record.batch).max()
@@ -408,7 +409,7 @@ impl Recorded {
         lanes.dedup();
         let last_of: Vec<_> =
             lanes.into_iter().map(|lane| (lane, last(lane, false), last(lane, true))).collect();
-        let ends_last = |record: &Record| {
+        let ends_last = |record: &JournalRecord| {
             let batch = Some(record.batch);
             let own = |&&(lane, ..): &&(u32, _, _)| lane == record.lane;
             last_of
@@ -418,7 +419,7 @@ impl Recorded {
         };
         let count = records.len() as u64;
         let last = LastBatch::of(&records);
-        let mut recorded = Recorded { count, last, is_leaving, ..Recorded::default() };
+        let mut recorded = JournalContent { count, last, is_leaving, ..JournalContent::default() };
         for record in records {
             match (ends_last(record), record.exponent) {
                 // What was discarded cannot be compared, and must not be zeroed again: the source may
@@ -477,8 +478,8 @@ mod tests {
 
     const ID: [u8; 16] = *b"0123456789abcdef";
 
-    fn identity() -> Identity {
-        Identity {
+    fn identity() -> JournalIdentity {
+        JournalIdentity {
             segment: 1 << 20,
             range: (0, 100 << 20),
             source_size: 100 << 20,
@@ -490,7 +491,7 @@ mod tests {
             discards: true,
             zeroes_checked: true,
             is_marked: true,
-            place: Some(Place {
+            place: Some(MarkerPlace {
                 at: 8192,
                 content: 4096,
                 len: 4096,
@@ -500,11 +501,11 @@ mod tests {
         }
     }
 
-    fn file(segments: &[(u64, u32, u32)]) -> (Vec<u8>, Vec<Record>) {
+    fn file(segments: &[(u64, u32, u32)]) -> (Vec<u8>, Vec<JournalRecord>) {
         let mut bytes = identity().encode(&ID);
         let mut records = Vec::new();
         for (index, &(segment, batch, lane)) in segments.iter().enumerate() {
-            let record = Record { segment, exponent: 0, batch, lane, content: false };
+            let record = JournalRecord { segment, exponent: 0, batch, lane, content: false };
             bytes.extend(record.encode(&ID, index as u64));
             records.push(record);
         }
@@ -520,10 +521,10 @@ mod tests {
         ) {
             let (bytes, records) = file(&segments);
             prop_assert_eq!(recover(&bytes, &ID), records.clone());
-            prop_assert_eq!(Identity::decode(&bytes).unwrap(), (ID, identity()));
+            prop_assert_eq!(JournalIdentity::decode(&bytes).unwrap(), (ID, identity()));
             // Cut anywhere: the whole records before the cut remain.
             let cut = cut.index(bytes.len() + 1);
-            match Identity::decode(&bytes[..cut]) {
+            match JournalIdentity::decode(&bytes[..cut]) {
                 Ok(_) => {
                     let left = cut.saturating_sub(HEADER) / RECORD;
                     prop_assert!(cut >= HEADER);
@@ -537,7 +538,7 @@ mod tests {
             let bit = bit.index(bytes.len() * 8);
             let mut damaged = bytes.clone();
             damaged[bit / 8] ^= 1 << (bit % 8);
-            match Identity::decode(&damaged) {
+            match JournalIdentity::decode(&damaged) {
                 Ok(_) => {
                     prop_assert!(bit / 8 >= HEADER);
                     let left = (bit / 8 - HEADER) / RECORD;
@@ -550,7 +551,7 @@ mod tests {
 
         #[test]
         fn arbitrary_bytes_are_no_records(bytes in prop::collection::vec(any::<u8>(), 0..9000)) {
-            prop_assert!(Identity::decode(&bytes).is_err());
+            prop_assert!(JournalIdentity::decode(&bytes).is_err());
             prop_assert!(recover(&bytes, &ID).is_empty());
         }
     }
@@ -586,7 +587,7 @@ mod tests {
         left[HEADER..HEADER + RECORD].fill(0);
         assert!(is_damaged(&left, &ID, 0));
         let mut left = bytes;
-        left.extend(Record::COMPLETE.encode(&ID, records.len() as u64));
+        left.extend(JournalRecord::COMPLETE.encode(&ID, records.len() as u64));
         left[HEADER + 43 * RECORD..HEADER + 44 * RECORD].fill(0);
         assert!(is_damaged(&left, &ID, 43));
     }
@@ -594,7 +595,7 @@ mod tests {
     #[test]
     fn the_edge_is_the_last_batch_of_each_lane() {
         let (_, records) = file(&[(1, 1, 0), (2, 2, 1), (3, 3, 0), (4, 3, 0), (5, 4, 2)]);
-        let recorded = Recorded::of(&records, false);
+        let recorded = JournalContent::of(&records, false);
         assert_eq!(recorded.segments, [(1, 6)]);
         assert_eq!(recorded.edge, [2, 3, 4, 5]);
         assert_eq!(
@@ -609,7 +610,7 @@ mod tests {
         let (_, mut records) = file(&[(1, 1, 0), (2, 2, 0), (3, 3, 0), (4, 3, 1), (5, 4, 1)]);
         records[0].content = true;
         records[1].content = true;
-        let recorded = Recorded::of(&records, false);
+        let recorded = JournalContent::of(&records, false);
         assert_eq!(recorded.segments, [(1, 6)]);
         assert_eq!(recorded.edge, [2, 3, 5]);
     }
@@ -617,8 +618,8 @@ mod tests {
     #[test]
     fn a_marker_fits_the_records_behind_it_or_the_batch_that_it_announces() {
         let (_, mut records) = file(&[(1, 1, 0), (2, 2, 1), (3, 5, 0), (4, 5, 0)]);
-        let fits = |records: &[Record], count, last, next| {
-            Recorded::of(records, true).fits(JournalPosition { count, last, next })
+        let fits = |records: &[JournalRecord], count, last, next| {
+            JournalContent::of(records, true).fits(JournalPosition { count, last, next })
         };
         for count in 0..6 {
             assert_eq!(fits(&records, count, 5, 0), count == 4, "{count}");
@@ -631,25 +632,25 @@ mod tests {
         assert!(fits(&records[..3], 2, 2, 5) && fits(&records[..2], 2, 2, 5));
         assert!(!fits(&records[..1], 2, 2, 5));
         assert!(fits(&[], 0, 0, 0) && fits(&[], 0, 0, 1) && !fits(&[], 1, 1, 0));
-        records.push(Record::LEAVING);
-        assert!(fits(&records, 4, 5, 0) && Recorded::of(&records, true).is_leaving);
+        records.push(JournalRecord::LEAVING);
+        assert!(fits(&records, 4, 5, 0) && JournalContent::of(&records, true).is_leaving);
     }
 
     #[test]
     fn many_segments_are_few_records() {
-        let records: Vec<_> = Record::of((3, 3 + (1 << 47) + 5), false, 7, 0).collect();
+        let records: Vec<_> = JournalRecord::of((3, 3 + (1 << 47) + 5), false, 7, 0).collect();
         assert_eq!(records.len(), 3);
         assert_eq!(records.last().unwrap().end(), 3 + (1 << 47) + 5);
         for record in &records {
             let bytes = record.encode(&ID, 0);
-            assert_eq!(Record::decode(&bytes, &ID, 0), Some(*record));
+            assert_eq!(JournalRecord::decode(&bytes, &ID, 0), Some(*record));
         }
         let mut earlier = records.clone();
-        earlier.push(Record { segment: 0, exponent: 0, batch: 8, lane: 0, content: false });
-        let recorded = Recorded::of(&earlier, false);
+        earlier.push(JournalRecord { segment: 0, exponent: 0, batch: 8, lane: 0, content: false });
+        let recorded = JournalContent::of(&earlier, false);
         assert_eq!(recorded.segments, [(0, 1), (3, 3 + (1 << 47) + 5)]);
         // Of the last batch only what is verified is relied on.
-        let recorded = Recorded::of(&records, false);
+        let recorded = JournalContent::of(&records, false);
         let last = 3 + (1 << 47) + 4;
         assert_eq!((recorded.segments, recorded.edge), (vec![(last, last + 1)], vec![last]));
     }
@@ -659,7 +660,7 @@ mod tests {
         let mut long = identity();
         long.source = "x".repeat(70_000);
         let short = long.clone().shortened();
-        assert_eq!(Identity::decode(&short.encode(&ID)).unwrap().1, short);
+        assert_eq!(JournalIdentity::decode(&short.encode(&ID)).unwrap().1, short);
         let mut changes = [identity(), identity(), identity(), identity()];
         changes[0].source += "!";
         changes[1].sample[0] = 0;

@@ -1,24 +1,26 @@
 //! A fuzz target: any bytes as the contents of a journal. The checksums are made right, or nothing
 //! behind them would be reached.
 
-use super::format::{CHECK, HEADER, Identity, MAGIC, RECORD, Recorded, check, recover};
+use super::format::{
+    CHECK, HEADER, JournalContent, JournalIdentity, MAGIC, RECORD, check, recover,
+};
 
 /// Decodes a journal, and asks for all that it records: no panic, and what is recorded is in order.
 pub fn journal(data: &[u8]) {
-    let _ = Identity::decode(data);
+    let _ = JournalIdentity::decode(data);
     let (start, records) = data.split_at(data.len().min(HEADER - CHECK - MAGIC.len()));
     let mut bytes = [&MAGIC[..], start].concat();
     bytes.resize(HEADER - CHECK, 0);
     let sum = blake3::hash(&bytes);
     bytes.extend(&sum.as_bytes()[..CHECK]);
-    let Ok((id, identity)) = Identity::decode(&bytes) else { return };
+    let Ok((id, identity)) = JournalIdentity::decode(&bytes) else { return };
     assert!(identity.differs(&identity).is_none(), "a journal is not its own");
     for (body, index) in records.chunks_exact(RECORD - CHECK).zip(0..) {
         bytes.extend(body);
         bytes.extend(check(body, &id, index));
     }
     let records = recover(&bytes, &id);
-    let recorded = Recorded::of(&records, identity.discards);
+    let recorded = JournalContent::of(&records, identity.discards);
     assert!(recorded.segments.is_sorted_by(|one, next| one.1 < next.0), "not ascending");
     for &(start, end) in &recorded.segments {
         assert!(start <= end);

@@ -27,8 +27,8 @@ use std::time::Duration;
 use blockhaul_block::{Error, Kind, Result};
 use rustix::fs::{FlockOperation, flock};
 
-use self::format::{HEADER, HeaderError, RECORD, Record, is_damaged, recover};
-pub(crate) use self::format::{Identity, Recorded};
+use self::format::{HEADER, HeaderError, JournalRecord, RECORD, is_damaged, recover};
+pub(crate) use self::format::{JournalContent, JournalIdentity};
 pub(crate) use self::parts::SelectedParts;
 use crate::marker::JournalPosition;
 
@@ -55,10 +55,10 @@ pub(crate) struct Journal {
     path: PathBuf,
     id: [u8; 16],
     batch: AtomicU32,
-    file: Arc<Mutex<Tail>>,
+    file: Arc<Mutex<JournalTail>>,
 }
 
-struct Tail {
+struct JournalTail {
     file: File,
     /// Records so far.
     count: u64,
@@ -70,7 +70,10 @@ struct Tail {
 
 impl Journal {
     /// Creates a journal, or continues the existing one. Blocks.
-    pub(crate) fn open(options: &JournalOptions, wanted: &Identity) -> Result<(Journal, Recorded)> {
+    pub(crate) fn open(
+        options: &JournalOptions,
+        wanted: &JournalIdentity,
+    ) -> Result<(Journal, JournalContent)> {
         let wanted = wanted.clone().shortened();
         let path = &options.path;
         if options.restart {
@@ -79,18 +82,19 @@ impl Journal {
         match there(path)? {
             Some(file) => Journal::go_on(file, path, &wanted),
             None => {
-                let recorded = Recorded { place: wanted.place.clone(), ..Recorded::default() };
+                let recorded =
+                    JournalContent { place: wanted.place.clone(), ..JournalContent::default() };
                 Ok((Journal::begin(path, &wanted)?, recorded))
             }
         }
     }
 
     /// What an existing journal that is to be continued says of its copy. Blocks.
-    pub(crate) fn identity_there(options: &JournalOptions) -> Option<Identity> {
+    pub(crate) fn identity_there(options: &JournalOptions) -> Option<JournalIdentity> {
         let file = there(&options.path).ok().flatten().filter(|_| !options.restart)?;
         let mut header = Vec::with_capacity(HEADER);
         file.take(HEADER as u64).read_to_end(&mut header).ok()?;
-        Identity::decode(&header).ok().map(|(_, found)| found)
+        JournalIdentity::decode(&header).ok().map(|(_, found)| found)
     }
 
     /// Its random identifier.
@@ -98,7 +102,7 @@ impl Journal {
         self.id
     }
 
-    fn begin(path: &Path, wanted: &Identity) -> Result<Journal> {
+    fn begin(path: &Path, wanted: &JournalIdentity) -> Result<Journal> {
         let id = random_id()?;
         // The file is complete or absent: it is renamed into place when the header is durable.
         let (fresh, mut file) = make_fresh(path, &id)?;
@@ -116,25 +120,31 @@ impl Journal {
         Ok(Journal::new(path, id, file, &[]))
     }
 
-    fn go_on(mut file: File, path: &Path, wanted: &Identity) -> Result<(Journal, Recorded)> {
+    fn go_on(
+        mut file: File,
+        path: &Path,
+        wanted: &JournalIdentity,
+    ) -> Result<(Journal, JournalContent)> {
         lock(&file, path)?;
-        let found = Found::read(&mut file, path)?;
+        let found = ExistingJournal::read(&mut file, path)?;
         found.refuse_other(path, wanted)?;
         found.refuse_damaged(path)?;
         found.refuse_unmarked(path)?;
         let segments = wanted.range.1.div_ceil(wanted.segment);
         let is_complete = found.is_complete();
-        let Found { id, identity, records, rest, .. } = found;
+        let ExistingJournal { id, identity, records, rest, .. } = found;
         if is_complete {
             let journal = Journal::new(path, id, file, &records);
             let count = records.len() as u64;
-            let everything = Recorded::everything(segments);
+            let everything = JournalContent::everything(segments);
             return Ok((
                 journal,
-                Recorded { count, is_earlier: true, place: identity.place, ..everything },
+                JournalContent { count, is_earlier: true, place: identity.place, ..everything },
             ));
         }
-        let is_known = |record: &&Record| record.end() <= segments || **record == Record::LEAVING;
+        let is_known = |record: &&JournalRecord| {
+            record.end() <= segments || **record == JournalRecord::LEAVING
+        };
         let known = records.iter().take_while(is_known);
         let records: Vec<_> = known.copied().collect();
         if rest > 0 && identity.discards {
@@ -150,15 +160,15 @@ impl Journal {
             .map_err(|error| failed("cut", path, error))?;
         let journal = Journal::new(path, id, file, &records);
         journal.skip_batches()?;
-        let recorded = Recorded::of(&records, identity.discards);
-        let Identity { zeroes_checked, place, .. } = identity;
-        Ok((journal, Recorded { is_earlier: true, zeroes_checked, place, ..recorded }))
+        let recorded = JournalContent::of(&records, identity.discards);
+        let JournalIdentity { zeroes_checked, place, .. } = identity;
+        Ok((journal, JournalContent { is_earlier: true, zeroes_checked, place, ..recorded }))
     }
 
-    fn new(path: &Path, id: [u8; 16], file: File, records: &[Record]) -> Journal {
+    fn new(path: &Path, id: [u8; 16], file: File, records: &[JournalRecord]) -> Journal {
         let batch = records.iter().map(|record| record.batch).max().unwrap_or(0);
         let last = records.last().map_or(0, |record| record.batch);
-        let tail = Tail { file, count: records.len() as u64, last, broken: None };
+        let tail = JournalTail { file, count: records.len() as u64, last, broken: None };
         let batch = AtomicU32::new(batch);
         Journal { path: path.to_owned(), id, batch, file: Arc::new(Mutex::new(tail)) }
     }
@@ -193,24 +203,24 @@ impl Journal {
         if segments.is_empty() {
             return Ok(());
         }
-        let of = move |(first, end, content)| Record::of((first, end), content, batch, lane);
+        let of = move |(first, end, content)| JournalRecord::of((first, end), content, batch, lane);
         self.write(segments.into_iter().flat_map(of).collect()).await
     }
 
     /// Records that everything is copied, and makes that durable. For a copy that discards what it
     /// records. Errors as for [`Journal::append`].
     pub(crate) async fn complete(&self) -> Result<(), String> {
-        self.write(vec![Record::COMPLETE]).await
+        self.write(vec![JournalRecord::COMPLETE]).await
     }
 
     /// Records that all is recorded but what is copied last, and that the marker is about to be overwritten; makes
     /// that durable. Errors as for [`Journal::append`].
     pub(crate) async fn leave(&self) -> Result<(), String> {
-        self.write(vec![Record::LEAVING]).await
+        self.write(vec![JournalRecord::LEAVING]).await
     }
 
     /// Appends records, and makes them durable.
-    async fn write(&self, records: Vec<Record>) -> Result<(), String> {
+    async fn write(&self, records: Vec<JournalRecord>) -> Result<(), String> {
         let id = self.id;
         let file = self.file.clone();
         let appended = blockhaul_io::offload(move || {
@@ -283,52 +293,52 @@ pub enum JournalState {
 /// not known then.
 pub fn discarding_journal(path: &Path) -> Result<Option<JournalState>> {
     let Some(mut file) = there(path)? else { return Ok(None) };
-    let found = Found::read(&mut file, path)?;
+    let found = ExistingJournal::read(&mut file, path)?;
     let state = if found.is_complete() { JournalState::Complete } else { JournalState::Begun };
     Ok(found.identity.discards.then_some(state))
 }
 
 /// Refuses the journal of this name unless it is that of the wanted copy. Returns its identifier. Blocks.
-pub(crate) fn check_identity(path: &Path, wanted: &Identity) -> Result<[u8; 16]> {
+pub(crate) fn check_identity(path: &Path, wanted: &JournalIdentity) -> Result<[u8; 16]> {
     let Some(mut file) = there(path)? else {
         return Err(refused(path, "it has just been removed: run the copy again"));
     };
     lock(&file, path)?;
-    let found = Found::read(&mut file, path)?;
+    let found = ExistingJournal::read(&mut file, path)?;
     found.refuse_other(path, &wanted.clone().shortened())?;
     Ok(found.id)
 }
 
 /// An existing journal.
-struct Found {
+struct ExistingJournal {
     id: [u8; 16],
-    identity: Identity,
-    records: Vec<Record>,
+    identity: JournalIdentity,
+    records: Vec<JournalRecord>,
     /// Bytes after the valid records.
     rest: usize,
     /// They are not what a crash leaves.
     is_damaged: bool,
 }
 
-impl Found {
+impl ExistingJournal {
     /// Reads the whole file. Refuses one that is no journal, or whose header is damaged.
-    fn read(file: &mut File, path: &Path) -> Result<Found> {
+    fn read(file: &mut File, path: &Path) -> Result<ExistingJournal> {
         let mut bytes = Vec::new();
         file.read_to_end(&mut bytes).map_err(|error| failed("read", path, error))?;
         let (id, identity) = decode(&bytes, path)?;
         let records = recover(&bytes, &id);
         let rest = bytes.len().saturating_sub(HEADER + records.len() * RECORD);
         let is_damaged = is_damaged(&bytes, &id, records.len());
-        Ok(Found { id, identity, records, rest, is_damaged })
+        Ok(ExistingJournal { id, identity, records, rest, is_damaged })
     }
 
     /// Whether everything is copied, and may be discarded at the source.
     fn is_complete(&self) -> bool {
-        self.identity.discards && self.records.contains(&Record::COMPLETE)
+        self.identity.discards && self.records.contains(&JournalRecord::COMPLETE)
     }
 
     /// Refuses the journal of another copy than the wanted one.
-    fn refuse_other(&self, path: &Path, wanted: &Identity) -> Result<()> {
+    fn refuse_other(&self, path: &Path, wanted: &JournalIdentity) -> Result<()> {
         let Some(why) = self.identity.differs(wanted) else { return Ok(()) };
         let next = match self.identity.discards {
             true if self.is_complete() => OTHER_COMPLETE,
@@ -413,8 +423,8 @@ fn check_old(old: &mut File, path: &Path) -> Result<()> {
 }
 
 /// The ID of a journal, and what it says of its copy.
-fn decode(bytes: &[u8], path: &Path) -> Result<([u8; 16], Identity)> {
-    Identity::decode(bytes).map_err(|error: HeaderError| refused(path, error.text()))
+fn decode(bytes: &[u8], path: &Path) -> Result<([u8; 16], JournalIdentity)> {
+    JournalIdentity::decode(bytes).map_err(|error: HeaderError| refused(path, error.text()))
 }
 
 /// Refuses a journal of which the source was discarded.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::ledger::Range;
+use crate::ledger::SegmentRange;
 
 /// The selected parts of segments that are not selected as a whole.
 #[derive(Debug)]
@@ -10,19 +10,19 @@ pub(crate) struct SelectedParts {
     /// Bytes of a segment.
     segment: u64,
     /// By the number of the segment. Those that are recorded are removed.
-    partial: BTreeMap<u64, Parts>,
+    partial: BTreeMap<u64, SegmentParts>,
 }
 
 #[derive(Debug, Default)]
-struct Parts {
+struct SegmentParts {
     /// Ascending and disjoint.
-    selected: Vec<Range>,
+    selected: Vec<SegmentRange>,
     /// Durable: ascending, disjoint, and not adjacent.
-    durable: Vec<Range>,
+    durable: Vec<SegmentRange>,
 }
 
-impl Parts {
-    fn add(&mut self, (start, end): Range) {
+impl SegmentParts {
+    fn add(&mut self, (start, end): SegmentRange) {
         let first = self.durable.partition_point(|range| range.1 < start);
         let behind = self.durable.partition_point(|range| range.0 <= end);
         let joined = self.durable[first..behind]
@@ -41,8 +41,8 @@ impl Parts {
 
 impl SelectedParts {
     /// The parts that these ranges, ascending and disjoint, select of segments of `segment` bytes.
-    pub(crate) fn new(ranges: &[Range], segment: u64) -> SelectedParts {
-        let mut partial: BTreeMap<u64, Parts> = BTreeMap::new();
+    pub(crate) fn new(ranges: &[SegmentRange], segment: u64) -> SelectedParts {
+        let mut partial: BTreeMap<u64, SegmentParts> = BTreeMap::new();
         for &range in ranges {
             let (_, ends) = split(range, segment);
             for (number, part) in ends.into_iter().flatten() {
@@ -54,9 +54,13 @@ impl SelectedParts {
 
     /// A range has become durable: the segments that are durable with it, as numbers of the first one
     /// and of the one behind the last. Adds what is selected of them to `selected`.
-    pub(crate) fn durable(&mut self, range: Range, selected: &mut Vec<Range>) -> Vec<Range> {
+    pub(crate) fn durable(
+        &mut self,
+        range: SegmentRange,
+        selected: &mut Vec<SegmentRange>,
+    ) -> Vec<SegmentRange> {
         let (whole, ends) = split(range, self.segment);
-        let mut complete: Vec<Range> = whole.into_iter().collect();
+        let mut complete: Vec<SegmentRange> = whole.into_iter().collect();
         selected.extend(whole.map(|(first, behind)| (first * self.segment, behind * self.segment)));
         for (number, part) in ends.into_iter().flatten() {
             // Another copy of a segment that is recorded, or a part that is not selected.
@@ -73,7 +77,10 @@ impl SelectedParts {
 }
 
 /// A range as the numbers of the segments that it fills, and its parts of the segments at its ends.
-fn split((start, end): Range, segment: u64) -> (Option<Range>, [Option<(u64, Range)>; 2]) {
+fn split(
+    (start, end): SegmentRange,
+    segment: u64,
+) -> (Option<SegmentRange>, [Option<(u64, SegmentRange)>; 2]) {
     let first = start / segment;
     let last = end / segment;
     if first == last {
@@ -120,9 +127,9 @@ mod tests {
             segment in 1_u64..200,
         ) {
             let cuts: Vec<_> = cuts.into_iter().collect();
-            let ranges: Vec<Range> = cuts.chunks_exact(2).map(|pair| (pair[0], pair[1])).collect();
+            let ranges: Vec<SegmentRange> = cuts.chunks_exact(2).map(|pair| (pair[0], pair[1])).collect();
             // As lanes take them: cut at segments.
-            let mut pieces: Vec<Range> = ranges
+            let mut pieces: Vec<SegmentRange> = ranges
                 .iter()
                 .flat_map(|&(start, end)| {
                     (start / segment..=(end - 1) / segment).map(move |number| {
@@ -152,7 +159,7 @@ mod tests {
             expected.dedup();
             prop_assert_eq!(complete, expected);
             selected.sort_unstable();
-            let bytes = |ranges: &[Range]| -> Vec<u64> {
+            let bytes = |ranges: &[SegmentRange]| -> Vec<u64> {
                 ranges.iter().flat_map(|range| range.0..range.1).collect()
             };
             prop_assert_eq!(bytes(&selected), bytes(&ranges));

@@ -4,13 +4,13 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use blockhaul_block::{Can, DeviceExt, Error, Flags, Op, Pending, Reply, Request};
+use blockhaul_block::{Can, DeviceExt, Error, Op, PendingRequest, Reply, Request, RequestFlags};
 use blockhaul_io::{Data, Reservation};
 
 use super::Lane;
 use crate::error::{CopyError, Result};
-use crate::flushes::Unproven;
-use crate::ledger::{Home, Range};
+use crate::flushes::FlushDoubt;
+use crate::ledger::{SegmentRange, SegmentStart};
 use crate::route_counters;
 use crate::same_disk::Proof;
 use crate::side::Side;
@@ -20,7 +20,7 @@ use crate::zeroes;
 const QUICK: Duration = Duration::from_secs(1);
 
 /// A failed request: the handle it used, and the error.
-pub(super) struct Failed {
+pub(super) struct RequestFailure {
     pub(super) side: Side,
     pub(super) generation: u64,
     pub(super) error: Error,
@@ -28,8 +28,8 @@ pub(super) struct Failed {
 
 /// Where a request of a segment begins, and how what it reads is handled.
 #[derive(Clone, Copy)]
-pub(super) struct Chunk {
-    pub(super) home: Home,
+pub(super) struct SegmentChunk {
+    pub(super) home: SegmentStart,
     pub(super) at: u64,
     /// Checked for zeroes.
     pub(super) look: bool,
@@ -37,7 +37,7 @@ pub(super) struct Chunk {
 
 /// How the bytes of a request were handled.
 #[derive(Debug, Default)]
-pub(super) struct Done {
+pub(super) struct ChunkOutcome {
     data: u64,
     zeroed: u64,
     skipped: u64,
@@ -53,8 +53,8 @@ impl Lane {
     /// is already zero there.
     pub(super) async fn zero_run(
         self: Rc<Self>,
-        home: Home,
-        (mut at, end): Range,
+        home: SegmentStart,
+        (mut at, end): SegmentRange,
         known: bool,
     ) -> Result<()> {
         let known = (known || self.target_is_zero.get()) && self.trusts_zeroes();
@@ -68,7 +68,7 @@ impl Lane {
             let piece = self.pace.zero_piece.get();
             let part = if at_once { end - at } else { piece.min(end - at) };
             let started = blockhaul_io::now();
-            let mut done = Done::default();
+            let mut done = ChunkOutcome::default();
             match self.zero(home, (at, at + part), known, &mut done).await {
                 Ok(()) => {
                     self.count(at, &done);
@@ -105,17 +105,21 @@ impl Lane {
     /// Makes a range of the target read as zeroes, unless it is known to do so.
     pub(super) async fn zero(
         &self,
-        home: Home,
-        (at, end): Range,
+        home: SegmentStart,
+        (at, end): SegmentRange,
         known: bool,
-        done: &mut Done,
-    ) -> Result<(), Failed> {
+        done: &mut ChunkOutcome,
+    ) -> Result<(), RequestFailure> {
         let len = end - at;
         if known {
             done.skipped += len;
             return Ok(());
         }
-        let flags = if self.shared.resolved.allocated { Flags::NO_HOLE } else { Flags::empty() };
+        let flags = if self.shared.resolved.allocated {
+            RequestFlags::NO_HOLE
+        } else {
+            RequestFlags::empty()
+        };
         self.change(home, Request::zero(at, len).with(flags)).await?;
         done.zeroed += len;
         done.zeroes += if self.target_zeroes { 0 } else { len };
@@ -123,12 +127,16 @@ impl Lane {
     }
 
     /// Copies what one request reads, and repeats it after transient failures.
-    pub(super) async fn chunk(self: Rc<Self>, chunk: Chunk, room: Reservation) -> Result<()> {
+    pub(super) async fn chunk(
+        self: Rc<Self>,
+        chunk: SegmentChunk,
+        room: Reservation,
+    ) -> Result<()> {
         let len = room.len() as u64;
         let mut room = Some(room);
         let mut attempts = 0;
         loop {
-            let mut done = Done::default();
+            let mut done = ChunkOutcome::default();
             let room = match room.take() {
                 Some(room) => room,
                 None => self.room(len, chunk.look).await?,
@@ -145,11 +153,11 @@ impl Lane {
 
     async fn try_chunk(
         &self,
-        chunk: Chunk,
+        chunk: SegmentChunk,
         room: Reservation,
-        done: &mut Done,
-    ) -> Result<(), Failed> {
-        let Chunk { home, at, look } = chunk;
+        done: &mut ChunkOutcome,
+    ) -> Result<(), RequestFailure> {
+        let SegmentChunk { home, at, look } = chunk;
         let len = room.len() as u64;
         let data = match self.read(at, room).await? {
             Some(data) => data,
@@ -179,7 +187,7 @@ impl Lane {
     }
 
     /// Zeroes to write as data.
-    async fn zeroes(&self, len: u64) -> Result<Data, Failed> {
+    async fn zeroes(&self, len: u64) -> Result<Data, RequestFailure> {
         let generation = self.target.generation();
         let room = self.room(len, true).await;
         let mut buf = room.map_err(|error| self.target_failed(generation, error.error))?.into_buf();
@@ -205,8 +213,13 @@ impl Lane {
     }
 
     /// Writes what was read.
-    async fn put(&self, chunk: Chunk, data: Data, done: &mut Done) -> Result<(), Failed> {
-        let Chunk { home, at, look } = chunk;
+    async fn put(
+        &self,
+        chunk: SegmentChunk,
+        data: Data,
+        done: &mut ChunkOutcome,
+    ) -> Result<(), RequestFailure> {
+        let SegmentChunk { home, at, look } = chunk;
         let len = data.len() as u64;
         if !look {
             // A lane may wait for a proof; otherwise do not hold a second reference.
@@ -217,7 +230,7 @@ impl Lane {
                 let side = Side::Source;
                 let generation = self.source.generation();
                 let error = Error::system("cannot read what was read before", error);
-                return Err(Failed { side, generation, error });
+                return Err(RequestFailure { side, generation, error });
             }
             self.change(home, Request::write(at, data)).await?;
             done.data += len;
@@ -244,11 +257,11 @@ impl Lane {
     /// error.
     async fn write_runs(
         &self,
-        Chunk { home, at, .. }: Chunk,
+        SegmentChunk { home, at, .. }: SegmentChunk,
         data: &Data,
         runs: Vec<(usize, usize, bool)>,
-        done: &mut Done,
-    ) -> Result<(), Failed> {
+        done: &mut ChunkOutcome,
+    ) -> Result<(), RequestFailure> {
         let generation = self.target.generation();
         let mut parts = Vec::with_capacity(runs.len());
         for (start, part, zero) in runs {
@@ -264,7 +277,7 @@ impl Lane {
                 let data = data.slice(start, part);
                 done.zeroes += self.zeroes_within(data.bytes());
                 let op = Op::Write(data);
-                Request { op, at: here, len, flags: Flags::empty() }
+                Request { op, at: here, len, flags: RequestFlags::empty() }
             };
             parts.push((len, zero, self.submit_change(home, request)));
         }
@@ -283,7 +296,7 @@ impl Lane {
                     done.seen += len;
                 }
                 Err(error) => {
-                    let failed = Failed { side: Side::Target, generation, error };
+                    let failed = RequestFailure { side: Side::Target, generation, error };
                     result = result.and(Err(failed));
                 }
             }
@@ -292,7 +305,11 @@ impl Lane {
     }
 
     /// Reads from the source; `None`: all zero.
-    pub(super) async fn read(&self, at: u64, room: Reservation) -> Result<Option<Data>, Failed> {
+    pub(super) async fn read(
+        &self,
+        at: u64,
+        room: Reservation,
+    ) -> Result<Option<Data>, RequestFailure> {
         let generation = self.source.generation();
         let asked = blockhaul_io::now();
         let reply = self.source.device().submit(Request::read(at, room)).await;
@@ -300,23 +317,27 @@ impl Lane {
         match reply {
             Ok(Reply::Data(data)) => Ok(Some(data)),
             Ok(_) => Ok(None),
-            Err(error) => Err(Failed { side: Side::Source, generation, error }),
+            Err(error) => Err(RequestFailure { side: Side::Source, generation, error }),
         }
     }
 
     /// Submits a request that changes the target.
-    pub(super) async fn change(&self, home: Home, request: Request) -> Result<(), Failed> {
+    pub(super) async fn change(
+        &self,
+        home: SegmentStart,
+        request: Request,
+    ) -> Result<(), RequestFailure> {
         let generation = self.target.generation();
         let asked = blockhaul_io::now();
         let reply = self.submit_change(home, request).await;
         self.shared.progress.meter.took(Side::Target, blockhaul_io::elapsed(asked));
         match reply {
             Ok(_) => Ok(()),
-            Err(error) => Err(Failed { side: Side::Target, generation, error }),
+            Err(error) => Err(RequestFailure { side: Side::Target, generation, error }),
         }
     }
 
-    fn submit_change(&self, home: Home, request: Request) -> Pending {
+    fn submit_change(&self, home: SegmentStart, request: Request) -> PendingRequest {
         self.note_doubts();
         if let Op::Write(_) = request.op {
             self.safety.ledger.borrow_mut().wrote_content(home);
@@ -325,13 +346,13 @@ impl Lane {
     }
 
     /// A failed request to the target that is not a lost connection or a failed flush.
-    pub(super) fn target_failed(&self, generation: u64, error: Error) -> Failed {
-        Failed { side: Side::Target, generation, error }
+    pub(super) fn target_failed(&self, generation: u64, error: Error) -> RequestFailure {
+        RequestFailure { side: Side::Target, generation, error }
     }
 
     /// Waits until a failed request can be retried; an error if it cannot.
-    pub(super) async fn recover(&self, failed: Failed, attempts: &mut u32) -> Result<()> {
-        let Failed { side, generation, error } = failed;
+    pub(super) async fn recover(&self, failed: RequestFailure, attempts: &mut u32) -> Result<()> {
+        let RequestFailure { side, generation, error } = failed;
         let end = if side == Side::Source { &self.source } else { &self.target };
         // Boxed, to keep it out of the future of each request, which seldom needs it.
         let recovered = Box::pin(end.recover(error, generation, attempts)).await;
@@ -341,7 +362,7 @@ impl Lane {
     }
 
     /// Counts what was done from `at` on.
-    pub(super) fn count(&self, at: u64, done: &Done) {
+    pub(super) fn count(&self, at: u64, done: &ChunkOutcome) {
         let progress = &self.shared.progress;
         progress.add_data(at, done.data);
         progress.add_zeroed(at + done.data, done.zeroed);
@@ -360,7 +381,7 @@ impl Lane {
     }
 
     /// Publishes the first written block with content, to verify further lanes with.
-    async fn offer_proof(&self, at: u64, data: &Data) -> Result<(), Failed> {
+    async fn offer_proof(&self, at: u64, data: &Data) -> Result<(), RequestFailure> {
         if !self.is_proof_due() {
             return Ok(());
         }
@@ -368,7 +389,7 @@ impl Lane {
         self.proof_due.set(false);
         if self.target.facts().can.contains(Can::FLUSH) {
             let generation = self.target.generation();
-            if let Err(Unproven::Failed { error, last }) = self.flush().await {
+            if let Err(FlushDoubt::Failed { error, last }) = self.flush().await {
                 self.proof_due.set(true);
                 let error = self.not_durable(error);
                 if last {

@@ -5,10 +5,10 @@
 
 use std::rc::Rc;
 
-use super::reflink::Piece;
+use super::reflink::ReflinkRange;
 use super::{Lane, OpenSegment, SAMPLE_EVERY};
-use crate::kernel_copy::Mover;
-use crate::ledger::{Home, Range};
+use crate::kernel_copy::CopyMethod;
+use crate::ledger::{SegmentRange, SegmentStart};
 
 /// Bytes per call: the step in which a rate limit is applied, and the longest that stopping a copy
 /// has to wait for.
@@ -22,7 +22,7 @@ impl Lane {
     pub(super) async fn copy_range(
         self: &Rc<Self>,
         segment: &OpenSegment,
-        (at, stop): Range,
+        (at, stop): SegmentRange,
     ) -> Option<u64> {
         let home = segment.home;
         let known = &self.shared.learned.kernel_copy.copy_range;
@@ -47,15 +47,15 @@ impl Lane {
         };
         let limited = self.shared.resolved.is_limited();
         match known.turn(self.number) {
-            Mover::Requests => None,
+            CopyMethod::Requests => None,
             // A measurement under a rate limit means nothing.
-            Mover::TimeKernel(_) | Mover::TimeRequests(_) if limited => None,
-            Mover::Kernel => {
+            CopyMethod::TimeKernel(_) | CopyMethod::TimeRequests(_) if limited => None,
+            CopyMethod::Kernel => {
                 let done = self.by_kernel(home, at, piece, unseen).await?;
                 segment.count_moved((done - at).div_ceil(size));
                 Some(done)
             }
-            Mover::TimeKernel(most) => {
+            CopyMethod::TimeKernel(most) => {
                 self.drained().await;
                 let started = blockhaul_io::now();
                 let done = self.by_kernel(home, at, piece, unseen.min(most)).await?;
@@ -63,7 +63,7 @@ impl Lane {
                 segment.count_moved((done - at).div_ceil(size));
                 Some(done)
             }
-            Mover::TimeRequests(most) => {
+            CopyMethod::TimeRequests(most) => {
                 self.drained().await;
                 let started = blockhaul_io::now();
                 let stop = stop.min(at + most);
@@ -80,7 +80,13 @@ impl Lane {
 
     /// Has the kernel copy up to `most` bytes of the files of both ends at `at`; returns the end.
     /// `None`: the kernel refuses, and is not asked again.
-    async fn by_kernel(&self, home: Home, at: u64, piece: Piece, most: u64) -> Option<u64> {
+    async fn by_kernel(
+        &self,
+        home: SegmentStart,
+        at: u64,
+        piece: ReflinkRange,
+        most: u64,
+    ) -> Option<u64> {
         let len = piece.to.len.min(most);
         self.shared.resolved.pace(len, || self.shared.stopped()).await;
         if self.shared.stopped() {
@@ -88,7 +94,7 @@ impl Lane {
         }
         self.note_doubts();
         self.safety.ledger.borrow_mut().wrote_content(home);
-        let Piece { from, to, .. } = piece;
+        let ReflinkRange { from, to, .. } = piece;
         let copied =
             blockhaul_io::offload(move || to.file.copy_range_now(to.at, &from.file, from.at, len))
                 .await;
@@ -107,7 +113,7 @@ impl Lane {
 }
 
 /// Whether reading and writing would use the page cache, as copying by the kernel does.
-fn through_cache(piece: &Piece) -> bool {
+fn through_cache(piece: &ReflinkRange) -> bool {
     let from = &piece.from;
     let to = &piece.to;
     let cached = || from.file.cached(from.at, to.len).is_some_and(|cached| cached >= to.len);

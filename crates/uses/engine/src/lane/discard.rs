@@ -4,11 +4,11 @@
 
 use std::collections::VecDeque;
 
-use blockhaul_block::{Error, Kind, Pending, Request};
+use blockhaul_block::{Error, Kind, PendingRequest, Request};
 
 use super::Lane;
-use crate::ledger::Range;
-use crate::marker::Stage;
+use crate::ledger::SegmentRange;
+use crate::marker::MarkerStage;
 use crate::resolved::whole_blocks;
 
 /// Discards in flight at a time, for each lane.
@@ -17,7 +17,7 @@ const IN_FLIGHT: usize = 16;
 impl Lane {
     /// Discards these ranges at the source. A failure is counted, and the first one reported: the copy does not
     /// depend on it. Without a marker there is no content.
-    pub(super) async fn discard(&self, mut ranges: Vec<Range>) {
+    pub(super) async fn discard(&self, mut ranges: Vec<SegmentRange>) {
         let resolved = &self.shared.resolved;
         let marker = self.shared.retries.marker();
         let may_discard = marker.is_some() || resolved.no_marker;
@@ -25,12 +25,12 @@ impl Lane {
             return;
         }
         if let Some(marker) = marker
-            && marker.stage() > Stage::Placed
+            && marker.stage() > MarkerStage::Placed
         {
-            marker.enter(Stage::Discarded);
+            marker.enter(MarkerStage::Discarded);
         }
         let facts = self.source.facts();
-        let mut out: VecDeque<(u64, Pending)> = VecDeque::new();
+        let mut out: VecDeque<(u64, PendingRequest)> = VecDeque::new();
         join(&mut ranges);
         for (start, end) in ranges.into_iter().filter_map(|range| whole_blocks(range, &facts)) {
             while out.len() >= IN_FLIGHT {
@@ -44,7 +44,7 @@ impl Lane {
         }
     }
 
-    async fn discarded(&self, discard: Option<(u64, Pending)>) {
+    async fn discarded(&self, discard: Option<(u64, PendingRequest)>) {
         let Some((len, reply)) = discard else { return };
         match reply.await {
             Ok(_) => self.shared.progress.add_discarded(len),
@@ -70,7 +70,7 @@ impl Lane {
 }
 
 /// Sorts ranges, and joins those that are adjacent.
-fn join(ranges: &mut Vec<Range>) {
+fn join(ranges: &mut Vec<SegmentRange>) {
     ranges.sort_unstable();
     ranges.dedup_by(|next, last| {
         let adjacent = next.0 <= last.1;

@@ -1,16 +1,16 @@
 //! Writes the marker of a copy that discards its source ([`crate::marker`]).
 
-use blockhaul_block::{Can, Error, Flags, Kind, Request};
+use blockhaul_block::{Can, Error, Kind, Request, RequestFlags};
 use blockhaul_io::Reservation;
 
 use super::Lane;
 use crate::error::{CopyError, Result};
-use crate::flushes::Unproven;
+use crate::flushes::FlushDoubt;
 use crate::handle::is_lost;
-use crate::ledger::Range;
+use crate::ledger::SegmentRange;
 use crate::marker::check::{one_storage, other_copy_at_source, other_source};
 use crate::marker::choice::read_block;
-use crate::marker::{JournalPosition, Marker, MarkerFields, Place, Stage};
+use crate::marker::{JournalPosition, Marker, MarkerFields, MarkerPlace, MarkerStage};
 use crate::side::Side;
 
 /// How often a late marker is overwritten. Each is a write that was in flight when its connection was lost.
@@ -22,7 +22,7 @@ impl Lane {
     /// when the block is written back shows it, too. The source was not read at the place of the marker before:
     /// a cache would hide the change. For a copy of which nothing is recorded.
     pub(crate) async fn place_marker(&self, marker: &Marker, old: &[u8]) -> Result<()> {
-        let Place { at, content, len, .. } = marker.place;
+        let MarkerPlace { at, content, len, .. } = marker.place;
         let fields = marker.next(JournalPosition::default());
         self.write_durably(at, &marker.block(&fields)).await?;
         let marked = read_block(&self.source, at, len).await;
@@ -49,7 +49,7 @@ impl Lane {
         }
         self.write_durably(at, &marker.block(&fields)).await?;
         marker.wrote(&fields);
-        marker.enter(Stage::Placed);
+        marker.enter(MarkerStage::Placed);
         Ok(())
     }
 
@@ -96,7 +96,7 @@ impl Lane {
         let mut attempts = 0;
         loop {
             let generation = self.check_side(marker, Side::Target).await?;
-            if marker.stage() > Stage::Placed {
+            if marker.stage() > MarkerStage::Placed {
                 self.remove_late_marker(marker).await?;
                 return Ok(generation);
             }
@@ -112,7 +112,7 @@ impl Lane {
 
     /// Overwrites a marker that the server of a lost connection has written late, over what the target has there.
     async fn remove_late_marker(&self, marker: &Marker) -> Result<()> {
-        let Place { at, len, .. } = marker.place;
+        let MarkerPlace { at, len, .. } = marker.place;
         for _ in 0..LATE_MARKERS_MAX {
             if marker.fields(&read_block(&self.target, at, len).await?).is_none() {
                 return Ok(());
@@ -125,7 +125,7 @@ impl Lane {
     }
 
     /// Warns that the last segment stays at the source. Returns its length in bytes.
-    pub(super) fn keep_last(&self, marker: &Marker, batch: &[Range]) -> u64 {
+    pub(super) fn keep_last(&self, marker: &Marker, batch: &[SegmentRange]) -> u64 {
         let at = marker.place.at;
         let bytes = batch.iter().map(|(start, end)| end - start).sum();
         self.shared.warn(format!(
@@ -138,11 +138,11 @@ impl Lane {
 
     /// Overwrites the marker by what the source has there, once the target has the content: all else is copied.
     pub(crate) async fn remove_marker(&self, marker: &Marker) -> Result<()> {
-        if marker.stage() != Stage::Placed {
+        if marker.stage() != MarkerStage::Placed {
             return Ok(());
         }
         self.check_side(marker, Side::Target).await?;
-        let Place { at, content, len, .. } = marker.place;
+        let MarkerPlace { at, content, len, .. } = marker.place;
         let block = read_block(&self.source, content, len).await?;
         let under = read_block(&self.source, at, len).await?;
         if !marker.place.is_content(&block) || MarkerFields::of(&under).is_some() {
@@ -156,9 +156,9 @@ impl Lane {
         {
             self.lacks_journal(&why);
         }
-        marker.enter(Stage::Leaving);
+        marker.enter(MarkerStage::Leaving);
         self.write_durably(at, &under).await?;
-        marker.enter(Stage::Restored);
+        marker.enter(MarkerStage::Restored);
         Ok(())
     }
 
@@ -178,7 +178,7 @@ impl Lane {
         let device = self.target.device();
         let facts = device.facts();
         let at_once = facts.can.difference(facts.emulated).contains(Can::FUA);
-        let flags = if at_once { Flags::FUA } else { Flags::empty() };
+        let flags = if at_once { RequestFlags::FUA } else { RequestFlags::empty() };
         let mut room = Reservation::unpooled(bytes.len()).into_buf();
         room.copy_from_slice(bytes);
         let written = async {
@@ -187,8 +187,8 @@ impl Lane {
         };
         match self.shared.durability.flushes.run(failures, written, is_lost).await {
             Ok(()) => Ok(true),
-            Err(Unproven::Overlapped) => Ok(false),
-            Err(Unproven::Failed { error, last }) => {
+            Err(FlushDoubt::Overlapped) => Ok(false),
+            Err(FlushDoubt::Failed { error, last }) => {
                 if let Some(marker) = self.shared.retries.marker()
                     && is_lost(&error)
                     && MarkerFields::of(bytes).is_some()

@@ -23,19 +23,19 @@ use std::time::Duration;
 use blockhaul_block::{Can, Error, Kind};
 use blockhaul_io::{Event, Reservation};
 
-use self::chunk::Chunk;
-use self::open::{Flight, Next, OpenSegment};
+use self::chunk::SegmentChunk;
+use self::open::{NextStep, OpenSegment, RequestBatch};
 use crate::error::Result;
-use crate::handle::Handle;
-use crate::ledger::{Home, Ledger, Range, Suspect};
-use crate::orders::Ending;
-use crate::reading::Reading;
-use crate::segment::{Run, Segment, What};
+use crate::handle::ReconnectingHandle;
+use crate::ledger::{Ledger, SegmentRange, SegmentStart, SuspectSegment};
+use crate::orders::EndAction;
+use crate::reading::SourceScan;
+use crate::segment::{RunContent, Segment, SegmentRun};
 use crate::segment_queue::SegmentQueue;
-use crate::shared::Shared;
+use crate::shared::EngineState;
 use crate::side::Side;
 use crate::signals::{PAUSED, WANTED};
-use crate::window::Window;
+use crate::window::RequestWindow;
 
 /// A longer wait for a segment leaves the devices idle.
 const IDLE: Duration = Duration::from_millis(5);
@@ -45,9 +45,9 @@ const SAMPLE_EVERY: u64 = 16;
 
 /// One source handle and one target handle, on one worker.
 pub(crate) struct Lane {
-    shared: Arc<Shared>,
-    source: Handle,
-    target: Handle,
+    shared: Arc<EngineState>,
+    source: ReconnectingHandle,
+    target: ReconnectingHandle,
     takes_parked: bool,
     /// The target can zero without being sent zeroes.
     target_zeroes: bool,
@@ -59,15 +59,15 @@ pub(crate) struct Lane {
     proof_due: Cell<bool>,
     /// Lane number, for the journal.
     number: u32,
-    pace: Pace,
-    load: Load,
-    work: Work,
-    safety: Safety,
+    pace: LaneLimits,
+    load: LaneLoad,
+    work: LaneWork,
+    safety: WriteDurability,
 }
 
 /// Limits of what a lane has in flight.
-struct Pace {
-    window: RefCell<Window>,
+struct LaneLimits {
+    window: RefCell<RequestWindow>,
     /// Holds one of the places for active lanes.
     placed: Cell<bool>,
     /// Requests that the progress counts for this lane.
@@ -81,7 +81,7 @@ struct Pace {
 }
 
 /// What a lane has in flight.
-struct Load {
+struct LaneLoad {
     requests: Cell<usize>,
     bytes: Cell<u64>,
     /// Of the requests: those that wait for the end of a pause.
@@ -91,19 +91,19 @@ struct Load {
 
 /// What a lane works on.
 #[derive(Default)]
-struct Work {
+struct LaneWork {
     /// Segments that are begun; the last one is being worked on.
     open: RefCell<Vec<Rc<OpenSegment>>>,
     /// The flight that requests starting now belong to.
-    flight: RefCell<Option<Rc<Flight>>>,
+    flight: RefCell<Option<Rc<RequestBatch>>>,
     /// The number of the newest range request (`want`) that this lane has seen.
     last_want: Cell<u64>,
     /// Segments are read only.
-    reading: RefCell<Option<Arc<Reading>>>,
+    reading: RefCell<Option<Arc<SourceScan>>>,
 }
 
 /// How durable a lane's writes are.
-struct Safety {
+struct WriteDurability {
     ledger: RefCell<Ledger>,
     /// A flush would make something durable. This includes zeroes that were already on the target,
     /// which another program may have written without a flush.
@@ -115,7 +115,7 @@ struct Safety {
 }
 
 /// The result of a step in a segment.
-enum Stepped {
+enum StepResult {
     /// The segment continues.
     Further,
     /// All its requests have been started.
@@ -126,12 +126,12 @@ enum Stepped {
 
 impl Lane {
     pub(crate) fn new(
-        shared: Arc<Shared>,
-        source: Handle,
-        target: Handle,
+        shared: Arc<EngineState>,
+        source: ReconnectingHandle,
+        target: ReconnectingHandle,
         first: bool,
     ) -> Rc<Lane> {
-        let window = Window::new(shared.resolved.requests, !shared.resolved.adaptive);
+        let window = RequestWindow::new(shared.resolved.requests, !shared.resolved.adaptive);
         // Without the promise, a new connection to the target may show another disk.
         // nbd: flags.single-conn
         let promised = target.facts().can.contains(Can::MULTI_CONN);
@@ -146,7 +146,7 @@ impl Lane {
             first,
             proof_due: Cell::new(first),
             number: shared.next_lane(),
-            pace: Pace {
+            pace: LaneLimits {
                 window: RefCell::new(window),
                 placed: Cell::new(false),
                 shown: Cell::new(0),
@@ -154,14 +154,14 @@ impl Lane {
                 size: Cell::new(shared.learned.tuner.request_size()),
                 zero_piece: Cell::new(shared.resolved.segment),
             },
-            load: Load {
+            load: LaneLoad {
                 requests: Cell::new(0),
                 bytes: Cell::new(0),
                 resting: Cell::new(0),
                 changed: Event::new(),
             },
-            work: Work::default(),
-            safety: Safety {
+            work: LaneWork::default(),
+            safety: WriteDurability {
                 ledger: RefCell::new(ledger),
                 unflushed: Cell::new(false),
                 armed: Cell::new(false),
@@ -172,7 +172,7 @@ impl Lane {
     }
 
     /// Copies segments until none is left, then ends as `ending` says.
-    pub(crate) async fn copy(self: &Rc<Self>, queue: &Arc<SegmentQueue>, ending: Ending) {
+    pub(crate) async fn copy(self: &Rc<Self>, queue: &Arc<SegmentQueue>, ending: EndAction) {
         self.safety.ending.set(false);
         self.target_is_zero.set(self.shared.target_is_zero.load(Ordering::Relaxed));
         self.proof_due.set(self.first);
@@ -338,14 +338,14 @@ impl Lane {
     }
 
     /// Ends, as `ending` says, what was copied before.
-    pub(crate) async fn end(self: &Rc<Self>, ending: Ending) {
+    pub(crate) async fn end(self: &Rc<Self>, ending: EndAction) {
         self.shared.signals.begin_work();
         self.finish(ending).await;
         self.shared.signals.end_work();
     }
 
     /// After the last segment: waits for all requests in flight, and makes durable what must be.
-    pub(crate) async fn finish(self: &Rc<Self>, ending: Ending) {
+    pub(crate) async fn finish(self: &Rc<Self>, ending: EndAction) {
         self.safety.ending.set(true);
         self.load.changed.notify();
         self.wait_or_rest(|lane| lane.load.requests.get() == 0 && !lane.safety.armed.get()).await;
@@ -377,7 +377,7 @@ impl Lane {
             return;
         }
         let range = segment.range();
-        let clean = |run: &Run| run.what == What::Clean;
+        let clean = |run: &SegmentRun| run.what == RunContent::Clean;
         // Reading what the target does not zero by itself is cheaper than sending zeroes.
         let compare = segment.runs.iter().all(clean)
             && !self.target_zeroes
@@ -388,7 +388,7 @@ impl Lane {
         if check {
             self.work.flight.replace(Some(segment.flight()));
             drop(segment);
-            self.recheck(Suspect { range, again: false }).await;
+            self.recheck(SuspectSegment { range, again: false }).await;
             self.work.flight.replace(None);
             return;
         }
@@ -418,14 +418,14 @@ impl Lane {
             self.work.flight.replace(Some(segment.flight()));
             loop {
                 match self.step(&segment).await {
-                    Stepped::Further => {}
-                    Stepped::Ended => {
+                    StepResult::Further => {}
+                    StepResult::Ended => {
                         self.work.open.borrow_mut().pop();
                         self.work.flight.replace(None);
                         self.complete(segment.home);
                         break;
                     }
-                    Stepped::Stopped => return,
+                    StepResult::Stopped => return,
                 }
                 if self.shared.signals.any() {
                     break;
@@ -435,15 +435,15 @@ impl Lane {
     }
 
     /// Starts the next request of a segment.
-    async fn step(self: &Rc<Self>, segment: &OpenSegment) -> Stepped {
+    async fn step(self: &Rc<Self>, segment: &OpenSegment) -> StepResult {
         let piece = match segment.next() {
-            Next::Copy(piece) => piece,
-            Next::Arrival(arrival) => {
+            NextStep::Copy(piece) => piece,
+            NextStep::Arrival(arrival) => {
                 segment.end_flight(&arrival);
                 self.work.flight.replace(Some(segment.flight()));
-                return Stepped::Further;
+                return StepResult::Further;
             }
-            Next::End => return Stepped::Ended,
+            NextStep::End => return StepResult::Ended,
         };
         if let Some(part) = &segment.reading {
             return self.read_piece(segment, part, piece).await;
@@ -451,14 +451,14 @@ impl Lane {
         let range = (piece.at, piece.end);
         if !piece.what.is_data() {
             if self.shared.stopped() {
-                return Stepped::Stopped;
+                return StepResult::Stopped;
             }
             self.turn(0).await;
-            let known = piece.what == What::Clean;
+            let known = piece.what == RunContent::Clean;
             let home = segment.home;
             self.start(home, 0, move |lane| lane.zero_run(home, range, known));
             segment.started_to(piece.end);
-            return Stepped::Further;
+            return StepResult::Further;
         }
         let started = match self.copy_range(segment, range).await {
             None => self.request(segment, range).await,
@@ -467,15 +467,19 @@ impl Lane {
         match started {
             Some(to) => {
                 segment.started_to(to);
-                Stepped::Further
+                StepResult::Further
             }
-            None => Stepped::Stopped,
+            None => StepResult::Stopped,
         }
     }
 
     /// Starts the first request of a range of a segment; returns its end. `None`: the copy has
     /// ended.
-    async fn request(self: &Rc<Self>, segment: &OpenSegment, (at, stop): Range) -> Option<u64> {
+    async fn request(
+        self: &Rc<Self>,
+        segment: &OpenSegment,
+        (at, stop): SegmentRange,
+    ) -> Option<u64> {
         // Aligned to multiples of the request size.
         let size = self.request_size();
         let len = (size - at % size).min(stop - at);
@@ -485,7 +489,7 @@ impl Lane {
         }
         let look = self.looks(segment);
         segment.requests.set(segment.requests.get() + 1);
-        let chunk = Chunk { home: segment.home, at, look };
+        let chunk = SegmentChunk { home: segment.home, at, look };
         match self.room(len, look).await {
             Ok(room) => self.start(chunk.home, len, move |lane| lane.chunk(chunk, room)),
             Err(error) => {
@@ -497,14 +501,14 @@ impl Lane {
     }
 
     /// Starts tracking a segment in the ledger.
-    fn begin(&self, range: Range) {
+    fn begin(&self, range: SegmentRange) {
         self.note_doubts();
         self.safety.unflushed.set(true);
         self.safety.ledger.borrow_mut().begin(range);
     }
 
     /// Marks the segment at `home` as complete once its requests have completed.
-    fn complete(self: &Rc<Self>, home: Home) {
+    fn complete(self: &Rc<Self>, home: SegmentStart) {
         if self.safety.ledger.borrow_mut().complete(home) {
             self.arm();
         }
@@ -580,7 +584,7 @@ impl Lane {
     /// Starts a request of the segment at `home`. Its future is large, so it is built in place.
     fn start<F>(
         self: &Rc<Self>,
-        home: Home,
+        home: SegmentStart,
         len: u64,
         request: impl FnOnce(Rc<Lane>) -> F + 'static,
     ) where
@@ -620,7 +624,7 @@ impl Lane {
         }));
     }
 
-    fn change_window(&self, change: impl FnOnce(&mut Window)) {
+    fn change_window(&self, change: impl FnOnce(&mut RequestWindow)) {
         let mut window = self.pace.window.borrow_mut();
         let before = window.limit();
         change(&mut window);

@@ -5,41 +5,41 @@ use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
-use crate::ledger::{Home, Range};
-use crate::reading::{Reading, SegmentReading};
-use crate::segment::{Run, Segment, What};
+use crate::ledger::{SegmentRange, SegmentStart};
+use crate::reading::{SegmentScan, SourceScan};
+use crate::segment::{RunContent, Segment, SegmentRun};
 use crate::segment_queue::SegmentQueue;
-use crate::shared::Shared;
+use crate::shared::EngineState;
 use crate::wants::common;
 
 /// A part of a segment that takes one route.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Piece {
+pub(super) struct SegmentPiece {
     pub(super) at: u64,
     pub(super) end: u64,
-    pub(super) what: What,
+    pub(super) what: RunContent,
 }
 
 /// What comes next in a segment.
-pub(super) enum Next {
-    Copy(Piece),
+pub(super) enum NextStep {
+    Copy(SegmentPiece),
     /// Everything that a caller waits for has been started.
-    Arrival(Rc<Arrival>),
+    Arrival(Rc<RangeCompletion>),
     /// Everything has been started.
     End,
 }
 
-enum Step {
-    Copy(Piece),
-    Arrival(Rc<Arrival>),
+enum SegmentStep {
+    Copy(SegmentPiece),
+    Arrival(Rc<RangeCompletion>),
 }
 
 /// A segment whose requests are being started.
 pub(super) struct OpenSegment {
-    pub(super) home: Home,
+    pub(super) home: SegmentStart,
     end: u64,
     /// It is read only.
-    pub(super) reading: Option<Rc<SegmentReading>>,
+    pub(super) reading: Option<Rc<SegmentScan>>,
     /// The source reported its extents.
     pub(super) extents_known: bool,
     /// Number of requests of the segment so far; ranges copied by the kernel count like requests.
@@ -47,36 +47,36 @@ pub(super) struct OpenSegment {
     /// Whether zeroes were found in it, and the change counter that this result belongs to.
     pub(super) zeroes: Cell<(u64, bool)>,
     /// Remaining steps, the next one last.
-    steps: RefCell<Vec<Step>>,
+    steps: RefCell<Vec<SegmentStep>>,
     /// Number of arrivals among the steps.
     urgent: Cell<usize>,
     /// The flight that requests starting now belong to.
-    flight: RefCell<Rc<Flight>>,
+    flight: RefCell<Rc<RequestBatch>>,
     /// Earlier flights, as long as they have requests in flight.
-    flights: RefCell<Vec<Weak<Flight>>>,
+    flights: RefCell<Vec<Weak<RequestBatch>>>,
 }
 
 impl OpenSegment {
     pub(super) fn new(
         segment: Segment,
         queue: &Arc<SegmentQueue>,
-        shared: &Arc<Shared>,
-        reading: Option<Arc<Reading>>,
+        shared: &Arc<EngineState>,
+        reading: Option<Arc<SourceScan>>,
     ) -> OpenSegment {
         let (at, end) = segment.range();
         let mut start = end;
-        let step = |run: &Run| {
+        let step = |run: &SegmentRun| {
             let end = start;
             start -= run.len;
             step_of(start, end, run.what)
         };
         let steps = segment.runs.iter().rev().map(step).collect();
-        let written = Written { at, queue: queue.clone(), shared: shared.clone() };
-        let flight = Flight { arrivals: RefCell::default(), segment: Rc::new(written) };
+        let written = SegmentCompletion { at, queue: queue.clone(), shared: shared.clone() };
+        let flight = RequestBatch { arrivals: RefCell::default(), segment: Rc::new(written) };
         OpenSegment {
-            home: Home::at(at),
+            home: SegmentStart::at(at),
             end,
-            reading: reading.map(|reading| Rc::new(SegmentReading::new(reading, (at, end)))),
+            reading: reading.map(|reading| Rc::new(SegmentScan::new(reading, (at, end)))),
             extents_known: segment.extents_known,
             requests: Cell::new(0),
             // Looked up before the first request.
@@ -89,12 +89,12 @@ impl OpenSegment {
     }
 
     /// Start and end.
-    pub(super) fn range(&self) -> Range {
+    pub(super) fn range(&self) -> SegmentRange {
         (self.home.offset(), self.end)
     }
 
     /// The flight that requests starting now belong to.
-    pub(super) fn flight(&self) -> Rc<Flight> {
+    pub(super) fn flight(&self) -> Rc<RequestBatch> {
         self.flight.borrow().clone()
     }
 
@@ -104,24 +104,24 @@ impl OpenSegment {
     }
 
     /// The next step. A piece remains until [`OpenSegment::started_to`].
-    pub(super) fn next(&self) -> Next {
+    pub(super) fn next(&self) -> NextStep {
         let mut steps = self.steps.borrow_mut();
-        if let Some(Step::Copy(piece)) = steps.last() {
-            return Next::Copy(*piece);
+        if let Some(SegmentStep::Copy(piece)) = steps.last() {
+            return NextStep::Copy(*piece);
         }
         match steps.pop() {
-            Some(Step::Arrival(arrival)) => {
+            Some(SegmentStep::Arrival(arrival)) => {
                 self.urgent.set(self.urgent.get() - 1);
-                Next::Arrival(arrival)
+                NextStep::Arrival(arrival)
             }
-            _ => Next::End,
+            _ => NextStep::End,
         }
     }
 
     /// The next piece has been started up to `at`.
     pub(super) fn started_to(&self, at: u64) {
         let mut steps = self.steps.borrow_mut();
-        if let Some(Step::Copy(piece)) = steps.last_mut() {
+        if let Some(SegmentStep::Copy(piece)) = steps.last_mut() {
             piece.at = at;
             if at >= piece.end {
                 steps.pop();
@@ -135,17 +135,17 @@ impl OpenSegment {
     }
 
     /// The data of the segment, in order.
-    pub(super) fn data(&self) -> Vec<Range> {
+    pub(super) fn data(&self) -> Vec<SegmentRange> {
         let steps = self.steps.borrow();
-        let data = |step: &Step| match step {
-            Step::Copy(piece) if piece.what.is_data() => Some((piece.at, piece.end)),
+        let data = |step: &SegmentStep| match step {
+            SegmentStep::Copy(piece) if piece.what.is_data() => Some((piece.at, piece.end)),
             _ => None,
         };
         steps.iter().rev().filter_map(data).collect()
     }
 
     /// Removes ranges that are done, given in order. For a segment without started requests.
-    pub(super) fn leave_out(&self, done: &[Range]) {
+    pub(super) fn leave_out(&self, done: &[SegmentRange]) {
         if done.is_empty() {
             return;
         }
@@ -153,7 +153,7 @@ impl OpenSegment {
         let mut left = Vec::new();
         let mut steps = self.steps.borrow_mut();
         while let Some(step) = steps.pop() {
-            let Step::Copy(Piece { mut at, end, what }) = step else {
+            let SegmentStep::Copy(SegmentPiece { mut at, end, what }) = step else {
                 left.push(step);
                 continue;
             };
@@ -179,19 +179,26 @@ impl OpenSegment {
 
     /// Moves a range before everything that no caller waits for, and marks it as wanted. It is
     /// widened to multiples of the target's block size, so that no two writes share a block.
-    pub(super) fn hurry(&self, wanted: Range, queue: &Arc<SegmentQueue>, shared: &Arc<Shared>) {
+    pub(super) fn hurry(
+        &self,
+        wanted: SegmentRange,
+        queue: &Arc<SegmentQueue>,
+        shared: &Arc<EngineState>,
+    ) {
         let grain = shared.resolved.grain;
         let start = (wanted.0 - wanted.0 % grain).max(self.home.offset());
         let end = wanted.1.checked_next_multiple_of(grain).unwrap_or(self.end).min(self.end);
         let mut steps = self.steps.borrow_mut();
         // Other wanted ranges go first, and stay: they may be part of this one.
-        let is_arrival = |step: &Step| matches!(step, Step::Arrival(_));
+        let is_arrival = |step: &SegmentStep| matches!(step, SegmentStep::Arrival(_));
         let last = steps.iter().position(is_arrival).unwrap_or(steps.len());
         let first = steps.split_off(last);
         let mut urgent = Vec::new();
         let mut others = Vec::new();
         for step in steps.drain(..) {
-            let Step::Copy(Piece { at, end: piece_end, what }) = step else { continue };
+            let SegmentStep::Copy(SegmentPiece { at, end: piece_end, what }) = step else {
+                continue;
+            };
             let Some((from, to)) = common((at, piece_end), (start, end)) else {
                 others.push(step);
                 continue;
@@ -206,9 +213,9 @@ impl OpenSegment {
         }
         let queue = queue.clone();
         let shared = shared.clone();
-        let arrival = Arrival { range: (start, end), queue, shared };
+        let arrival = RangeCompletion { range: (start, end), queue, shared };
         steps.append(&mut others);
-        steps.push(Step::Arrival(Rc::new(arrival)));
+        steps.push(SegmentStep::Arrival(Rc::new(arrival)));
         steps.append(&mut urgent);
         steps.extend(first);
         self.urgent.set(self.urgent.get() + 1);
@@ -216,9 +223,9 @@ impl OpenSegment {
 
     /// All requests of this arrival have been started: it arrives when those in flight have
     /// completed.
-    pub(super) fn end_flight(&self, arrival: &Rc<Arrival>) {
+    pub(super) fn end_flight(&self, arrival: &Rc<RangeCompletion>) {
         let segment = self.flight.borrow().segment.clone();
-        let next = Rc::new(Flight { arrivals: RefCell::default(), segment });
+        let next = Rc::new(RequestBatch { arrivals: RefCell::default(), segment });
         let ended = self.flight.replace(next);
         let mut flights = self.flights.borrow_mut();
         flights.push(Rc::downgrade(&ended));
@@ -232,25 +239,25 @@ impl OpenSegment {
     }
 }
 
-fn step_of(at: u64, end: u64, what: What) -> Step {
-    Step::Copy(Piece { at, end, what })
+fn step_of(at: u64, end: u64, what: RunContent) -> SegmentStep {
+    SegmentStep::Copy(SegmentPiece { at, end, what })
 }
 
 /// Requests of a segment that are in flight together; each holds it until it has completed.
-pub(super) struct Flight {
+pub(super) struct RequestBatch {
     /// The arrivals that these requests complete.
-    arrivals: RefCell<Vec<Rc<Arrival>>>,
-    segment: Rc<Written>,
+    arrivals: RefCell<Vec<Rc<RangeCompletion>>>,
+    segment: Rc<SegmentCompletion>,
 }
 
 /// A segment that is written when the last request drops this.
-struct Written {
+struct SegmentCompletion {
     at: u64,
     queue: Arc<SegmentQueue>,
-    shared: Arc<Shared>,
+    shared: Arc<EngineState>,
 }
 
-impl Drop for Written {
+impl Drop for SegmentCompletion {
     fn drop(&mut self) {
         // Otherwise requests may have ended without doing anything.
         if !self.shared.stopped() {
@@ -260,13 +267,13 @@ impl Drop for Written {
 }
 
 /// A range that is written when the last reference drops this.
-pub(super) struct Arrival {
-    range: Range,
+pub(super) struct RangeCompletion {
+    range: SegmentRange,
     queue: Arc<SegmentQueue>,
-    shared: Arc<Shared>,
+    shared: Arc<EngineState>,
 }
 
-impl Drop for Arrival {
+impl Drop for RangeCompletion {
     fn drop(&mut self) {
         if !self.shared.stopped() {
             self.queue.arrived(self.range);

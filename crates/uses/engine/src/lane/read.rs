@@ -5,13 +5,13 @@ use std::sync::Arc;
 
 use blockhaul_io::{Data, Reservation};
 
-use super::chunk::Failed;
-use super::open::{OpenSegment, Piece};
-use super::{Lane, Stepped};
+use super::chunk::RequestFailure;
+use super::open::{OpenSegment, SegmentPiece};
+use super::{Lane, StepResult};
 use crate::blocks::find;
 use crate::error::Result;
 use crate::manifest::BLOCK;
-use crate::reading::{Reading, SegmentReading};
+use crate::reading::{SegmentScan, SourceScan};
 use crate::segment_queue::SegmentQueue;
 use crate::side::Side;
 
@@ -20,14 +20,14 @@ use crate::side::Side;
 const IN_FLIGHT: usize = 8;
 
 /// What was read of a side; `None` is all zero.
-type Found = Result<Option<Data>, Failed>;
+type SideReadResult = Result<Option<Data>, RequestFailure>;
 
 impl Lane {
     /// Reads segments until none is left.
     pub(crate) async fn read_segments(
         self: &Rc<Self>,
         queue: &Arc<SegmentQueue>,
-        reading: &Arc<Reading>,
+        reading: &Arc<SourceScan>,
     ) {
         self.work.reading.replace(Some(reading.clone()));
         self.pace.least.set(if self.shared.resolved.adaptive { IN_FLIGHT } else { 1 });
@@ -47,22 +47,22 @@ impl Lane {
     pub(super) async fn read_piece(
         self: &Rc<Self>,
         segment: &OpenSegment,
-        part: &Rc<SegmentReading>,
-        Piece { at, end, what }: Piece,
-    ) -> Stepped {
+        part: &Rc<SegmentScan>,
+        SegmentPiece { at, end, what }: SegmentPiece,
+    ) -> StepResult {
         if part.reading.differs_before(at) {
-            return Stepped::Ended;
+            return StepResult::Ended;
         }
         let sides = part.reading.sides_with(what);
         if sides == [false; 2] {
             self.shared.progress.add_verified(at, end - at);
             segment.started_to(end);
-            return Stepped::Further;
+            return StepResult::Further;
         }
         let len = (BLOCK - at % BLOCK).min(end - at);
         self.turn(len).await;
         if self.shared.stopped() {
-            return Stepped::Stopped;
+            return StepResult::Stopped;
         }
         // Beyond its end, the target counts as zero.
         let beside = self.target.facts().size.saturating_sub(at).min(len);
@@ -71,7 +71,7 @@ impl Lane {
             Ok(rooms) => rooms,
             Err(error) => {
                 self.shared.fail(error);
-                return Stepped::Stopped;
+                return StepResult::Stopped;
             }
         };
         let part = part.clone();
@@ -81,12 +81,12 @@ impl Lane {
             Ok(())
         });
         segment.started_to(at + len);
-        Stepped::Further
+        StepResult::Further
     }
 
     async fn read_block(
         self: &Rc<Self>,
-        part: &SegmentReading,
+        part: &SegmentScan,
         at: u64,
         lens: [u64; 2],
         rooms: [Option<Reservation>; 2],
@@ -118,7 +118,7 @@ impl Lane {
         self: &Rc<Self>,
         at: u64,
         [source, target]: [Option<Reservation>; 2],
-    ) -> (Found, Found) {
+    ) -> (SideReadResult, SideReadResult) {
         let target = target.map(|room| {
             let lane = self.clone();
             blockhaul_io::start(async move { lane.read_side(Side::Target, room, at).await })
@@ -134,9 +134,9 @@ impl Lane {
         (source, target)
     }
 
-    async fn read_side(&self, side: Side, room: Reservation, at: u64) -> Found {
+    async fn read_side(&self, side: Side, room: Reservation, at: u64) -> SideReadResult {
         let end = if side == Side::Source { &self.source } else { &self.target };
         let found = find(end, room, at).await;
-        found.map_err(|(error, generation)| Failed { side, generation, error })
+        found.map_err(|(error, generation)| RequestFailure { side, generation, error })
     }
 }

@@ -13,14 +13,14 @@ use blockhaul_block::{Can, Error, Kind, Reply, Request};
 use blockhaul_io::{Data, Reservation, is_zero};
 
 use super::Lane;
-use super::chunk::{Done, Failed};
+use super::chunk::{ChunkOutcome, RequestFailure};
 use crate::error::{CopyError, Result};
-use crate::flushes::Unproven;
+use crate::flushes::FlushDoubt;
 use crate::handle::is_lost;
 use crate::journal::Journal;
-use crate::ledger::{Home, Range, Suspect};
-use crate::marker::{JournalPosition, Stage};
-use crate::orders::Ending;
+use crate::ledger::{SegmentRange, SegmentStart, SuspectSegment};
+use crate::marker::{JournalPosition, MarkerStage};
+use crate::orders::EndAction;
 use crate::side::Side;
 
 /// How often a lane writes again what a failed flush may have lost. That helps if the storage
@@ -28,7 +28,7 @@ use crate::side::Side;
 const REWRITES_MAX: u32 = 2;
 
 /// The result of a flush.
-struct Flushed {
+struct FlushResult {
     /// All earlier writes are durable.
     covers: bool,
     /// The last storage failure before it succeeded.
@@ -103,11 +103,11 @@ impl Lane {
 
     /// After the last segment: rechecks until nothing is suspect, and flushes if `ending` asks for
     /// it or nothing less is reliable.
-    pub(super) async fn conclude(self: &Rc<Self>, ending: Ending) -> Result<()> {
+    pub(super) async fn conclude(self: &Rc<Self>, ending: EndAction) -> Result<()> {
         let must_last = match ending {
-            Ending::Round => false,
-            Ending::Flush => self.can_flush(),
-            Ending::Copy => self.durable(),
+            EndAction::Round => false,
+            EndAction::Flush => self.can_flush(),
+            EndAction::Copy => self.durable(),
         };
         let mut attempts = 0;
         let mut rounds = 0;
@@ -129,7 +129,7 @@ impl Lane {
             let flush =
                 self.safety.unflushed.get() && (must_last || (doubtful && self.can_flush()));
             let durability = &self.shared.durability;
-            let reports = durability.listener.is_some() && ending != Ending::Round;
+            let reports = durability.listener.is_some() && ending != EndAction::Round;
             let records = durability.journal.is_some() || reports;
             if flush || (records && self.safety.ledger.borrow().has_finished()) {
                 let flushed = self.make_safe(&mut attempts).await?;
@@ -145,7 +145,7 @@ impl Lane {
             if suspects == 0 {
                 // A lane that ends without a flush does not repeat writes that a later failure
                 // concerns.
-                let unproven = ending == Ending::Copy
+                let unproven = ending == EndAction::Copy
                     && self.safety.unflushed.get()
                     && !self.shared.durability.flushes.leave()
                     && self.can_flush();
@@ -177,7 +177,7 @@ impl Lane {
     /// say. After a failed flush, the unflushed segments
     /// of all lanes are suspect; the flush that follows only finds out whether writing again makes
     /// sense. If not, the error ends the copy.
-    async fn make_safe(&self, attempts: &mut u32) -> Result<Flushed> {
+    async fn make_safe(&self, attempts: &mut u32) -> Result<FlushResult> {
         let mut failed = None;
         loop {
             self.note_doubts();
@@ -198,13 +198,13 @@ impl Lane {
                     if safe || !self.shared.resolved.discard_source {
                         self.record_and_discard(batch, generation).await?;
                     }
-                    return Ok(Flushed { covers: true, failed });
+                    return Ok(FlushResult { covers: true, failed });
                 }
-                Err(Unproven::Overlapped) => {
+                Err(FlushDoubt::Overlapped) => {
                     self.safety.ledger.borrow_mut().doubt(batch, true);
-                    return Ok(Flushed { covers: false, failed });
+                    return Ok(FlushResult { covers: false, failed });
                 }
-                Err(Unproven::Failed { error, last }) => {
+                Err(FlushDoubt::Failed { error, last }) => {
                     self.safety.ledger.borrow_mut().doubt(batch, true);
                     let error = self.not_durable(error);
                     if last {
@@ -220,7 +220,7 @@ impl Lane {
     }
 
     /// Flushes the target.
-    pub(super) async fn flush(&self) -> Result<(), Unproven> {
+    pub(super) async fn flush(&self) -> Result<(), FlushDoubt> {
         let failures = self.safety.ledger.borrow().failures();
         let flush = self.target.device().submit(Request::flush());
         self.shared.durability.flushes.run(failures, flush, is_lost).await
@@ -239,7 +239,7 @@ impl Lane {
 
     /// Records what is durable, where a marker says so before and after ([`crate::marker`]), and discards it at the
     /// source. It was flushed over the connection of this generation.
-    async fn record_and_discard(&self, batch: Vec<Range>, generation: u64) -> Result<()> {
+    async fn record_and_discard(&self, batch: Vec<SegmentRange>, generation: u64) -> Result<()> {
         let journal = self.shared.durability.journal.as_ref().map(|journal| &journal.file);
         let next = journal.map_or(0, Journal::next_batch);
         let Some(marker) = self.shared.retries.marker().filter(|_| !batch.is_empty()) else {
@@ -254,7 +254,7 @@ impl Lane {
             self.safety.ledger.borrow_mut().doubt(batch, true);
             return Ok(());
         }
-        if marker.stage() > Stage::Placed && marker.may_follow() {
+        if marker.stage() > MarkerStage::Placed && marker.may_follow() {
             self.shared.progress.add_kept(self.keep_last(marker, &batch));
             return Ok(());
         }
@@ -269,7 +269,7 @@ impl Lane {
 
     /// Records what is durable, as a batch with this number. Returns the ranges that a copy that goes on later
     /// does not read: all of them without a journal, else those of recorded segments.
-    async fn record(&self, batch: Vec<Range>, number: u32) -> Vec<Range> {
+    async fn record(&self, batch: Vec<SegmentRange>, number: u32) -> Vec<SegmentRange> {
         let Some(journal) = &self.shared.durability.journal else { return batch };
         let mut ranges = Vec::new();
         let segments = {
@@ -277,7 +277,7 @@ impl Lane {
             let mut parts = journal.parts.lock().expect("no panic under this lock");
             let mut segments = Vec::new();
             for range in batch {
-                let content = ledger.take_content(Home::at(range.0));
+                let content = ledger.take_content(SegmentStart::at(range.0));
                 let durable = parts.durable(range, &mut ranges).into_iter();
                 segments.extend(durable.map(|(first, behind)| (first, behind, content)));
             }
@@ -301,9 +301,9 @@ impl Lane {
     }
 
     /// Rechecks a segment.
-    pub(crate) async fn recheck(self: &Rc<Self>, suspect: Suspect) {
+    pub(crate) async fn recheck(self: &Rc<Self>, suspect: SuspectSegment) {
         let (start, end) = suspect.range;
-        let home = Home::at(start);
+        let home = SegmentStart::at(start);
         let failures = self.safety.ledger.borrow().failures();
         self.begin(suspect.range);
         // Failures since the segment was taken from the ledger concern it, too.
@@ -342,11 +342,11 @@ impl Lane {
         self.complete(home);
     }
 
-    async fn zero_again(self: Rc<Self>, range: Range) -> Result<()> {
-        let home = Home::at(range.0);
+    async fn zero_again(self: Rc<Self>, range: SegmentRange) -> Result<()> {
+        let home = SegmentStart::at(range.0);
         let mut attempts = 0;
         loop {
-            match self.zero(home, range, false, &mut Done::default()).await {
+            match self.zero(home, range, false, &mut ChunkOutcome::default()).await {
                 Ok(()) => return Ok(()),
                 Err(failed) => self.recover(failed, &mut attempts).await?,
             }
@@ -355,7 +355,7 @@ impl Lane {
 
     async fn recheck_chunk(
         self: Rc<Self>,
-        home: Home,
+        home: SegmentStart,
         at: u64,
         room: Reservation,
         again: bool,
@@ -377,11 +377,11 @@ impl Lane {
 
     async fn try_recheck(
         &self,
-        home: Home,
+        home: SegmentStart,
         at: u64,
         room: Reservation,
         again: bool,
-    ) -> Result<(), Failed> {
+    ) -> Result<(), RequestFailure> {
         let len = room.len() as u64;
         let data = self.read(at, room).await?;
         let counts = &self.shared.retries;
@@ -396,12 +396,12 @@ impl Lane {
         match data {
             Some(data) if !zero => self.change(home, Request::write(at, data)).await,
             // Also if the target was zero before: it may have changed.
-            _ => self.zero(home, (at, at + len), false, &mut Done::default()).await,
+            _ => self.zero(home, (at, at + len), false, &mut ChunkOutcome::default()).await,
         }
     }
 
     /// Whether the target contains this data.
-    async fn holds(&self, at: u64, len: u64, data: Option<&Data>) -> Result<bool, Failed> {
+    async fn holds(&self, at: u64, len: u64, data: Option<&Data>) -> Result<bool, RequestFailure> {
         let generation = self.target.generation();
         let room = self.shared.memory.checks.reserve(len as usize).await.map_err(|error| {
             let error = Error::new(Kind::TooLarge, "no buffer to read back").because(error);

@@ -7,15 +7,15 @@
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
 
-use blockhaul_block::{Access, FileRange};
+use blockhaul_block::{FileRange, LeaseAccess};
 
 use super::{Lane, OpenSegment};
-use crate::ledger::Range;
+use crate::ledger::SegmentRange;
 use crate::route_counters;
-use crate::shared::Shared;
+use crate::shared::EngineState;
 
 /// Part of both files.
-pub(super) struct Piece {
+pub(super) struct ReflinkRange {
     at: u64,
     pub(super) from: FileRange,
     pub(super) to: FileRange,
@@ -23,7 +23,10 @@ pub(super) struct Piece {
 
 impl Lane {
     /// Reflinks what it can of the data of a segment; returns the ranges that are done, in order.
-    pub(super) async fn reflink_segment(self: &Rc<Self>, segment: &OpenSegment) -> Vec<Range> {
+    pub(super) async fn reflink_segment(
+        self: &Rc<Self>,
+        segment: &OpenSegment,
+    ) -> Vec<SegmentRange> {
         if !self.shared.learned.kernel_copy.reflink.load(Ordering::Relaxed)
             || !self.kernel_may_copy()
         {
@@ -48,18 +51,18 @@ impl Lane {
     }
 
     /// The files of both ends for a range, from its start on.
-    pub(super) fn piece(&self, (at, end): Range) -> Option<Piece> {
+    pub(super) fn piece(&self, (at, end): SegmentRange) -> Option<ReflinkRange> {
         let source = self.source.device();
         let target = self.target.device();
-        let mut from = source.file_at(at, end - at, Access::Read)?;
-        let mut to = target.file_at(at, end - at, Access::Write)?;
+        let mut from = source.file_at(at, end - at, LeaseAccess::Read)?;
+        let mut to = target.file_at(at, end - at, LeaseAccess::Write)?;
         let both = from.len.min(to.len).min(end - at);
         (from.len, to.len) = (both, both);
-        (both > 0).then_some(Piece { at, from, to })
+        (both > 0).then_some(ReflinkRange { at, from, to })
     }
 
     /// The files of both ends for the data of a segment, in whole blocks.
-    fn pieces(&self, data: &[Range]) -> Vec<Piece> {
+    fn pieces(&self, data: &[SegmentRange]) -> Vec<ReflinkRange> {
         let from = self.source.facts();
         let to = self.target.facts();
         let unit = u64::from(from.allocation_unit.max(to.allocation_unit)).max(1);
@@ -78,7 +81,7 @@ impl Lane {
     }
 }
 
-impl Shared {
+impl EngineState {
     pub(super) fn count_moved(&self, counter: &std::sync::atomic::AtomicU64, at: u64, bytes: u64) {
         self.progress.add_data(at, bytes);
         route_counters::add(counter, bytes);
@@ -86,7 +89,7 @@ impl Shared {
 }
 
 /// Shares what can be shared, and returns those ranges. Blocks.
-fn reflink_all(shared: &Shared, pieces: Vec<Piece>) -> Vec<Range> {
+fn reflink_all(shared: &EngineState, pieces: Vec<ReflinkRange>) -> Vec<SegmentRange> {
     let mut done = Vec::new();
     for piece in pieces {
         if !shared.learned.kernel_copy.reflink.load(Ordering::Relaxed) || shared.stopped() {

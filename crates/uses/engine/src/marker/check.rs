@@ -6,13 +6,13 @@ use blockhaul_block::{Error, Kind};
 use blockhaul_io::is_zero;
 
 use super::choice::read_block;
-use super::{LEN, Marker, MarkerFields, Place, Stage};
+use super::{LEN, Marker, MarkerFields, MarkerPlace, MarkerStage};
 use crate::error::{CopyError, Result};
-use crate::handle::{Handle, Retries};
-use crate::journal::Recorded;
-use crate::resolved::Resolved;
+use crate::handle::{ReconnectingHandle, RetryControl};
+use crate::journal::JournalContent;
+use crate::resolved::EffectiveOptions;
 use crate::side::Side;
-use crate::sides::Sides;
+use crate::sides::DiskPair;
 
 /// The remedy for a journal that does not have what the target has.
 const LATEST_JOURNAL: &str = "put the latest journal back, or the target of this one; this target may have the only copy \
@@ -31,12 +31,12 @@ pub(crate) enum MarkerPresence {
 /// # Errors
 /// The refusals, and errors of the devices.
 pub(crate) async fn check(
-    sides: &Sides,
+    sides: &DiskPair,
     marker: &Marker,
-    recorded: &Recorded,
-    (resolved, retries): (&Resolved, &Arc<Retries>),
+    recorded: &JournalContent,
+    (resolved, retries): (&EffectiveOptions, &Arc<RetryControl>),
 ) -> Result<MarkerPresence> {
-    let Place { at, content, len, .. } = marker.place;
+    let MarkerPlace { at, content, len, .. } = marker.place;
     let source = sides.handle(Side::Source, retries);
     let target = sides.handle(Side::Target, retries);
     let there = read_block(&target, at, len).await?;
@@ -65,7 +65,7 @@ pub(crate) async fn check(
         None => {}
     }
     if is_last_recorded {
-        marker.enter(Stage::Discarded);
+        marker.enter(MarkerStage::Discarded);
         return Ok(MarkerPresence::Found);
     }
     if !marker.place.is_content(&read_block(&source, content, len).await?) {
@@ -77,7 +77,7 @@ pub(crate) async fn check(
         };
     }
     if is_copied {
-        marker.enter(Stage::Restored);
+        marker.enter(MarkerStage::Restored);
         return Ok(MarkerPresence::Found);
     }
     let old = marker.old_block(there);
@@ -87,7 +87,7 @@ pub(crate) async fn check(
             if MarkerFields::of(&read_block(&source, at, len).await?).is_some() {
                 return Err(CopyError::at_target(one_storage(&target, at, None)));
             }
-            marker.enter(Stage::Placed);
+            marker.enter(MarkerStage::Placed);
             Ok(MarkerPresence::Found)
         }
         // Without a record, nobody has found out yet that there are two storages.
@@ -99,9 +99,9 @@ pub(crate) async fn check(
 ///
 /// # Errors
 /// The refusal, and errors of the device.
-pub(crate) async fn check_complete(target: &Handle, marker: &Marker) -> Result<()> {
+pub(crate) async fn check_complete(target: &ReconnectingHandle, marker: &Marker) -> Result<()> {
     let place = &marker.place;
-    let recorded = Recorded { complete: true, ..Recorded::default() };
+    let recorded = JournalContent { complete: true, ..JournalContent::default() };
     let is_marked = marker.fields(&read_block(target, place.at, place.len).await?).is_some();
     if is_marked {
         return Err(rolled_back(target, place.at));
@@ -113,12 +113,16 @@ pub(crate) async fn check_complete(target: &Handle, marker: &Marker) -> Result<(
 }
 
 /// Whether the target has the content. What is complete may be in use since, and have other content.
-async fn has_content(target: &Handle, place: &Place, recorded: &Recorded) -> Result<bool> {
+async fn has_content(
+    target: &ReconnectingHandle,
+    place: &MarkerPlace,
+    recorded: &JournalContent,
+) -> Result<bool> {
     let there = read_block(target, place.content, place.len).await?;
     Ok(place.is_content(&there) || recorded.complete && !is_zero(&there))
 }
 
-fn older(target: &Handle, at: u64) -> CopyError {
+fn older(target: &ReconnectingHandle, at: u64) -> CopyError {
     let text = format!(
         "its marker (at offset {at}) says that more was recorded than the journal has: the journal is an older one, or \
          its end was cut off, or this is the target of another journal"
@@ -126,7 +130,7 @@ fn older(target: &Handle, at: u64) -> CopyError {
     CopyError::at_target(refusal(target, text, LATEST_JOURNAL))
 }
 
-fn unrecorded(target: &Handle, at: u64) -> CopyError {
+fn unrecorded(target: &ReconnectingHandle, at: u64) -> CopyError {
     let text = format!(
         "it has what is copied last (at offset {at}), and the journal does not record that all else is copied: the \
          journal is an older one, or could not be written to its end, or this is another target. If the last run \
@@ -135,7 +139,7 @@ fn unrecorded(target: &Handle, at: u64) -> CopyError {
     CopyError::at_target(refusal(target, text, LATEST_JOURNAL))
 }
 
-fn rolled_back(target: &Handle, at: u64) -> CopyError {
+fn rolled_back(target: &ReconnectingHandle, at: u64) -> CopyError {
     let text = format!(
         "its marker (at offset {at}) says that less was recorded than the journal has: the target is in an earlier \
          state, or is a clone of one, or this is the journal of another target"
@@ -155,7 +159,7 @@ fn or_late(error: CopyError, at: u64, len: u64) -> CopyError {
 }
 
 /// The error of a target with the marker of another copy.
-pub(crate) fn other_copy(target: &Handle, at: u64) -> CopyError {
+pub(crate) fn other_copy(target: &ReconnectingHandle, at: u64) -> CopyError {
     let text = format!(
         "it has the marker of another copy that discards its source and has not ended (at offset {at})"
     );
@@ -165,7 +169,7 @@ pub(crate) fn other_copy(target: &Handle, at: u64) -> CopyError {
 }
 
 /// The error of a source with the marker of another copy.
-pub(crate) fn other_copy_at_source(source: &Handle, at: u64) -> CopyError {
+pub(crate) fn other_copy_at_source(source: &ReconnectingHandle, at: u64) -> CopyError {
     let text = format!(
         "source and target are one storage, or the source is the target of another copy: it shows the marker of \
          another copy that discards its source and has not ended, which has overwritten {LEN} bytes at offset {at}"
@@ -174,7 +178,7 @@ pub(crate) fn other_copy_at_source(source: &Handle, at: u64) -> CopyError {
     CopyError { side: Some(Side::Source), error: refusal(source, text, remedy) }
 }
 
-fn other_target(target: &Handle, at: u64) -> CopyError {
+fn other_target(target: &ReconnectingHandle, at: u64) -> CopyError {
     let text = format!(
         "it lacks what the copy of the journal has written there (at offset {at}): it is another target than that \
          of the journal"
@@ -182,7 +186,7 @@ fn other_target(target: &Handle, at: u64) -> CopyError {
     CopyError::at_target(refusal(target, text, "put the target of the journal back"))
 }
 
-pub(crate) fn other_source(source: &Handle, at: u64) -> CopyError {
+pub(crate) fn other_source(source: &ReconnectingHandle, at: u64) -> CopyError {
     let text = format!(
         "its content is not that of the journal (at offset {at}): it is another source, or has changed, or the \
          journal is an older one"
@@ -193,7 +197,11 @@ pub(crate) fn other_source(source: &Handle, at: u64) -> CopyError {
 
 /// The error of a source that shows what is written to the target; `lost`: why what was there could not be
 /// written again, and whether a journal has it.
-pub(crate) fn one_storage(target: &Handle, at: u64, lost: Option<(&Error, bool)>) -> Error {
+pub(crate) fn one_storage(
+    target: &ReconnectingHandle,
+    at: u64,
+    lost: Option<(&Error, bool)>,
+) -> Error {
     let text = format!(
         "source and target are one storage: the source shows what was written to the target at offset {at}"
     );
@@ -210,6 +218,6 @@ pub(crate) fn one_storage(target: &Handle, at: u64, lost: Option<(&Error, bool)>
     refusal(target, text, remedy)
 }
 
-fn refusal(end: &Handle, text: String, remedy: &'static str) -> Error {
+fn refusal(end: &ReconnectingHandle, text: String, remedy: &'static str) -> Error {
     Error::new(Kind::Invalid, text).on(&end.facts().name).with_remedy(remedy)
 }

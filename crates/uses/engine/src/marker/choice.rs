@@ -6,15 +6,15 @@ use blockhaul_block::{DeviceExt as _, Error, Kind, ZERO};
 use blockhaul_io::is_zero;
 
 use super::check::{other_copy, other_copy_at_source};
-use super::{LEN, MarkerFields, Place};
+use super::{LEN, MarkerFields, MarkerPlace};
 use crate::error::Result;
 use crate::extent_feed::ExtentFeed;
-use crate::handle::{Handle, Retries};
-use crate::ledger::Range;
-use crate::resolved::{Resolved, whole_blocks};
+use crate::handle::{ReconnectingHandle, RetryControl};
+use crate::ledger::SegmentRange;
+use crate::resolved::{EffectiveOptions, whole_blocks};
 use crate::selection::{self, Selection};
 use crate::side::Side;
-use crate::sides::Sides;
+use crate::sides::DiskPair;
 
 /// Least bytes of a block.
 const BLOCK: u64 = 4096;
@@ -27,11 +27,11 @@ const READ_MAX: u64 = 1 << 20;
 /// # Errors
 /// Those of the devices; one side has the marker of another copy there; [`Kind::ShuttingDown`] after a cancel.
 pub(crate) async fn choose(
-    sides: &Sides,
+    sides: &DiskPair,
     selection: &Selection,
     extents: bool,
-    (resolved, retries): (&Resolved, &Arc<Retries>),
-) -> Result<Option<Place>> {
+    (resolved, retries): (&EffectiveOptions, &Arc<RetryControl>),
+) -> Result<Option<MarkerPlace>> {
     let source = sides.handle(Side::Source, retries);
     let target = sides.handle(Side::Target, retries);
     let minimum = source.facts().block.minimum.max(target.facts().block.minimum);
@@ -67,7 +67,13 @@ pub(crate) async fn choose(
                         return Err(other_copy(&target, at));
                     }
                     let before = there.first_chunk().copied().unwrap_or([0; LEN]);
-                    return Ok(Some(Place { at, content, len: search.block, digest, before }));
+                    return Ok(Some(MarkerPlace {
+                        at,
+                        content,
+                        len: search.block,
+                        digest,
+                        before,
+                    }));
                 }
             } else {
                 start = at + len;
@@ -80,15 +86,19 @@ pub(crate) async fn choose(
 
 /// A search for content.
 struct ContentSearch<'a> {
-    source: &'a Handle,
-    resolved: &'a Resolved,
-    retries: &'a Arc<Retries>,
+    source: &'a ReconnectingHandle,
+    resolved: &'a EffectiveOptions,
+    retries: &'a Arc<RetryControl>,
     block: u64,
 }
 
 impl ContentSearch<'_> {
     /// The first block with content that is whole in `within`, of those of an extent, and its digest.
-    async fn content(&self, extent: Range, within: Range) -> Result<Option<(u64, [u8; 32])>> {
+    async fn content(
+        &self,
+        extent: SegmentRange,
+        within: SegmentRange,
+    ) -> Result<Option<(u64, [u8; 32])>> {
         let block = self.block;
         let Some(within) = whole_blocks(within, &self.source.facts()) else {
             return Ok(None);
@@ -124,7 +134,7 @@ impl ContentSearch<'_> {
 
     /// The last block of what is left of a segment behind the content: of an extent that the source reports,
     /// because only what is allocated is sure to be seen through two servers of one image.
-    fn last_block(&self, content: u64, extent: Range, is_known: bool) -> u64 {
+    fn last_block(&self, content: u64, extent: SegmentRange, is_known: bool) -> u64 {
         let segment = self.resolved.segment;
         let end = extent.1.min((content / segment + 1).saturating_mul(segment));
         let last = (end - end % self.block).saturating_sub(self.block);
@@ -133,7 +143,7 @@ impl ContentSearch<'_> {
 }
 
 /// Reads some blocks.
-pub(crate) async fn read_block(end: &Handle, at: u64, len: u64) -> Result<Vec<u8>> {
+pub(crate) async fn read_block(end: &ReconnectingHandle, at: u64, len: u64) -> Result<Vec<u8>> {
     let mut attempts = 0;
     loop {
         let generation = end.generation();

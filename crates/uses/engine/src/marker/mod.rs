@@ -50,7 +50,7 @@ use std::sync::{Arc, OnceLock};
 use blockhaul_block::{Device, DeviceExt as _};
 use blockhaul_io::Notify;
 
-use crate::ledger::Range;
+use crate::ledger::SegmentRange;
 use crate::side::Side;
 
 /// Bytes of the marker, at the start of its block.
@@ -64,7 +64,7 @@ const LOOKS: u32 = 3;
 
 /// Where the marker is, and what it replaces.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct MarkerPlace {
     /// Offset of the block with the marker.
     pub(crate) at: u64,
     /// Offset of the block that identifies the source, in the same segment and not behind.
@@ -77,9 +77,9 @@ pub(crate) struct Place {
     pub(crate) before: [u8; LEN],
 }
 
-impl Place {
+impl MarkerPlace {
     /// From the first byte of both blocks to the end of the last.
-    pub(crate) fn range(&self) -> Range {
+    pub(crate) fn range(&self) -> SegmentRange {
         (self.content, self.at + self.len)
     }
 
@@ -91,7 +91,7 @@ impl Place {
 
 /// How far the marker is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Stage {
+pub(crate) enum MarkerStage {
     /// The target may have it or not.
     Begun,
     /// It is on the target.
@@ -104,8 +104,13 @@ pub(crate) enum Stage {
     Discarded,
 }
 
-const STAGES: [Stage; 5] =
-    [Stage::Begun, Stage::Placed, Stage::Leaving, Stage::Restored, Stage::Discarded];
+const STAGES: [MarkerStage; 5] = [
+    MarkerStage::Begun,
+    MarkerStage::Placed,
+    MarkerStage::Leaving,
+    MarkerStage::Restored,
+    MarkerStage::Discarded,
+];
 
 /// How far the journal is, as a marker says it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -164,7 +169,7 @@ impl MarkerFields {
 /// The marker of one copy, for all its lanes.
 pub(crate) struct Marker {
     /// Its place.
-    pub(crate) place: Place,
+    pub(crate) place: MarkerPlace,
     id: [u8; 16],
     /// What follows the marker in its block.
     rest: OnceLock<Vec<u8>>,
@@ -181,7 +186,7 @@ pub(crate) struct Marker {
 
 impl Marker {
     /// The marker of the copy with this identifier.
-    pub(crate) fn new(place: Place, id: [u8; 16]) -> Arc<Marker> {
+    pub(crate) fn new(place: MarkerPlace, id: [u8; 16]) -> Arc<Marker> {
         Arc::new(Marker {
             place,
             id,
@@ -196,12 +201,12 @@ impl Marker {
     }
 
     /// How far it is.
-    pub(crate) fn stage(&self) -> Stage {
+    pub(crate) fn stage(&self) -> MarkerStage {
         STAGES[usize::from(self.stage.load(Ordering::SeqCst))]
     }
 
     /// It is as far as this.
-    pub(crate) fn enter(&self, stage: Stage) {
+    pub(crate) fn enter(&self, stage: MarkerStage) {
         self.stage.fetch_max(stage as u8, Ordering::SeqCst);
     }
 
@@ -229,11 +234,11 @@ impl Marker {
 
     /// Waits until no other lane records a batch: the numbers of records are exact, and of two writes of the marker
     /// the newer one would not win for certain.
-    pub(crate) async fn turn(&self) -> Turn<'_> {
+    pub(crate) async fn turn(&self) -> RecordTurn<'_> {
         loop {
             let changed = self.changed.listen();
             if !self.is_busy.swap(true, Ordering::SeqCst) {
-                return Turn(self);
+                return RecordTurn(self);
             }
             let _ = changed.await;
         }
@@ -283,10 +288,10 @@ impl Marker {
     }
 
     async fn differs_source(&self, device: &dyn Device) -> blockhaul_block::Result<Option<String>> {
-        let Place { at, content, len, .. } = self.place;
+        let MarkerPlace { at, content, len, .. } = self.place;
         let content_there = device.read(content, len as usize).await?;
         let place_there = device.read(at, len as usize).await?;
-        if matches!(self.stage(), Stage::Begun | Stage::Discarded) {
+        if matches!(self.stage(), MarkerStage::Begun | MarkerStage::Discarded) {
             return Ok(None);
         }
         if MarkerFields::of(place_there.bytes()).is_some() {
@@ -303,22 +308,22 @@ impl Marker {
     }
 
     async fn differs_target(&self, device: &dyn Device) -> blockhaul_block::Result<Option<String>> {
-        let Place { at, content, len, .. } = self.place;
+        let MarkerPlace { at, content, len, .. } = self.place;
         let oldest = self.durable.load(Ordering::SeqCst);
         let stage = self.stage();
-        if stage == Stage::Begun {
+        if stage == MarkerStage::Begun {
             return Ok(None);
         }
         let place_there = device.read(at, len as usize).await?;
         let newest = self.written.load(Ordering::SeqCst);
         let is_known = |fields: MarkerFields| (oldest..=newest).contains(&fields.sequence);
         let is_marked = self.fields(place_there.bytes()).is_some_and(is_known);
-        let is_copied = stage > Stage::Placed && {
+        let is_copied = stage > MarkerStage::Placed && {
             let content_there = device.read(content, len as usize).await?;
             self.place.is_content(content_there.bytes())
         };
-        let is_same = is_copied || is_marked && stage <= Stage::Leaving;
-        let at = if stage == Stage::Placed { at } else { content };
+        let is_same = is_copied || is_marked && stage <= MarkerStage::Leaving;
+        let at = if stage == MarkerStage::Placed { at } else { content };
         Ok((!is_same && stage == self.stage()).then(|| {
             format!("the target lacks what was written to it (at offset {at}): is it another disk?")
         }))
@@ -326,9 +331,9 @@ impl Marker {
 }
 
 /// The only lane that records a batch.
-pub(crate) struct Turn<'a>(&'a Marker);
+pub(crate) struct RecordTurn<'a>(&'a Marker);
 
-impl Drop for Turn<'_> {
+impl Drop for RecordTurn<'_> {
     fn drop(&mut self) {
         self.0.is_busy.store(false, Ordering::SeqCst);
         self.0.changed.notify();
@@ -340,7 +345,8 @@ mod tests {
     use super::*;
 
     fn marker(id: u8) -> Arc<Marker> {
-        let place = Place { at: 8192, content: 4096, len: 4096, digest: [0; 32], before: [7; LEN] };
+        let place =
+            MarkerPlace { at: 8192, content: 4096, len: 4096, digest: [0; 32], before: [7; LEN] };
         Marker::new(place, [id; 16])
     }
 
@@ -369,9 +375,9 @@ mod tests {
     #[test]
     fn stages_and_numbers_only_grow() {
         let marker = marker(1);
-        marker.enter(Stage::Leaving);
-        marker.enter(Stage::Placed);
-        assert_eq!(marker.stage(), Stage::Leaving);
+        marker.enter(MarkerStage::Leaving);
+        marker.enter(MarkerStage::Placed);
+        assert_eq!(marker.stage(), MarkerStage::Leaving);
         let [older, newer] =
             [1, 2].map(|count| marker.next(JournalPosition { count, last: 1, next: 0 }));
         marker.wrote(&newer);

@@ -22,11 +22,11 @@ use crate::segment_queue::SegmentQueue;
 #[derive(Default)]
 pub(crate) struct SameDisk {
     wanted: AtomicBool,
-    state: Mutex<State>,
+    state: Mutex<ProofState>,
 }
 
 #[derive(Default)]
-struct State {
+struct ProofState {
     settled: Option<Option<Proof>>,
     waiting: Vec<Waker>,
 }

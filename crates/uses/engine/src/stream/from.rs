@@ -5,19 +5,19 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Instant;
 
-use blockhaul_block::{Can, Device, Error, Flags, Kind, Op, Pending, Request};
+use blockhaul_block::{Can, Device, Error, Kind, Op, PendingRequest, Request, RequestFlags};
 use blockhaul_catalog::Stack;
 use blockhaul_io::{Buf, Data, File, Pool, Task};
 use rustix::event::{self, PollFd, PollFlags, Timespec};
 
 use super::room::room_now;
-use super::summary::Ended;
+use super::summary::PipeCopyEnd;
 use crate::algorithm::Hasher;
 use crate::error::{CopyError, Result};
-use crate::handle::Retries;
-use crate::options::{Options, Summary};
-use crate::progress::Progress;
-use crate::resolved::Resolved;
+use crate::handle::RetryControl;
+use crate::options::{CopySummary, EngineOptions};
+use crate::progress::CopyProgress;
+use crate::resolved::EffectiveOptions;
 use crate::side::Side;
 use crate::zeroes;
 
@@ -30,21 +30,21 @@ use crate::zeroes;
 pub async fn copy_from_pipe(
     fd: OwnedFd,
     target: &Stack,
-    options: &Options,
+    options: &EngineOptions,
     pool: &Pool,
-    progress: &Arc<Progress>,
-) -> Result<Summary> {
+    progress: &Arc<CopyProgress>,
+) -> Result<CopySummary> {
     let started = blockhaul_io::now();
     let device = target.device();
     let facts = device.facts();
     crate::resolved::check_target(0, device).await.map_err(CopyError::at_target)?;
-    let resolved = Arc::new(Resolved::new(options, device, device, pool));
+    let resolved = Arc::new(EffectiveOptions::new(options, device, device, pool));
     progress.set_connections(1);
     progress.change_requests(0, resolved.requests);
     progress.set_request_size(resolved.request_size);
-    let retries = Retries::new(options, progress);
+    let retries = RetryControl::new(options, progress);
     let pipe = File::new(fd);
-    let mut window = Window::new(&resolved);
+    let mut window = PipeWindow::new(&resolved);
     let mut digest = options.digest.map(Hasher::new);
     let mut at = 0;
     while !progress.is_cancelled() {
@@ -71,7 +71,7 @@ pub async fn copy_from_pipe(
             if let Some(digest) = &mut digest {
                 digest.bytes(&buf);
             }
-            let target = Target {
+            let target = PipeTarget {
                 device: device.clone(),
                 resolved: resolved.clone(),
                 retries: retries.clone(),
@@ -87,23 +87,23 @@ pub async fn copy_from_pipe(
     window.drain().await?;
     progress.set_total(at);
     let digest = digest.map(|digest| digest.finish(at));
-    let ended = Ended { progress, retries: &retries, size: at, digest, started };
+    let ended = PipeCopyEnd { progress, retries: &retries, size: at, digest, started };
     finish(device, &resolved, ended).await
 }
 
 /// Requests in flight to the target, oldest first.
-struct Window {
+struct PipeWindow {
     out: VecDeque<(u64, Task<Result<()>>)>,
     bytes: u64,
     requests: usize,
     queue_size: u64,
 }
 
-impl Window {
-    fn new(resolved: &Resolved) -> Window {
+impl PipeWindow {
+    fn new(resolved: &EffectiveOptions) -> PipeWindow {
         let requests = resolved.requests;
         let queue_size = resolved.queue_size;
-        Window { out: VecDeque::new(), bytes: 0, requests, queue_size }
+        PipeWindow { out: VecDeque::new(), bytes: 0, requests, queue_size }
     }
 
     /// A reservation for another request, when the window allows it.
@@ -155,14 +155,14 @@ impl Window {
 }
 
 /// The target of the data from a pipe.
-struct Target {
+struct PipeTarget {
     device: Arc<dyn Device>,
-    resolved: Arc<Resolved>,
-    retries: Arc<Retries>,
-    progress: Arc<Progress>,
+    resolved: Arc<EffectiveOptions>,
+    retries: Arc<RetryControl>,
+    progress: Arc<CopyProgress>,
 }
 
-impl Target {
+impl PipeTarget {
     /// Writes a piece, zeroes as zeroes.
     async fn store(self, at: u64, data: Data) -> Result<()> {
         let runs = match self.resolved.sparse {
@@ -176,7 +176,7 @@ impl Target {
                 Request::zero(here, bytes)
             } else {
                 let op = Op::Write(data.slice(start, len));
-                Request { op, at: here, len: bytes, flags: Flags::empty() }
+                Request { op, at: here, len: bytes, flags: RequestFlags::empty() }
             }
         };
         let mut parts = Vec::new();
@@ -215,7 +215,7 @@ impl Target {
     /// Waits for a request, and repeats it, with the same bytes, while that may help.
     async fn finish(
         &self,
-        mut pending: Pending,
+        mut pending: PendingRequest,
         again: impl Fn() -> Request,
         asked: Instant,
     ) -> Result<()> {
@@ -235,7 +235,7 @@ const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
 
 /// Reads until the buffer is full, the pipe ends or the copy is cancelled; returns whether the pipe
 /// has ended. Blocks a thread of its own.
-async fn fill(pipe: &File, mut buf: Buf, progress: &Arc<Progress>) -> Result<(Buf, bool)> {
+async fn fill(pipe: &File, mut buf: Buf, progress: &Arc<CopyProgress>) -> Result<(Buf, bool)> {
     let pipe = pipe.clone();
     let progress = progress.clone();
     let filled = blockhaul_io::offload(move || {
@@ -269,9 +269,9 @@ async fn fill(pipe: &File, mut buf: Buf, progress: &Arc<Progress>) -> Result<(Bu
 /// Makes the copy durable, if the options ask for it.
 async fn finish(
     device: &Arc<dyn Device>,
-    resolved: &Resolved,
-    ended: Ended<'_>,
-) -> Result<Summary> {
+    resolved: &EffectiveOptions,
+    ended: PipeCopyEnd<'_>,
+) -> Result<CopySummary> {
     if ended.progress.is_cancelled() {
         return Err(Error::new(Kind::ShuttingDown, "stopped before the end of the copy")
             .complete()

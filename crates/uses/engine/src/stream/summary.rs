@@ -2,14 +2,14 @@
 
 use std::time::Instant;
 
-use crate::handle::Retries;
-use crate::options::Summary;
-use crate::progress::Progress;
+use crate::handle::RetryControl;
+use crate::options::CopySummary;
+use crate::progress::CopyProgress;
 
 /// A copy from or to a pipe that has come to its end.
-pub(super) struct Ended<'a> {
-    pub(super) progress: &'a Progress,
-    pub(super) retries: &'a Retries,
+pub(super) struct PipeCopyEnd<'a> {
+    pub(super) progress: &'a CopyProgress,
+    pub(super) retries: &'a RetryControl,
     /// Bytes of the pipe.
     pub(super) size: u64,
     pub(super) digest: Option<String>,
@@ -17,11 +17,11 @@ pub(super) struct Ended<'a> {
     pub(super) started: Instant,
 }
 
-impl Ended<'_> {
+impl PipeCopyEnd<'_> {
     /// The summary.
-    pub(super) fn summary(self) -> Summary {
+    pub(super) fn summary(self) -> CopySummary {
         let done = self.progress.snapshot();
-        Summary {
+        CopySummary {
             size: self.size,
             data: done.data,
             zeroed: done.zeroed,

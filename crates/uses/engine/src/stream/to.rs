@@ -10,15 +10,15 @@ use blockhaul_catalog::Stack;
 use blockhaul_io::{Data, File, Pool, Reservation, Task};
 
 use super::room::room_now;
-use super::summary::Ended;
+use super::summary::PipeCopyEnd;
 use crate::algorithm::Hasher;
 use crate::error::{CopyError, Result};
-use crate::handle::{Handle, Retries};
-use crate::options::{Options, Summary};
-use crate::progress::Progress;
-use crate::resolved::Resolved;
-use crate::segment::Run;
-use crate::segment_maker::{Making, make};
+use crate::handle::{ReconnectingHandle, RetryControl};
+use crate::options::{CopySummary, EngineOptions};
+use crate::progress::CopyProgress;
+use crate::resolved::EffectiveOptions;
+use crate::segment::SegmentRun;
+use crate::segment_maker::{SegmentSettings, make};
 use crate::segment_queue::SegmentQueue;
 use crate::selection::Selection;
 use crate::side::Side;
@@ -30,10 +30,10 @@ use crate::side::Side;
 pub async fn copy_to_pipe(
     source: &Stack,
     fd: OwnedFd,
-    options: &Options,
+    options: &EngineOptions,
     pool: &Pool,
-    progress: &Arc<Progress>,
-) -> Result<Summary> {
+    progress: &Arc<CopyProgress>,
+) -> Result<CopySummary> {
     let started = blockhaul_io::now();
     let device = source.device();
     let facts = device.facts();
@@ -45,29 +45,36 @@ pub async fn copy_to_pipe(
     let size = selection.total();
     progress.set_total(size);
     progress.set_disk_size(facts.size);
-    let resolved = Resolved::new(options, device, device, pool);
+    let resolved = EffectiveOptions::new(options, device, device, pool);
     progress.set_connections(1);
     progress.change_requests(0, resolved.requests);
     progress.set_request_size(resolved.request_size);
     let queue = Arc::new(SegmentQueue::new());
-    let retries = Retries::new(options, progress);
-    let end =
-        || Rc::new(Handle::new(Side::Source, source.clone(), device.clone(), retries.clone()));
+    let retries = RetryControl::new(options, progress);
+    let end = || {
+        Rc::new(ReconnectingHandle::new(
+            Side::Source,
+            source.clone(),
+            device.clone(),
+            retries.clone(),
+        ))
+    };
     let teller = end();
     let reader = end();
     let making = blockhaul_io::spawn(make(
         queue.clone(),
-        Making {
+        SegmentSettings {
             extents: options.extents,
             selection,
-            ..Making::of(teller, resolved.segment, progress)
+            ..SegmentSettings::of(teller, resolved.segment, progress)
         },
     ));
     let pieces =
-        Pieces { queue: queue.clone(), size: resolved.request_size, at: 0, runs: Vec::new() };
+        PlanPieces { queue: queue.clone(), size: resolved.request_size, at: 0, runs: Vec::new() };
     let mut digest = options.digest.map(Hasher::new);
-    let out = Out { pipe: File::new(fd), digest: digest.as_mut() };
-    let written = ReadAhead::new(pieces, &reader, &resolved, pool, progress).write_to(out).await;
+    let out = OutputPipe { pipe: File::new(fd), digest: digest.as_mut() };
+    let written =
+        PipeReadAhead::new(pieces, &reader, &resolved, pool, progress).write_to(out).await;
     queue.stop();
     let made = making.await;
     written?;
@@ -78,50 +85,50 @@ pub async fn copy_to_pipe(
             .into());
     }
     let digest = digest.map(|digest| digest.finish(size));
-    Ok(Ended { progress, retries: &retries, size, digest, started }.summary())
+    Ok(PipeCopyEnd { progress, retries: &retries, size, digest, started }.summary())
 }
 
 /// A read in flight, which returns `None` for a hole.
-struct Reading {
+struct ReadInFlight {
     /// The generation of the handle that it was submitted to.
     generation: u64,
     task: Task<Result<Option<Data>, Error>>,
 }
 
 /// A piece whose turn to be written comes later; nothing is read of a hole.
-struct Queued {
+struct QueuedPiece {
     at: u64,
     len: u64,
-    reading: Option<Reading>,
+    reading: Option<ReadInFlight>,
 }
 
 /// Reads ahead, in order, what is data; zeroes reported by the source are not read.
-struct ReadAhead<'a> {
-    pieces: Pieces,
-    source: &'a Handle,
-    resolved: &'a Resolved,
+struct PipeReadAhead<'a> {
+    pieces: PlanPieces,
+    source: &'a ReconnectingHandle,
+    resolved: &'a EffectiveOptions,
     pool: &'a Pool,
     /// Retries have a buffer of their own, and only in their turn: later reads hold the other
     /// buffers until then.
     spare: Pool,
-    progress: &'a Arc<Progress>,
+    progress: &'a Arc<CopyProgress>,
     /// In order.
-    ahead: VecDeque<Queued>,
+    ahead: VecDeque<QueuedPiece>,
     /// Bytes of the reads in flight.
     queued: u64,
     /// The piece behind those ahead.
-    next: Option<Piece>,
+    next: Option<PlanPiece>,
 }
 
-impl<'a> ReadAhead<'a> {
+impl<'a> PipeReadAhead<'a> {
     fn new(
-        pieces: Pieces,
-        source: &'a Handle,
-        resolved: &'a Resolved,
+        pieces: PlanPieces,
+        source: &'a ReconnectingHandle,
+        resolved: &'a EffectiveOptions,
         pool: &'a Pool,
-        progress: &'a Arc<Progress>,
-    ) -> ReadAhead<'a> {
-        ReadAhead {
+        progress: &'a Arc<CopyProgress>,
+    ) -> PipeReadAhead<'a> {
+        PipeReadAhead {
             pieces,
             source,
             resolved,
@@ -135,11 +142,11 @@ impl<'a> ReadAhead<'a> {
     }
 
     /// Writes each piece in its turn.
-    async fn write_to(mut self, mut out: Out<'_>) -> Result<()> {
+    async fn write_to(mut self, mut out: OutputPipe<'_>) -> Result<()> {
         self.next = self.pieces.next().await;
         while !self.progress.is_cancelled() {
             self.start_reads().await?;
-            let Some(Queued { at, len, reading }) = self.ahead.pop_front() else { break };
+            let Some(QueuedPiece { at, len, reading }) = self.ahead.pop_front() else { break };
             let data = match reading {
                 None => None,
                 Some(reading) => self.finish(reading, (at, len)).await?,
@@ -155,7 +162,7 @@ impl<'a> ReadAhead<'a> {
 
     /// Submits reads until the window or the memory is full.
     async fn start_reads(&mut self) -> Result<()> {
-        while let Some(Piece { at, len, zero }) = self.next
+        while let Some(PlanPiece { at, len, zero }) = self.next
             && self.ahead.len() < self.resolved.requests
         {
             let mut reading = None;
@@ -167,14 +174,14 @@ impl<'a> ReadAhead<'a> {
                 reading = Some(self.read(at, room.counted(&self.progress.counters.tally)));
                 self.queued += len;
             }
-            self.ahead.push_back(Queued { at, len, reading });
+            self.ahead.push_back(QueuedPiece { at, len, reading });
             self.next = self.pieces.next().await;
         }
         Ok(())
     }
 
     /// Submits a read.
-    fn read(&self, at: u64, room: Reservation) -> Reading {
+    fn read(&self, at: u64, room: Reservation) -> ReadInFlight {
         let generation = self.source.generation();
         let read = self.source.device().submit(Request::read(at, room));
         let progress = self.progress.clone();
@@ -186,11 +193,15 @@ impl<'a> ReadAhead<'a> {
             progress.meter.end();
             reply.map(content)
         });
-        Reading { generation, task }
+        ReadInFlight { generation, task }
     }
 
     /// Waits for a read, which is repeated if it fails; `None` for a hole.
-    async fn finish(&mut self, reading: Reading, (at, len): (u64, u64)) -> Result<Option<Data>> {
+    async fn finish(
+        &mut self,
+        reading: ReadInFlight,
+        (at, len): (u64, u64),
+    ) -> Result<Option<Data>> {
         self.resolved.pace(len, || self.progress.is_cancelled()).await;
         self.queued -= len;
         let data = match reading.task.await {
@@ -232,12 +243,12 @@ fn content(reply: Reply) -> Option<Data> {
 }
 
 /// The output pipe.
-struct Out<'a> {
+struct OutputPipe<'a> {
     pipe: File,
     digest: Option<&'a mut Hasher>,
 }
 
-impl Out<'_> {
+impl OutputPipe<'_> {
     async fn data(&mut self, data: Data) -> Result<()> {
         if let Some(digest) = &mut self.digest {
             digest.bytes(data.bytes());
@@ -260,7 +271,7 @@ impl Out<'_> {
 
 /// What one read reads, or one hole.
 #[derive(Clone, Copy)]
-struct Piece {
+struct PlanPiece {
     at: u64,
     len: u64,
     /// It is known to be zero.
@@ -268,16 +279,16 @@ struct Piece {
 }
 
 /// The plan's runs in order, with data cut to the request size.
-struct Pieces {
+struct PlanPieces {
     queue: Arc<SegmentQueue>,
     size: u64,
     at: u64,
     /// The rest of the current segment, last run first.
-    runs: Vec<Run>,
+    runs: Vec<SegmentRun>,
 }
 
-impl Pieces {
-    async fn next(&mut self) -> Option<Piece> {
+impl PlanPieces {
+    async fn next(&mut self) -> Option<PlanPiece> {
         while self.runs.is_empty() {
             let segment = self.queue.next().await?;
             self.at = segment.at;
@@ -293,7 +304,7 @@ impl Pieces {
             self.runs.pop();
         }
         self.at += len;
-        Some(Piece { at, len, zero })
+        Some(PlanPiece { at, len, zero })
     }
 }
 

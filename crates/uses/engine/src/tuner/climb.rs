@@ -100,7 +100,7 @@ impl Sample {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Step {
+enum TunerStep {
     MoreLanes,
     LargerRequests,
     /// Twice as large may be slower on the way up: data that is not inspected stays in the kernel
@@ -110,16 +110,16 @@ enum Step {
     SmallerRequests,
 }
 
-const STEPS: [Step; 5] = [
-    Step::MoreLanes,
-    Step::LargerRequests,
-    Step::MuchLargerRequests,
-    Step::FewerLanes,
-    Step::SmallerRequests,
+const STEPS: [TunerStep; 5] = [
+    TunerStep::MoreLanes,
+    TunerStep::LargerRequests,
+    TunerStep::MuchLargerRequests,
+    TunerStep::FewerLanes,
+    TunerStep::SmallerRequests,
 ];
 
 #[derive(Debug, Clone, Copy, PartialEq)]
-enum Phase {
+enum TunerPhase {
     /// No measurement until the due time.
     Resting,
     /// Measures the current setting.
@@ -135,7 +135,7 @@ enum Phase {
 pub(crate) struct Climb {
     bounds: Bounds,
     pub(crate) present: Setting,
-    phase: Phase,
+    phase: TunerPhase,
     /// Time of the next check.
     pub(crate) due: Duration,
     /// Counters at the start of the current measurement.
@@ -158,7 +158,7 @@ impl Climb {
         Climb {
             bounds,
             present: begin,
-            phase: Phase::Resting,
+            phase: TunerPhase::Resting,
             due: LEAP_FROM,
             mark: Sample::default(),
             extensions: 0,
@@ -174,7 +174,7 @@ impl Climb {
 
     /// Whether there is nothing to try.
     pub(crate) fn over(&self) -> bool {
-        matches!(self.phase, Phase::Resting | Phase::Base)
+        matches!(self.phase, TunerPhase::Resting | TunerPhase::Base)
             && (0..STEPS.len()).all(|index| self.step(STEPS[index]).is_none())
     }
 
@@ -190,12 +190,12 @@ impl Climb {
         if now.at < self.due {
             return;
         }
-        if now.disturbed && matches!(self.phase, Phase::Base | Phase::Trying { .. }) {
+        if now.disturbed && matches!(self.phase, TunerPhase::Base | TunerPhase::Trying { .. }) {
             return self.measure(self.phase, now);
         }
         match self.phase {
-            Phase::Resting => self.wake(now),
-            Phase::Settling { since } => {
+            TunerPhase::Resting => self.wake(now),
+            TunerPhase::Settling { since } => {
                 let missing = now.active < self.present.lanes;
                 let grew = self.present.lanes > self.before.lanes;
                 match (grew && missing, now.at - since > LANES_WAIT) {
@@ -206,10 +206,10 @@ impl Climb {
                         self.bounds.lanes.1 = self.bounds.lanes.1.min(now.active.max(1));
                         self.refuse(now);
                     }
-                    _ => self.measure(Phase::Trying { again: false }, now),
+                    _ => self.measure(TunerPhase::Trying { again: false }, now),
                 }
             }
-            Phase::Base => {
+            TunerPhase::Base => {
                 if let Some(rate) = self.measured(now) {
                     self.base = rate;
                     match (self.begun, self.leap(rate, now)) {
@@ -219,7 +219,7 @@ impl Climb {
                     }
                 }
             }
-            Phase::Trying { again } => {
+            TunerPhase::Trying { again } => {
                 let Some(rate) = self.measured(now) else { return };
                 let gain = match self.begun {
                     true => GAIN,
@@ -228,7 +228,7 @@ impl Climb {
                 };
                 match (rate >= self.base * gain, again) {
                     (false, _) => self.refuse(now),
-                    (true, false) => self.measure(Phase::Trying { again: true }, now),
+                    (true, false) => self.measure(TunerPhase::Trying { again: true }, now),
                     (true, true) if !self.begun => self.await_begin(now),
                     (true, true) => {
                         // Keep the step, and try more of the same.
@@ -252,13 +252,13 @@ impl Climb {
                 self.present = usual;
             } else if now.at < REST && self.may_leap(rate, long, now) {
                 self.leapt = true;
-                return self.measure(Phase::Base, now);
+                return self.measure(TunerPhase::Base, now);
             } else if !warm || !long && now.at < REST {
                 return self.await_begin(now);
             }
             self.begun = true;
         }
-        self.measure(Phase::Base, now);
+        self.measure(TunerPhase::Base, now);
     }
 
     /// Whether a first leap may be tried. If requests take long at a high rate, and the shortest does
@@ -272,18 +272,18 @@ impl Climb {
     /// Much larger requests, if the rate suggests that they may pay.
     fn leap(&self, rate: f64, now: &Sample) -> Option<Setting> {
         let may_pay = rate < FAST && now.left as f64 > rate * LEAP_LEFT;
-        self.step(Step::MuchLargerRequests).filter(|_| may_pay)
+        self.step(TunerStep::MuchLargerRequests).filter(|_| may_pay)
     }
 
     /// Changes nothing until the search begins, which is soon if requests take long.
     fn await_begin(&mut self, now: &Sample) {
         let begin = if now.at < WARM_UP || now.take_long() { WARM_UP } else { REST };
-        self.phase = Phase::Resting;
+        self.phase = TunerPhase::Resting;
         self.due = begin.max(now.at + self.measure_min());
     }
 
     /// Begins a measurement.
-    fn measure(&mut self, phase: Phase, now: &Sample) {
+    fn measure(&mut self, phase: TunerPhase, now: &Sample) {
         self.phase = phase;
         self.extensions = 0;
         self.due = now.at + self.typical(now, ROUNDS).clamp(self.measure_min(), MEASURE_MAX);
@@ -312,14 +312,14 @@ impl Climb {
             return Some((now.moved - self.mark.moved) as f64 / time);
         }
         self.extensions += 1;
-        let collapsed = matches!(self.phase, Phase::Trying { .. })
+        let collapsed = matches!(self.phase, TunerPhase::Trying { .. })
             && ((now.moved - self.mark.moved) as f64) < self.base * time * COLLAPSED;
         if collapsed {
             self.refuse(now);
         } else if self.extensions < EXTENSIONS {
             let more = self.measure_min().max((now.at - self.mark.at) / 2).min(MEASURE_MAX);
             self.due = now.at + more;
-        } else if self.phase == Phase::Base {
+        } else if self.phase == TunerPhase::Base {
             self.take_rest(now);
         } else {
             self.refuse(now);
@@ -338,7 +338,7 @@ impl Climb {
         if self.failed >= STEPS.len() {
             return self.take_rest(now);
         }
-        self.phase = Phase::Resting;
+        self.phase = TunerPhase::Resting;
         self.due = now.at + self.typical(now, 2).clamp(MEASURE_MIN, MEASURE_MAX);
     }
 
@@ -347,7 +347,7 @@ impl Climb {
             return self.await_begin(now);
         }
         self.failed = 0;
-        self.phase = Phase::Resting;
+        self.phase = TunerPhase::Resting;
         self.due = now.at + self.rest;
         self.rest = (self.rest * 2).min(REST_MAX);
     }
@@ -372,18 +372,18 @@ impl Climb {
     fn set(&mut self, setting: Setting, now: &Sample) {
         self.before = self.present;
         self.present = setting;
-        self.phase = Phase::Settling { since: now.at };
+        self.phase = TunerPhase::Settling { since: now.at };
         self.due = now.at + self.typical(now, 2).clamp(self.measure_min(), MEASURE_MAX);
     }
 
-    fn step(&self, step: Step) -> Option<Setting> {
+    fn step(&self, step: TunerStep) -> Option<Setting> {
         let Setting { lanes, size } = self.present;
         let setting = match step {
-            Step::MoreLanes => Setting { lanes: (lanes * 2).min(self.bounds.lanes.1), size },
-            Step::LargerRequests => Setting { lanes, size: size * 2 },
-            Step::MuchLargerRequests => Setting { lanes, size: size * LEAP },
-            Step::FewerLanes => Setting { lanes: (lanes / 2).max(self.bounds.lanes.0), size },
-            Step::SmallerRequests => Setting { lanes, size: size / 2 },
+            TunerStep::MoreLanes => Setting { lanes: (lanes * 2).min(self.bounds.lanes.1), size },
+            TunerStep::LargerRequests => Setting { lanes, size: size * 2 },
+            TunerStep::MuchLargerRequests => Setting { lanes, size: size * LEAP },
+            TunerStep::FewerLanes => Setting { lanes: (lanes / 2).max(self.bounds.lanes.0), size },
+            TunerStep::SmallerRequests => Setting { lanes, size: size / 2 },
         };
         (setting != self.present && self.bounds.allow(setting)).then_some(setting)
     }
@@ -444,7 +444,7 @@ mod tests {
         /// The setting before the current trial.
         fn before_step(&self) -> Setting {
             match self.phase {
-                Phase::Settling { .. } | Phase::Trying { .. } => self.before,
+                TunerPhase::Settling { .. } | TunerPhase::Trying { .. } => self.before,
                 _ => self.present,
             }
         }

@@ -20,8 +20,8 @@ use blockhaul_io::Pool;
 use self::climb::{Bounds, Climb, Sample, Setting};
 use crate::lane_slots::LaneSlots;
 use crate::options::MAX_REQUEST;
-use crate::progress::Progress;
-use crate::resolved::Resolved;
+use crate::progress::CopyProgress;
+use crate::resolved::EffectiveOptions;
 
 /// Limits of the request sizes that are tried.
 pub(crate) const SIZE_MIN: u64 = 64 << 10;
@@ -33,7 +33,7 @@ const _: () = assert!(SIZE_MIN.is_multiple_of(crate::algorithm::BLOCK));
 pub(crate) struct Tuner {
     started: Instant,
     slots: Arc<LaneSlots>,
-    progress: Arc<Progress>,
+    progress: Arc<CopyProgress>,
     size: AtomicU64,
     moved: AtomicU64,
     requests: AtomicU64,
@@ -53,11 +53,11 @@ pub(crate) struct Tuner {
 impl Tuner {
     /// A tuner for a copy between these devices.
     pub(crate) fn of(
-        resolved: &Resolved,
+        resolved: &EffectiveOptions,
         from: &Facts,
         to: &Facts,
         pool: &Pool,
-        (slots, progress): (Arc<LaneSlots>, Arc<Progress>),
+        (slots, progress): (Arc<LaneSlots>, Arc<CopyProgress>),
     ) -> Tuner {
         let begin = Setting { lanes: resolved.connections_first, size: resolved.request_size };
         let minimum = from.block.minimum.max(to.block.minimum);

@@ -7,21 +7,28 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use blockhaul_block::{Can, Device, Error, Facts, Kind, Op, OpKind, Pending, Reply, Request};
-use blockhaul_catalog::{Another, Backend, Intent, Opened, Opening, Registry, Spec, Stack, Target};
-use blockhaul_engine::{CopyError, JournalOptions, Options, Progress, Rate, Side, Summary, copy};
-use blockhaul_io::{Config, Engine, Pool, Reservation, Runtime, is_zero};
-use blockhaul_testkit::model::{Completion, Model, ModelDevice, Trim};
+use blockhaul_block::{
+    Can, Device, Error, Facts, Kind, Op, OpKind, PendingRequest, Reply, Request,
+};
+use blockhaul_catalog::{
+    Backend, BackendTarget, DeviceSpec, HandleOpener, Intent, OpenFuture, OpenedDevice, Registry,
+    Stack,
+};
+use blockhaul_engine::{
+    CopyError, CopyProgress, CopySummary, EngineOptions, JournalOptions, RateLimit, Side, copy,
+};
+use blockhaul_io::{IoEngine, Pool, Reservation, Runtime, RuntimeConfig, is_zero};
+use blockhaul_testkit::model::{CompletionOrder, Model, ModelDevice, TrimEffect};
 use blockhaul_testkit::rng::{Rng, seed};
-use blockhaul_testkit::tools::Scratch;
+use blockhaul_testkit::tools::ScratchDir;
 
 const SIZE: usize = 1 << 20;
 
 fn on_worker<F: Future<Output = ()> + 'static>(check: impl FnOnce() -> F + Send + 'static) {
-    Runtime::start(&Config { workers: 2, engine: Engine::Auto }).unwrap().block_on(check);
+    Runtime::start(&RuntimeConfig { workers: 2, engine: IoEngine::Auto }).unwrap().block_on(check);
 }
 
-fn options(journal: Option<&Path>) -> Options {
+fn options(journal: Option<&Path>) -> EngineOptions {
     let journal = journal.map(|path| JournalOptions {
         path: path.into(),
         restart: false,
@@ -30,24 +37,24 @@ fn options(journal: Option<&Path>) -> Options {
         source: "source".into(),
         target: "target".into(),
     });
-    Options {
+    EngineOptions {
         discard_source: true,
         segment: 64 << 10,
         request_size: 16 << 10,
         connections: 1,
         retries: 0,
         journal,
-        ..Options::default()
+        ..EngineOptions::default()
     }
 }
 
 async fn run(
     from: &Arc<impl Device + 'static>,
     to: &Arc<impl Device + 'static>,
-    options: &Options,
-) -> Result<Summary, CopyError> {
+    options: &EngineOptions,
+) -> Result<CopySummary, CopyError> {
     let [from, to] = [Stack::over(from.clone()), Stack::over(to.clone())];
-    copy(&from, &to, options, &Pool::new(8 << 20), &Arc::new(Progress::new())).await
+    copy(&from, &to, options, &Pool::new(8 << 20), &Arc::new(CopyProgress::new())).await
 }
 
 fn bytes() -> Vec<u8> {
@@ -57,8 +64,8 @@ fn bytes() -> Vec<u8> {
 }
 
 fn disk(bytes: &[u8]) -> Arc<ModelDevice> {
-    let model = Model::new(SIZE as u64).with_content(bytes.to_vec()).with_trim(Trim::Zeroes);
-    ModelDevice::new(model, Completion::Deferred)
+    let model = Model::new(SIZE as u64).with_content(bytes.to_vec()).with_trim(TrimEffect::Zeroes);
+    ModelDevice::new(model, CompletionOrder::Deferred)
 }
 
 /// How a disk is seen at another address.
@@ -83,14 +90,14 @@ impl Device for View {
         self.disk.facts()
     }
 
-    fn submit(&self, request: Request) -> Pending {
+    fn submit(&self, request: Request) -> PendingRequest {
         if request.kind() != OpKind::Read || self.form == Form::Same {
             return self.disk.submit(request);
         }
         let (at, form, cache) = (request.at, self.form, self.cache.clone());
         let len = request.len as usize;
         let reply = self.disk.submit(request);
-        Pending::start(async move {
+        PendingRequest::start(async move {
             let mut bytes = match reply.await? {
                 Reply::Data(data) => data.bytes().to_vec(),
                 _ => vec![0; len],
@@ -114,7 +121,7 @@ impl Device for View {
 #[test]
 fn one_storage_is_recognized_in_another_form_and_behind_a_cache() {
     on_worker(|| async {
-        let scratch = Scratch::new().unwrap();
+        let scratch = ScratchDir::new().unwrap();
         let path = scratch.file("journal");
         let bytes = bytes();
         for form in [Form::Same, Form::Inverted, Form::Cached] {
@@ -145,7 +152,7 @@ impl Device for Replaced {
         self.disks[0].facts()
     }
 
-    fn submit(&self, request: Request) -> Pending {
+    fn submit(&self, request: Request) -> PendingRequest {
         let counts = request.len == 16 << 10;
         let left = self.left.load(Ordering::SeqCst);
         if left > 0 && counts {
@@ -171,7 +178,7 @@ fn nothing_is_lost(source: &ModelDevice, target: &ModelDevice, bytes: &[u8]) {
 #[test]
 fn a_side_that_becomes_another_disk_without_an_error_ends_the_copy() {
     on_worker(|| async {
-        let scratch = Scratch::new().unwrap();
+        let scratch = ScratchDir::new().unwrap();
         let path = scratch.file("journal");
         let bytes = bytes();
         let blank = vec![0; SIZE];
@@ -231,12 +238,12 @@ impl Device for FailingDisk {
         self.disk.facts()
     }
 
-    fn submit(&self, request: Request) -> Pending {
+    fn submit(&self, request: Request) -> PendingRequest {
         if request.kind() == OpKind::Write {
             let left = self.left.load(Ordering::SeqCst);
             if left == 0 {
                 let error = Error::new(Kind::NoSpace, "full");
-                return Pending::start(async move { Err(error) });
+                return PendingRequest::start(async move { Err(error) });
             }
             self.left.fetch_sub(1, Ordering::SeqCst);
             self.states.lock().unwrap().push(self.disk.bytes());
@@ -246,7 +253,11 @@ impl Device for FailingDisk {
 }
 
 /// Runs a copy to a target that fails after some writes.
-async fn begun(bytes: &[u8], left: u64, options: &Options) -> (Arc<ModelDevice>, Arc<FailingDisk>) {
+async fn begun(
+    bytes: &[u8],
+    left: u64,
+    options: &EngineOptions,
+) -> (Arc<ModelDevice>, Arc<FailingDisk>) {
     let source = disk(bytes);
     let target = FailingDisk::new(&vec![0; SIZE], left);
     let error = run(&source, &target, options).await.unwrap_err();
@@ -257,7 +268,7 @@ async fn begun(bytes: &[u8], left: u64, options: &Options) -> (Arc<ModelDevice>,
 #[test]
 fn a_target_that_is_rolled_back_below_the_journal_is_refused() {
     on_worker(|| async {
-        let scratch = Scratch::new().unwrap();
+        let scratch = ScratchDir::new().unwrap();
         let path = scratch.file("journal");
         let bytes = bytes();
         let mut refused = 0;
@@ -292,7 +303,7 @@ fn a_target_that_is_rolled_back_below_the_journal_is_refused() {
 #[test]
 fn what_the_marker_has_replaced_in_one_storage_is_written_back_by_the_same_command() {
     on_worker(|| async {
-        let scratch = Scratch::new().unwrap();
+        let scratch = ScratchDir::new().unwrap();
         let path = scratch.file("journal");
         let bytes = bytes();
         let target = FailingDisk::new(&bytes, 1);
@@ -314,7 +325,7 @@ fn what_the_marker_has_replaced_in_one_storage_is_written_back_by_the_same_comma
 #[test]
 fn the_marker_of_another_copy_is_refused_on_both_sides() {
     on_worker(|| async {
-        let scratch = Scratch::new().unwrap();
+        let scratch = ScratchDir::new().unwrap();
         let [path, other] = ["journal", "other"].map(|name| scratch.file(name));
         let bytes = bytes();
         let (source, target) = begun(&bytes, 40, &options(Some(&path))).await;
@@ -435,17 +446,17 @@ impl Device for Connection {
         Arc::new(facts)
     }
 
-    fn submit(&self, request: Request) -> Pending {
+    fn submit(&self, request: Request) -> PendingRequest {
         let shared = self.shared.clone();
         let is_disk = Arc::ptr_eq(&self.disk, &shared.disk);
         if is_disk && shared.is_cut(&self.is_lost) {
             let error = Error::new(Kind::Disconnected, "the connection was cut");
-            return Pending::start(async move { Err(error) });
+            return PendingRequest::start(async move { Err(error) });
         }
         if shared.keeps(&request) {
             self.is_lost.store(true, Ordering::SeqCst);
             let error = Error::new(Kind::Disconnected, "the connection was cut");
-            return Pending::start(async move { Err(error) });
+            return PendingRequest::start(async move { Err(error) });
         }
         let range = request.at..request.at + request.len;
         let is_write = matches!(request.op, Op::Write(_));
@@ -454,7 +465,7 @@ impl Device for Connection {
             _ => false,
         };
         let inner = self.disk.submit(request);
-        Pending::start(async move {
+        PendingRequest::start(async move {
             let outcome = inner.await;
             let late = shared.late.lock().unwrap().as_ref().map(|late| late.0);
             let is_over = is_write && !is_marker && late.is_some_and(|at| range.contains(&at));
@@ -498,15 +509,15 @@ impl Backend for Listener {
         "for tests"
     }
 
-    fn open(&self, _: Target) -> Opening<Opened> {
+    fn open(&self, _: BackendTarget) -> OpenFuture<OpenedDevice> {
         let device = self.connect();
         let more = Arc::new(Listener(self.0.clone()));
-        Box::pin(async move { Ok(Opened { device, more: Some(more) }) })
+        Box::pin(async move { Ok(OpenedDevice { device, more: Some(more) }) })
     }
 }
 
-impl Another for Listener {
-    fn another(&self) -> Opening<Arc<dyn Device>> {
+impl HandleOpener for Listener {
+    fn another(&self) -> OpenFuture<Arc<dyn Device>> {
         let device = self.connect();
         Box::pin(async move { Ok(device) })
     }
@@ -528,7 +539,7 @@ fn what_a_replica_lacks_of_the_last_flush_is_copied_again() {
 async fn connected(shared: &Arc<ReplicatedDisk>) -> Stack {
     let backends: Vec<Arc<dyn Backend>> = vec![Arc::new(Listener(shared.clone()))];
     let registry = Registry { backends, ..Registry::default() };
-    let spec = Spec::Scheme { scheme: "replicated".into(), rest: String::new() };
+    let spec = DeviceSpec::Scheme { scheme: "replicated".into(), rest: String::new() };
     registry.open(&spec, Vec::new(), Intent::WRITE).await.unwrap()
 }
 
@@ -539,13 +550,13 @@ fn a_copy_is_stopped_while_a_lane_waits_to_be_examined() {
         let to = connected(&shared).await;
         let from = Stack::over(disk(&bytes()));
         // The first lane waits for its rate, and the second one for a block that the first one has written.
-        let options = Options {
+        let options = EngineOptions {
             connections: 2,
             adaptive_connections: false,
-            rate: Some(Arc::new(Rate::new(16 << 10, 0))),
+            rate: Some(Arc::new(RateLimit::new(16 << 10, 0))),
             ..options(None)
         };
-        let progress = Arc::new(Progress::new());
+        let progress = Arc::new(CopyProgress::new());
         let copying = {
             let progress = progress.clone();
             async move { copy(&from, &to, &options, &Pool::new(8 << 20), &progress).await }
@@ -570,7 +581,7 @@ fn a_copy_is_stopped_while_a_lane_waits_to_be_examined() {
 #[test]
 fn a_marker_that_is_written_late_is_not_left_on_the_target() {
     on_worker(|| async {
-        let scratch = Scratch::new().unwrap();
+        let scratch = ScratchDir::new().unwrap();
         let path = scratch.file("journal");
         let bytes = bytes();
         let mut kept = 0;
@@ -580,14 +591,15 @@ fn a_marker_that_is_written_late_is_not_left_on_the_target() {
             let shared = ReplicatedDisk::late(number, is_soon);
             let source = disk(&bytes);
             let from = Stack::over(source.clone());
-            let options = Options {
+            let options = EngineOptions {
                 retries: 3,
                 retry_delay: Duration::from_millis(1),
                 ..options(Some(&path))
             };
             let again = async || {
                 let to = connected(&shared).await;
-                copy(&from, &to, &options, &Pool::new(8 << 20), &Arc::new(Progress::new())).await
+                copy(&from, &to, &options, &Pool::new(8 << 20), &Arc::new(CopyProgress::new()))
+                    .await
             };
             let first = again().await.unwrap();
             assert!(shared.disk.bytes() == bytes, "{which}");
@@ -617,7 +629,7 @@ fn a_marker_that_is_written_late_is_not_left_on_the_target() {
 }
 
 async fn fail_over(left: u64, lanes: usize, is_split: bool) {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let path = scratch.file("journal");
     let bytes = bytes();
     for journal in [Some(&*path), None] {
@@ -625,14 +637,14 @@ async fn fail_over(left: u64, lanes: usize, is_split: bool) {
         let to = connected(&shared).await;
         let source = disk(&bytes);
         let from = Stack::over(source.clone());
-        let options = Options {
+        let options = EngineOptions {
             connections: lanes,
             adaptive_connections: false,
             retries: 3,
             retry_delay: Duration::from_millis(1),
             ..options(journal)
         };
-        let progress = Arc::new(Progress::new());
+        let progress = Arc::new(CopyProgress::new());
         let copied = copy(&from, &to, &options, &Pool::new(8 << 20), &progress).await;
         let which = format!("{left} requests, {lanes} lanes, split: {is_split}, {journal:?}");
         let (disk, source) = (shared.disk.bytes(), source.bytes());

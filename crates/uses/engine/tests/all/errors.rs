@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use blockhaul_block::{Kind, OpKind};
 use blockhaul_catalog::Stack;
-use blockhaul_engine::{Options, Progress, Side, copy};
-use blockhaul_io::{Config, Engine, Pool, Runtime};
-use blockhaul_testkit::fault::{FaultDevice, Rule, Then};
-use blockhaul_testkit::model::{Completion, Model, ModelDevice};
+use blockhaul_engine::{CopyProgress, EngineOptions, Side, copy};
+use blockhaul_io::{IoEngine, Pool, Runtime, RuntimeConfig};
+use blockhaul_testkit::fault::{FaultDevice, FaultEffect, FaultRule};
+use blockhaul_testkit::model::{CompletionOrder, Model, ModelDevice};
 use blockhaul_testkit::rng::{Rng, seed};
 
 const SIZE: usize = 1 << 20;
@@ -47,7 +47,7 @@ fn content(rng: &mut Rng) -> Vec<u8> {
 struct Failures {
     on_source: bool,
     op: OpKind,
-    then: Then,
+    then: FaultEffect,
     /// How often a request fails.
     times: u64,
 }
@@ -57,19 +57,19 @@ async fn inject(rng: &mut Rng, failures: Failures, told: &str) {
     let Failures { on_source, op, then, times } = failures;
     let bytes = content(rng);
     let model = Model::new(SIZE as u64).with_content(bytes.clone()).with_holes();
-    let source = ModelDevice::new(model, Completion::Shuffled(rng.number()));
+    let source = ModelDevice::new(model, CompletionOrder::Shuffled(rng.number()));
     let model = Model::new(SIZE as u64).with_content(vec![0xa5; SIZE]);
-    let target_disk = ModelDevice::new(model, Completion::Shuffled(rng.number()));
+    let target_disk = ModelDevice::new(model, CompletionOrder::Shuffled(rng.number()));
     let source = FaultDevice::over(source, rng.number());
     let target = FaultDevice::over(target_disk.clone(), rng.number());
     let at = rng.below(SIZE as u64 - 1);
     let rule = match op {
-        OpKind::Flush => Rule::new(then).kind(op),
-        _ => Rule::new(then).kind(op).range(at..at + 1),
+        OpKind::Flush => FaultRule::new(then).kind(op),
+        _ => FaultRule::new(then).kind(op).range(at..at + 1),
     };
     let bad = if on_source { &source } else { &target };
     bad.add(rule.times(times));
-    let options = Options {
+    let options = EngineOptions {
         connections: rng.between(1, 4) as usize,
         request_size: REQUEST,
         segment: 256 << 10,
@@ -77,14 +77,16 @@ async fn inject(rng: &mut Rng, failures: Failures, told: &str) {
         retries: RETRIES,
         retry_delay: Duration::from_micros(100),
         flush: true,
-        ..Options::default()
+        ..EngineOptions::default()
     };
     let ends = [&source, &target].map(|device| Stack::over(device.clone()));
     let pool = Pool::new(16 << 20);
-    let progress = Arc::new(Progress::new());
+    let progress = Arc::new(CopyProgress::new());
     let copied = copy(&ends[0], &ends[1], &options, &pool, &progress).await;
     assert_eq!(pool.reserved(), 0, "all buffers are back; {told}");
-    let (Then::Fail(kind) | Then::FailAfter(kind) | Then::FailHalfway(kind)) = then else {
+    let (FaultEffect::Fail(kind) | FaultEffect::FailAfter(kind) | FaultEffect::FailHalfway(kind)) =
+        then
+    else {
         panic!("{told}");
     };
     match copied {
@@ -105,7 +107,7 @@ async fn inject(rng: &mut Rng, failures: Failures, told: &str) {
 #[test]
 fn every_class_of_error_at_random_places() {
     let seed = seed();
-    let runtime = Runtime::start(&Config { workers: 2, engine: Engine::Auto }).unwrap();
+    let runtime = Runtime::start(&RuntimeConfig { workers: 2, engine: IoEngine::Auto }).unwrap();
     runtime.block_on(move || async move {
         let mut rng = Rng::new(seed);
         let places = [
@@ -117,7 +119,7 @@ fn every_class_of_error_at_random_places() {
         ];
         for (on_source, op) in places {
             for kind in PASSING.into_iter().chain(LASTING) {
-                for then in [Then::Fail, Then::FailAfter, Then::FailHalfway] {
+                for then in [FaultEffect::Fail, FaultEffect::FailAfter, FaultEffect::FailHalfway] {
                     let times = *rng.pick(&[1, u64::from(RETRIES), 1000]);
                     let told = format!("{op:?} {:?} {times} times, seed {seed}", then(kind));
                     let failures = Failures { on_source, op, then: then(kind), times };

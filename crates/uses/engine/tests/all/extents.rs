@@ -6,15 +6,16 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use blockhaul_block::{
-    BASE_ALLOCATION, Can, Device, Error, Extents, Facts, HOLE, Kind, Op, OpKind, Pending, Reply,
-    Request, Result, ZERO,
+    BASE_ALLOCATION, Can, Device, Error, Extents, Facts, HOLE, Kind, Op, OpKind, PendingRequest,
+    Reply, Request, Result, ZERO,
 };
 use blockhaul_catalog::Stack;
 use blockhaul_engine::{
-    Bitmap, JournalOptions, Options, Progress, Summary, compare, copy, digest, manifest, verify,
+    BitmapSelection, CopyProgress, CopySummary, EngineOptions, JournalOptions, compare, copy,
+    digest, manifest, verify,
 };
-use blockhaul_io::{Buf, Config, Engine, Pool, Runtime};
-use blockhaul_testkit::model::{Completion, Model, ModelDevice};
+use blockhaul_io::{Buf, IoEngine, Pool, Runtime, RuntimeConfig};
+use blockhaul_testkit::model::{CompletionOrder, Model, ModelDevice};
 use blockhaul_testkit::rng::{Rng, seed};
 
 const HUGE: u64 = i64::MAX as u64;
@@ -22,7 +23,7 @@ const HUGE: u64 = i64::MAX as u64;
 const RUNS: usize = 64 << 10;
 
 fn on_worker<F: Future<Output = ()> + 'static>(check: impl FnOnce() -> F + Send + 'static) {
-    Runtime::start(&Config { workers: 2, engine: Engine::Auto }).unwrap().block_on(check);
+    Runtime::start(&RuntimeConfig { workers: 2, engine: IoEngine::Auto }).unwrap().block_on(check);
 }
 
 /// A device that computes its extents, and counts requests.
@@ -103,7 +104,7 @@ impl Device for Handle {
         Arc::new(self.0.facts.clone())
     }
 
-    fn submit(&self, request: Request) -> Pending {
+    fn submit(&self, request: Request) -> PendingRequest {
         let told = self.0.clone();
         let kind = request.kind() as usize;
         told.requests[kind].fetch_add(1, Ordering::Relaxed);
@@ -114,7 +115,7 @@ impl Device for Handle {
             Op::Read(room) => {
                 let (run, state) = (told.run)(at);
                 if told.exclusive {
-                    return Pending::start(async move {
+                    return PendingRequest::start(async move {
                         while told.waiting.load(Ordering::Relaxed) > 0 {
                             blockhaul_io::sleep(Duration::from_millis(1)).await;
                         }
@@ -122,16 +123,16 @@ impl Device for Handle {
                     });
                 }
                 if state & ZERO != 0 && run >= len {
-                    return Pending::ready(Ok(Reply::Hole));
+                    return PendingRequest::ready(Ok(Reply::Hole));
                 }
                 let mut buf: Buf = room.into_buf();
                 buf.fill(7);
                 if told.read_delay.is_zero() {
-                    return Pending::ready(Ok(Reply::Data(buf.into())));
+                    return PendingRequest::ready(Ok(Reply::Data(buf.into())));
                 }
                 let reading = told.reading.fetch_add(len, Ordering::Relaxed) + len;
                 told.reading_max.fetch_max(reading, Ordering::Relaxed);
-                Pending::start(async move {
+                PendingRequest::start(async move {
                     blockhaul_io::sleep(told.read_delay).await;
                     told.reading.fetch_sub(len, Ordering::Relaxed);
                     Ok(Reply::Data(buf.into()))
@@ -142,13 +143,13 @@ impl Device for Handle {
                 let list = told.list(at, len);
                 let waiting = told.waiting.fetch_add(1, Ordering::Relaxed) + 1;
                 told.waiting_max.fetch_max(waiting, Ordering::Relaxed);
-                Pending::start(async move {
+                PendingRequest::start(async move {
                     blockhaul_io::sleep(told.delay).await;
                     told.waiting.fetch_sub(1, Ordering::Relaxed);
                     Ok(Reply::Extents(vec![list]))
                 })
             }
-            _ => Pending::ready(Ok(Reply::Done)),
+            _ => PendingRequest::ready(Ok(Reply::Done)),
         }
     }
 }
@@ -157,9 +158,9 @@ fn stack(told: &Arc<Told>) -> Stack {
     Stack::over(Arc::new(Handle(told.clone())))
 }
 
-async fn run(source: &Stack, target: &Stack, options: &Options) -> Result<Summary> {
+async fn run(source: &Stack, target: &Stack, options: &EngineOptions) -> Result<CopySummary> {
     let pool = Pool::new(32 << 20);
-    let progress = Arc::new(Progress::new());
+    let progress = Arc::new(CopyProgress::new());
     let summary = copy(source, target, options, &pool, &progress).await?;
     let done = progress.snapshot();
     assert_eq!(done.done(), done.total);
@@ -172,7 +173,8 @@ fn a_hole_of_any_size_is_zeroed_in_a_few_requests() {
     on_worker(|| async {
         let source = Arc::new(Told::zeroes(HUGE));
         let target = Arc::new(Told::data(HUGE));
-        let summary = run(&stack(&source), &stack(&target), &Options::default()).await.unwrap();
+        let summary =
+            run(&stack(&source), &stack(&target), &EngineOptions::default()).await.unwrap();
         assert_eq!(summary.zeroed, HUGE);
         assert_eq!(target.bytes(OpKind::Zero), HUGE);
         // A lane's requests grow fourfold, and there are four lanes.
@@ -187,13 +189,14 @@ fn what_the_target_says_is_zero_is_left_alone() {
     on_worker(|| async {
         let source = Arc::new(Told::zeroes(HUGE));
         let target = Arc::new(Told::zeroes(HUGE));
-        let summary = run(&stack(&source), &stack(&target), &Options::default()).await.unwrap();
+        let summary =
+            run(&stack(&source), &stack(&target), &EngineOptions::default()).await.unwrap();
         assert_eq!((summary.skipped, target.requests(OpKind::Zero)), (HUGE, 0));
         // Allocated zeroes are another matter.
         let small = |told: fn(u64) -> Told| Arc::new(told(1 << 30));
         let source = small(Told::zeroes);
         let target = small(Told::zeroes);
-        let options = Options { allocated: true, ..Options::default() };
+        let options = EngineOptions { allocated: true, ..EngineOptions::default() };
         run(&stack(&source), &stack(&target), &options).await.unwrap();
         assert_eq!(target.bytes(OpKind::Zero), 1 << 30);
         // In parts: only what is not zero yet is zeroed.
@@ -201,7 +204,8 @@ fn what_the_target_says_is_zero_is_left_alone() {
         let target = Arc::new(Told::new(1 << 30, move |at| {
             (part - at % part, if (at / part).is_multiple_of(2) { ZERO } else { 0 })
         }));
-        let summary = run(&stack(&source), &stack(&target), &Options::default()).await.unwrap();
+        let summary =
+            run(&stack(&source), &stack(&target), &EngineOptions::default()).await.unwrap();
         assert_eq!((summary.skipped, summary.zeroed), (1 << 29, 1 << 29));
         assert_eq!(target.bytes(OpKind::Zero), 1 << 29);
     });
@@ -218,8 +222,8 @@ fn huge_devices_are_read_as_far_as_they_hold_something() {
         let other = Arc::new(Told::new(HUGE, some));
         let a = stack(&one);
         let b = stack(&other);
-        let options = Options::default();
-        let progress = Arc::new(Progress::new());
+        let options = EngineOptions::default();
+        let progress = Arc::new(CopyProgress::new());
         let pool = Pool::new(16 << 20);
         let found = compare(&a, &b, &options, &pool, &progress).await.unwrap();
         assert_eq!(found.differs_at, None);
@@ -232,9 +236,15 @@ fn huge_devices_are_read_as_far_as_they_hold_something() {
         assert!(one.requests(OpKind::Read) < 10);
         // Zeroes must be hashed, but not read.
         let small = Arc::new(Told::new(1 << 30, some));
-        digest(&stack(&small), blockhaul_engine::Algorithm::Blksum, &options, &pool, &progress)
-            .await
-            .unwrap();
+        digest(
+            &stack(&small),
+            blockhaul_engine::DigestAlgorithm::Blksum,
+            &options,
+            &pool,
+            &progress,
+        )
+        .await
+        .unwrap();
         assert!(small.bytes(OpKind::Read) <= 1 << 18);
     });
 }
@@ -246,14 +256,16 @@ fn answers_that_never_come_hold_nothing_up() {
         source.delay = Duration::from_secs(3600);
         let source = Arc::new(source);
         let target = Arc::new(Told::data(64 << 20));
-        let summary = run(&stack(&source), &stack(&target), &Options::default()).await.unwrap();
+        let summary =
+            run(&stack(&source), &stack(&target), &EngineOptions::default()).await.unwrap();
         assert_eq!(summary.data, 64 << 20);
         // Nor does a target that reports no extents.
         let mut target = Told::data(1 << 40);
         target.delay = Duration::from_secs(3600);
         let source = Arc::new(Told::zeroes(1 << 40));
         let target = Arc::new(target);
-        let summary = run(&stack(&source), &stack(&target), &Options::default()).await.unwrap();
+        let summary =
+            run(&stack(&source), &stack(&target), &EngineOptions::default()).await.unwrap();
         assert_eq!(summary.zeroed, 1 << 40);
     });
 }
@@ -267,7 +279,8 @@ fn answers_that_are_late_are_about_what_is_ahead() {
             source.delay = delay;
             let source = Arc::new(source);
             let target = Arc::new(Told::zeroes(16 << 40));
-            let summary = run(&stack(&source), &stack(&target), &Options::default()).await.unwrap();
+            let summary =
+                run(&stack(&source), &stack(&target), &EngineOptions::default()).await.unwrap();
             assert_eq!(summary.skipped + summary.zeroed, 16 << 40);
             assert!(source.requests(OpKind::Extents) < 20, "{:?}", source.asked);
             // Lanes continued meanwhile, but not to the end.
@@ -291,7 +304,7 @@ fn little_is_read_from_a_source_that_answers_no_reads_during_a_query() {
         source.exclusive = true;
         let source = Arc::new(source);
         let target = Arc::new(Told::data(16 << 30));
-        let options = Options { connections: 4, adaptive: false, ..Options::default() };
+        let options = EngineOptions { connections: 4, adaptive: false, ..EngineOptions::default() };
         run(&stack(&source), &stack(&target), &options).await.unwrap();
         // One segment of one connection for each query.
         let read = source.bytes(OpKind::Read);
@@ -310,7 +323,7 @@ fn servers_that_answer_little_at_a_time_are_asked_in_parallel() {
         source.delay = Duration::from_millis(1);
         let source = Arc::new(source);
         let target = Arc::new(Told::zeroes(size));
-        run(&stack(&source), &stack(&target), &Options::default()).await.unwrap();
+        run(&stack(&source), &stack(&target), &EngineOptions::default()).await.unwrap();
         let least = size / MOST;
         let asked = source.requests(OpKind::Extents);
         assert!(asked < least + 16, "{asked} for {least}");
@@ -326,7 +339,7 @@ fn a_million_extents_are_asked_for_in_bulk() {
         };
         let source = Arc::new(Told::new(4096 << 20, run_of));
         let target = Arc::new(Told::zeroes(4096 << 20));
-        run(&stack(&source), &stack(&target), &Options::default()).await.unwrap();
+        run(&stack(&source), &stack(&target), &EngineOptions::default()).await.unwrap();
         // 16 times 64 Ki, requested in pieces of 16 Ki and more.
         let asked = source.requests(OpKind::Extents);
         assert!((16..=70).contains(&asked), "{asked}");
@@ -340,13 +353,13 @@ fn no_more_than_the_queue_size_is_in_flight_and_no_less() {
         source.read_delay = Duration::from_millis(10);
         let source = Arc::new(source);
         let target = Arc::new(Told::data(16 << 20));
-        let options = Options {
+        let options = EngineOptions {
             connections: 1,
             adaptive: false,
             adaptive_size: false,
             request_size: 128 << 10,
             queue_size: 1 << 20,
-            ..Options::default()
+            ..EngineOptions::default()
         };
         run(&stack(&source), &stack(&target), &options).await.unwrap();
         assert_eq!(source.reading_max.load(Ordering::Relaxed), 1 << 20);
@@ -363,7 +376,7 @@ fn a_target_said_to_be_zero_is_looked_at_where_it_holds_something() {
             _ => (u64::MAX, ZERO),
         };
         let target = Arc::new(Told::new(1 << 40, some));
-        let mut options = Options { target_is_zero: true, ..Options::default() };
+        let mut options = EngineOptions { target_is_zero: true, ..EngineOptions::default() };
         let error = run(&stack(&source), &stack(&target), &options).await.unwrap_err();
         assert!(error.to_string().contains("there is data at offset 77"), "{error}");
         assert!(target.requests(OpKind::Read) < 4 && target.requests(OpKind::Zero) == 0);
@@ -404,17 +417,17 @@ fn only_what_was_chosen_is_copied() {
                 at += len + rng.below(300_000);
             }
             let model = Model::new(size).with_content(bytes.clone()).with_holes();
-            let source = ModelDevice::new(model, Completion::Immediate);
+            let source = ModelDevice::new(model, CompletionOrder::Immediate);
             let old = Model::new(size).with_content(vec![0xa5; size as usize]);
-            let target = ModelDevice::new(old, Completion::Shuffled(rng.number()));
-            let options = Options {
+            let target = ModelDevice::new(old, CompletionOrder::Shuffled(rng.number()));
+            let options = EngineOptions {
                 ranges: Some(ranges.clone().into()),
                 connections: rng.between(1, 4) as usize,
                 request_size: 4096 << rng.below(6),
                 segment: 65536 << rng.below(4),
                 sampled: rng.chance(50),
                 extents: rng.chance(70),
-                ..Options::default()
+                ..EngineOptions::default()
             };
             let told = format!("seed {seed}, round {round}: {size} bytes, {ranges:?}");
             let ends = [source.clone(), target.clone()].map(|device| Stack::over(device));
@@ -428,7 +441,7 @@ fn only_what_was_chosen_is_copied() {
             }
             assert!(target.bytes() == expected, "{told}");
             let pool = Pool::new(16 << 20);
-            let progress = Arc::new(Progress::new());
+            let progress = Arc::new(CopyProgress::new());
             let verified = verify(&ends[0], &ends[1], &options, &pool, &progress).await;
             assert_eq!(verified.unwrap().bytes, chosen, "{told}");
         }
@@ -450,7 +463,7 @@ impl Device for WithBitmap {
         Arc::new(facts)
     }
 
-    fn submit(&self, request: Request) -> Pending {
+    fn submit(&self, request: Request) -> PendingRequest {
         match request.op {
             Op::Extents(contexts) => {
                 let mut lists = Vec::new();
@@ -462,7 +475,7 @@ impl Device for WithBitmap {
                     }
                     lists.push(list);
                 }
-                Pending::ready(Ok(Reply::Extents(lists)))
+                PendingRequest::ready(Ok(Reply::Extents(lists)))
             }
             _ => self.inner.submit(request),
         }
@@ -481,13 +494,13 @@ fn a_bitmap_says_what_is_copied() {
             let grain = 512 << rng.below(8);
             let dirty: Vec<_> = (0..size.div_ceil(grain)).map(|_| rng.chance(30)).collect();
             let model = Model::new(size).with_content(bytes.clone());
-            let inner = ModelDevice::new(model, Completion::Immediate);
+            let inner = ModelDevice::new(model, CompletionOrder::Immediate);
             let source = Arc::new(WithBitmap { inner, grain, dirty: dirty.clone() });
             let old = Model::new(size).with_content(vec![0xa5; size as usize]);
-            let target = ModelDevice::new(old, Completion::Immediate);
+            let target = ModelDevice::new(old, CompletionOrder::Immediate);
             let mut of = |context: &str, mask| {
-                let bitmap = Some(Bitmap { context: context.to_string(), mask });
-                Options { bitmap, segment: 65536 << rng.below(4), ..Options::default() }
+                let bitmap = Some(BitmapSelection { context: context.to_string(), mask });
+                EngineOptions { bitmap, segment: 65536 << rng.below(4), ..EngineOptions::default() }
             };
             let mut none = of("test:dirty", !4);
             let options = of("test:dirty", 4);
@@ -502,7 +515,7 @@ fn a_bitmap_says_what_is_copied() {
             assert!(target.bytes() == expected, "seed {seed}, round {round}");
             let chosen = (0..size).filter(|at| dirty[(at / grain) as usize]).count();
             assert_eq!(summary.size, chosen as u64);
-            none.bitmap = Some(Bitmap { context: "test:other".into(), mask: 1 });
+            none.bitmap = Some(BitmapSelection { context: "test:other".into(), mask: 1 });
             let error = run(&ends[0], &ends[1], &none).await.unwrap_err();
             assert!(error.to_string().contains("test:other"), "{error}");
         }
@@ -547,7 +560,7 @@ impl Device for Then {
         Arc::new(facts)
     }
 
-    fn submit(&self, request: Request) -> Pending {
+    fn submit(&self, request: Request) -> PendingRequest {
         let at = request.at;
         let len = request.len;
         let (told, dirty) = self.dirt(at);
@@ -556,7 +569,7 @@ impl Device for Then {
             let about_bitmap =
                 matches!(&request.op, Op::Extents(contexts) if contexts.iter().eq([1]));
             if !about_bitmap {
-                return Pending::ready(Err(Error::new(Kind::Invalid, text)));
+                return PendingRequest::ready(Err(Error::new(Kind::Invalid, text)));
             }
         }
         match request.op {
@@ -566,7 +579,7 @@ impl Device for Then {
                 for (byte, at) in buf.iter_mut().zip(at..) {
                     *byte = if Then::run(at).1 == 0 { 7 } else { 0 };
                 }
-                Pending::ready(Ok(Reply::Data(buf.into())))
+                PendingRequest::ready(Ok(Reply::Data(buf.into())))
             }
             Op::Extents(contexts) => {
                 let mut lists = Vec::new();
@@ -584,9 +597,9 @@ impl Device for Then {
                     }
                     lists.push(list);
                 }
-                Pending::ready(Ok(Reply::Extents(lists)))
+                PendingRequest::ready(Ok(Reply::Extents(lists)))
             }
-            _ => Pending::ready(Err(Error::new(Kind::ReadOnly, "read-only"))),
+            _ => PendingRequest::ready(Err(Error::new(Kind::ReadOnly, "read-only"))),
         }
     }
 }
@@ -596,7 +609,7 @@ fn what_a_bitmap_calls_clean_is_neither_read_nor_asked_about() {
     let seed = seed();
     on_worker(move || async move {
         let mut rng = Rng::new(seed);
-        let folder = blockhaul_testkit::tools::Scratch::new().unwrap();
+        let folder = blockhaul_testkit::tools::ScratchDir::new().unwrap();
         for round in 0..20 {
             let size = 256 << 20;
             let mut dirty = Vec::new();
@@ -623,8 +636,8 @@ fn what_a_bitmap_calls_clean_is_neither_read_nor_asked_about() {
                 target: "target".to_string(),
             });
             let samples = if journal.is_some() { 64 << 16 } else { 0 };
-            let bitmap = Some(Bitmap { context: "test:dirty".to_string(), mask: 1 });
-            let options = Options { bitmap, journal, ..Options::default() };
+            let bitmap = Some(BitmapSelection { context: "test:dirty".to_string(), mask: 1 });
+            let options = EngineOptions { bitmap, journal, ..EngineOptions::default() };
             let ends = [Stack::over(source.clone()), stack(&target)];
             let told = format!("seed {seed}, round {round}, most {most}: {dirty:?}");
             let summary = run(&ends[0], &ends[1], &options).await.expect(&told);

@@ -7,14 +7,19 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use blockhaul_block::{
-    Can, Device, Error, Facts, Kind, OpKind, Outcome, Pending, Reply, Request, Result,
+    Can, Device, Error, Facts, Kind, OpKind, Outcome, PendingRequest, Reply, Request, Result,
 };
-use blockhaul_catalog::{Another, Backend, Intent, Opened, Opening, Registry, Spec, Stack, Target};
-use blockhaul_engine::{CopyError, JournalOptions, Options, Progress, Rate, Summary, copy};
-use blockhaul_io::{Config, Engine, Pool, Runtime};
-use blockhaul_testkit::model::{Completion, Model, ModelDevice, Trim};
+use blockhaul_catalog::{
+    Backend, BackendTarget, DeviceSpec, HandleOpener, Intent, OpenFuture, OpenedDevice, Registry,
+    Stack,
+};
+use blockhaul_engine::{
+    CopyError, CopyProgress, CopySummary, EngineOptions, JournalOptions, RateLimit, copy,
+};
+use blockhaul_io::{IoEngine, Pool, Runtime, RuntimeConfig};
+use blockhaul_testkit::model::{CompletionOrder, Model, ModelDevice, TrimEffect};
 use blockhaul_testkit::rng::{Rng, seed};
-use blockhaul_testkit::tools::Scratch;
+use blockhaul_testkit::tools::ScratchDir;
 
 const SEGMENT: u64 = 64 << 10;
 
@@ -81,7 +86,7 @@ impl Storage {
     async fn open(self: &Arc<Self>) -> Stack {
         let door = Arc::new(Door(self.clone()));
         let registry = Registry { backends: vec![door], ..Registry::default() };
-        let spec = Spec::Scheme { scheme: "cached".into(), rest: String::new() };
+        let spec = DeviceSpec::Scheme { scheme: "cached".into(), rest: String::new() };
         registry.open(&spec, Vec::new(), Intent::WRITE).await.unwrap()
     }
 
@@ -168,16 +173,16 @@ impl Backend for Door {
         "for tests"
     }
 
-    fn open(&self, _: Target) -> Opening<Opened> {
+    fn open(&self, _: BackendTarget) -> OpenFuture<OpenedDevice> {
         let storage = self.0.clone();
         let device = Handle::on(&storage);
         let more = Handle::on(&storage);
-        Box::pin(async move { Ok(Opened { device, more: Some(more) }) })
+        Box::pin(async move { Ok(OpenedDevice { device, more: Some(more) }) })
     }
 }
 
-impl Another for Handle {
-    fn another(&self) -> Opening<Arc<dyn Device>> {
+impl HandleOpener for Handle {
+    fn another(&self) -> OpenFuture<Arc<dyn Device>> {
         let device = Handle::on(&self.storage);
         Box::pin(async move { Ok(device as Arc<dyn Device>) })
     }
@@ -188,7 +193,7 @@ impl Device for Handle {
         self.storage.facts.clone()
     }
 
-    fn submit(&self, request: Request) -> Pending {
+    fn submit(&self, request: Request) -> PendingRequest {
         let storage = self.storage.clone();
         let lost = self.lost.clone();
         if storage.state().burns() {
@@ -200,7 +205,7 @@ impl Device for Handle {
                 blockhaul_io::yield_now().await;
             }
         };
-        Pending::start(async move {
+        PendingRequest::start(async move {
             pause(turns).await;
             let gone = || Error::new(Kind::Disconnected, "the connection was cut");
             if request.kind() != OpKind::Flush {
@@ -238,7 +243,8 @@ struct Discarded<F> {
 impl<F: Fn(usize, usize) + Send + Sync> Discarded<F> {
     fn new(bytes: &[u8], fails: u64, look: F) -> Arc<Discarded<F>> {
         let model = Model::new(bytes.len() as u64).with_content(bytes.to_vec());
-        let inner = ModelDevice::new(model.with_trim(Trim::Garbage), Completion::Deferred);
+        let inner =
+            ModelDevice::new(model.with_trim(TrimEffect::Garbage), CompletionOrder::Deferred);
         Arc::new(Discarded { inner, look, fails, count: AtomicU64::new(0) })
     }
 }
@@ -248,11 +254,11 @@ impl<F: Fn(usize, usize) + Send + Sync> Device for Discarded<F> {
         self.inner.facts()
     }
 
-    fn submit(&self, request: Request) -> Pending {
+    fn submit(&self, request: Request) -> PendingRequest {
         if request.kind() == OpKind::Trim {
             let count = self.count.fetch_add(1, Ordering::Relaxed) + 1;
             if self.fails > 0 && count.is_multiple_of(self.fails) {
-                return Pending::ready(Err(Error::new(Kind::Io, "it cannot be discarded")));
+                return PendingRequest::ready(Err(Error::new(Kind::Io, "it cannot be discarded")));
             }
             (self.look)(request.at as usize, (request.at + request.len) as usize);
         }
@@ -261,12 +267,12 @@ impl<F: Fn(usize, usize) + Send + Sync> Device for Discarded<F> {
 }
 
 fn on_worker<F: Future<Output = ()> + 'static>(check: impl FnOnce() -> F + Send + 'static) {
-    Runtime::start(&Config { workers: 2, engine: Engine::Auto }).unwrap().block_on(check);
+    Runtime::start(&RuntimeConfig { workers: 2, engine: IoEngine::Auto }).unwrap().block_on(check);
 }
 
 fn source_of(bytes: &[u8]) -> Stack {
     let model = Model::new(bytes.len() as u64).with_content(bytes.to_vec());
-    Stack::over(ModelDevice::new(model, Completion::Deferred))
+    Stack::over(ModelDevice::new(model, CompletionOrder::Deferred))
 }
 
 fn journal(path: &Path, interval: Duration) -> JournalOptions {
@@ -280,15 +286,15 @@ fn journal(path: &Path, interval: Duration) -> JournalOptions {
     }
 }
 
-fn options() -> Options {
-    Options {
+fn options() -> EngineOptions {
+    EngineOptions {
         flush: true,
         segment: SEGMENT,
         request_size: 16 << 10,
         adaptive_size: false,
         retries: 5,
         retry_delay: Duration::from_millis(1),
-        ..Options::default()
+        ..EngineOptions::default()
     }
 }
 
@@ -300,9 +306,13 @@ fn facts(size: usize) -> Facts {
     facts
 }
 
-async fn run(source: &Stack, target: &Stack, options: &Options) -> Result<Summary, CopyError> {
+async fn run(
+    source: &Stack,
+    target: &Stack,
+    options: &EngineOptions,
+) -> Result<CopySummary, CopyError> {
     let pool = Pool::new(8 << 20);
-    copy(source, target, options, &pool, &Arc::new(Progress::new())).await
+    copy(source, target, options, &pool, &Arc::new(CopyProgress::new())).await
 }
 
 #[test]
@@ -310,7 +320,7 @@ fn nothing_that_a_failed_flush_has_lost_is_taken_for_durable() {
     let seed = seed();
     on_worker(move || async move {
         let mut rng = Rng::new(seed);
-        let scratch = Scratch::new().unwrap();
+        let scratch = ScratchDir::new().unwrap();
         let mut heard = 0;
         let mut failed = 0;
         let mut resumed = 0;
@@ -339,7 +349,7 @@ fn nothing_that_a_failed_flush_has_lost_is_taken_for_durable() {
             }
             let path = scratch.file(&format!("journal-{round}"));
             let interval = Duration::from_millis(rng.between(0, 3));
-            let options = Options {
+            let options = EngineOptions {
                 connections: rng.between(1, 4) as usize,
                 sparse: *rng.pick(&[0, 4096]),
                 sampled: rng.chance(50),
@@ -383,7 +393,7 @@ fn nothing_is_discarded_at_the_source_that_the_target_can_still_lose() {
     let seed = seed();
     on_worker(move || async move {
         let mut rng = Rng::new(seed);
-        let scratch = Scratch::new().unwrap();
+        let scratch = ScratchDir::new().unwrap();
         let mut heard = 0;
         let mut resumed = 0;
         let mut lost = 0;
@@ -436,7 +446,7 @@ fn nothing_is_discarded_at_the_source_that_the_target_can_still_lose() {
                 }
                 Arc::from(ranges)
             });
-            let options = Options {
+            let options = EngineOptions {
                 connections: rng.between(1, 4) as usize,
                 sparse: *rng.pick(&[0, 4096]),
                 journal: rng.chance(60).then(|| journal(&path, interval)),
@@ -515,10 +525,10 @@ fn what_is_copied_is_discarded_while_the_copy_runs() {
             noted.fetch_add((end - at) as u64, Ordering::Relaxed);
         });
         // Half of it takes two seconds; discards begin after one.
-        let rate = Arc::new(Rate::new(1 << 20, 0));
-        let options = Options { discard_source: true, rate: Some(rate), ..options() };
+        let rate = Arc::new(RateLimit::new(1 << 20, 0));
+        let options = EngineOptions { discard_source: true, rate: Some(rate), ..options() };
         let pool = Pool::new(8 << 20);
-        let progress = Arc::new(Progress::new());
+        let progress = Arc::new(CopyProgress::new());
         let target = storage.open().await;
         let seen = progress.clone();
         let mut first = 0;
@@ -538,8 +548,9 @@ fn what_is_copied_is_discarded_while_the_copy_runs() {
 #[test]
 fn a_source_is_discarded_only_where_that_is_possible_and_safe() {
     on_worker(|| async {
-        let refused = async |source: Facts, target: Facts, options: Options| {
-            let open = |facts| ModelDevice::new(Model::with_facts(facts), Completion::Immediate);
+        let refused = async |source: Facts, target: Facts, options: EngineOptions| {
+            let open =
+                |facts| ModelDevice::new(Model::with_facts(facts), CompletionOrder::Immediate);
             let source = open(source);
             let target = open(target);
             let ends = [source.clone() as Arc<dyn Device>, target.clone()].map(Stack::over);
@@ -547,7 +558,7 @@ fn a_source_is_discarded_only_where_that_is_possible_and_safe() {
             assert!(source.seen().is_empty() && target.seen().is_empty());
             error.to_string()
         };
-        let options = Options { discard_source: true, ..options() };
+        let options = EngineOptions { discard_source: true, ..options() };
         let facts = || facts(1 << 20);
         let without = |can| Facts { can: Can::all() - can, ..facts() };
         let text = refused(without(Can::WRITE), facts(), options.clone()).await;
@@ -556,8 +567,8 @@ fn a_source_is_discarded_only_where_that_is_possible_and_safe() {
         assert!(text.contains("cannot trim: leave out"), "{text}");
         let text = refused(facts(), without(Can::FLUSH), options.clone()).await;
         assert!(text.contains("the target cannot be flushed"), "{text}");
-        let digest = Some(blockhaul_engine::Algorithm::Blake3);
-        let text = refused(facts(), facts(), Options { digest, ..options }).await;
+        let digest = Some(blockhaul_engine::DigestAlgorithm::Blake3);
+        let text = refused(facts(), facts(), EngineOptions { digest, ..options }).await;
         assert!(text.contains("may need the source again"), "{text}");
     });
 }
@@ -573,7 +584,7 @@ fn storage_that_stays_failed_ends_the_copy_without_writing_again() {
                 let mut state = storage.state();
                 (state.unreported, state.stays_failed) = (true, true);
             }
-            let options = Options { connections, ..options() };
+            let options = EngineOptions { connections, ..options() };
             let error = run(&source_of(&bytes), &storage.open().await, &options).await;
             let error = error.unwrap_err();
             assert_eq!((error.kind(), error.error.request().unwrap().0), (Kind::Io, OpKind::Flush));
@@ -594,7 +605,7 @@ fn a_disk_that_loses_the_same_place_each_time_ends_the_copy() {
         let bytes = vec![7; 1 << 20];
         let storage = Storage::new(facts(bytes.len()), None, &mut rng);
         storage.state().faults = u64::MAX;
-        let options = Options { retries: 100, ..options() };
+        let options = EngineOptions { retries: 100, ..options() };
         let error = run(&source_of(&bytes), &storage.open().await, &options).await.unwrap_err();
         assert!(error.to_string().contains("may be missing"), "{error}");
     });
@@ -617,7 +628,7 @@ fn a_failed_flush_that_nobody_asked_for_is_no_success_either() {
                 state.faults = rng.between(1, 3);
                 (state.fuse, state.cuts_left) = (rng.between(10, 100), rng.between(1, 2));
             }
-            let options = Options { flush: false, connections: 3, ..options() };
+            let options = EngineOptions { flush: false, connections: 3, ..options() };
             let result = run(&source_of(&bytes), &storage.open().await, &options).await;
             let mut state = storage.state();
             if !state.heard {

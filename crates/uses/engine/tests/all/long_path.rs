@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use blockhaul_block::{Device, Facts, Op, Pending, Request};
+use blockhaul_block::{Device, Facts, Op, PendingRequest, Request};
 use blockhaul_catalog::Stack;
-use blockhaul_engine::{Algorithm, Options, Progress};
-use blockhaul_io::{Config, Engine, Pool, Runtime};
-use blockhaul_testkit::model::{Completion, Model, ModelDevice};
+use blockhaul_engine::{CopyProgress, DigestAlgorithm, EngineOptions};
+use blockhaul_io::{IoEngine, Pool, Runtime, RuntimeConfig};
+use blockhaul_testkit::model::{CompletionOrder, Model, ModelDevice};
 
 const SIZE: u64 = 64 << 20;
 const MEMORY: u64 = 24 << 20;
@@ -28,12 +28,12 @@ impl Device for Far {
         Arc::new(Facts { claims_room: self.claims, ..facts })
     }
 
-    fn submit(&self, request: Request) -> Pending {
+    fn submit(&self, request: Request) -> PendingRequest {
         let len = if matches!(request.op, Op::Read(_)) { request.len } else { 0 };
         let disk = self.disk.clone();
         let now = self.now.clone();
         self.most.fetch_max(now.fetch_add(len, Ordering::SeqCst) + len, Ordering::SeqCst);
-        Pending::start(async move {
+        PendingRequest::start(async move {
             blockhaul_io::sleep(Duration::from_millis(100)).await;
             now.fetch_sub(len, Ordering::SeqCst);
             let Request { op, at, len, flags } = request;
@@ -53,19 +53,19 @@ fn far() -> (Stack, Arc<AtomicU64>) {
 
 fn far_that(claims: bool, size: u64) -> (Stack, Arc<AtomicU64>) {
     let model = Model::new(size).with_content(vec![7; size as usize]);
-    let disk: Arc<dyn Device> = ModelDevice::new(model, Completion::Immediate);
+    let disk: Arc<dyn Device> = ModelDevice::new(model, CompletionOrder::Immediate);
     let most = Arc::new(AtomicU64::new(0));
     let far = Far { disk, claims, now: Arc::default(), most: most.clone() };
     (Stack::over(Arc::new(far)), most)
 }
 
 /// As many requests in flight as allowed: what is learned on a busy machine varies.
-fn options() -> Options {
-    Options { adaptive: false, adaptive_size: false, ..Options::default() }
+fn options() -> EngineOptions {
+    EngineOptions { adaptive: false, adaptive_size: false, ..EngineOptions::default() }
 }
 
 fn on_worker<F: Future<Output = ()> + 'static>(work: impl FnOnce() -> F + Send + 'static) {
-    Runtime::start(&Config { workers: 1, engine: Engine::Auto }).unwrap().block_on(work);
+    Runtime::start(&RuntimeConfig { workers: 1, engine: IoEngine::Auto }).unwrap().block_on(work);
 }
 
 #[test]
@@ -74,7 +74,7 @@ fn a_comparison_fills_the_path_on_both_sides() {
         let (source, one) = far();
         let (target, other) = far();
         let options = options();
-        let progress = Arc::new(Progress::new());
+        let progress = Arc::new(CopyProgress::new());
         let pool = Pool::new(MEMORY);
         blockhaul_engine::verify(&source, &target, &options, &pool, &progress).await.unwrap();
         for most in [one, other].map(|most| most.load(Ordering::SeqCst)) {
@@ -89,9 +89,9 @@ fn a_digest_fills_the_path() {
     on_worker(|| async {
         let (source, most) = far();
         let options = options();
-        let progress = Arc::new(Progress::new());
+        let progress = Arc::new(CopyProgress::new());
         let pool = Pool::new(MEMORY);
-        blockhaul_engine::digest(&source, Algorithm::Blake3, &options, &pool, &progress)
+        blockhaul_engine::digest(&source, DigestAlgorithm::Blake3, &options, &pool, &progress)
             .await
             .unwrap();
         let most = most.load(Ordering::SeqCst);
@@ -105,7 +105,8 @@ fn more_than_the_memory_is_under_way_where_answers_claim_it_and_never_more_is_us
         for (claims, slow_target) in [(false, false), (true, false), (true, true)] {
             let size = SIZE / 4;
             let (source, most) = far_that(claims, size);
-            let target: Arc<dyn Device> = ModelDevice::new(Model::new(size), Completion::Immediate);
+            let target: Arc<dyn Device> =
+                ModelDevice::new(Model::new(size), CompletionOrder::Immediate);
             let target = if slow_target {
                 let now = Arc::default();
                 let most = Arc::default();
@@ -116,7 +117,7 @@ fn more_than_the_memory_is_under_way_where_answers_claim_it_and_never_more_is_us
             let target = Stack::over(target);
             let pool = Pool::new(4 << 20);
             let options = options();
-            let progress = Arc::new(Progress::new());
+            let progress = Arc::new(CopyProgress::new());
             blockhaul_engine::copy(&source, &target, &options, &pool, &progress).await.unwrap();
             blockhaul_engine::verify(&source, &target, &options, &pool, &progress).await.unwrap();
             let most = most.load(Ordering::SeqCst);

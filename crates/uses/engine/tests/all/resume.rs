@@ -5,20 +5,23 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use blockhaul_block::{Can, Device, Facts, Pending, Request, Result};
-use blockhaul_catalog::{Another, Backend, Intent, Opened, Opening, Registry, Spec, Stack, Target};
-use blockhaul_engine::{
-    CopyError, JournalOptions, JournalState, Options, Progress, SEGMENT, Side, Summary,
-    check_journal, copy, discard_journal, discarding_journal,
+use blockhaul_block::{Can, Device, Facts, PendingRequest, Request, Result};
+use blockhaul_catalog::{
+    Backend, BackendTarget, DeviceSpec, HandleOpener, Intent, OpenFuture, OpenedDevice, Registry,
+    Stack,
 };
-use blockhaul_io::{Config, Engine, Pool, Runtime, is_zero};
+use blockhaul_engine::{
+    CopyError, CopyProgress, CopySummary, EngineOptions, JournalOptions, JournalState, SEGMENT,
+    Side, check_journal, copy, discard_journal, discarding_journal,
+};
+use blockhaul_io::{IoEngine, Pool, Runtime, RuntimeConfig, is_zero};
 use blockhaul_testkit::crash::CrashDevice;
-use blockhaul_testkit::model::{Completion, Model, ModelDevice, Trim};
+use blockhaul_testkit::model::{CompletionOrder, Model, ModelDevice, TrimEffect};
 use blockhaul_testkit::rng::{Rng, seed};
-use blockhaul_testkit::tools::Scratch;
+use blockhaul_testkit::tools::ScratchDir;
 
 fn on_worker<F: Future<Output = ()> + 'static>(check: impl FnOnce() -> F + Send + 'static) {
-    Runtime::start(&Config { workers: 2, engine: Engine::Auto }).unwrap().block_on(check);
+    Runtime::start(&RuntimeConfig { workers: 2, engine: IoEngine::Auto }).unwrap().block_on(check);
 }
 
 /// Storage whose power is cut after a number of requests.
@@ -40,14 +43,14 @@ struct More(Arc<Machine>);
 
 impl Machine {
     async fn start(model: Model, fuse: u64, rng: &mut Rng) -> (Stack, Arc<Machine>) {
-        let storage = CrashDevice::new(model, Completion::Shuffled(rng.number()));
+        let storage = CrashDevice::new(model, CompletionOrder::Shuffled(rng.number()));
         let fuse = fuse.into();
         let seed = rng.number();
         let left = Mutex::new(None);
         let machine = Arc::new(Machine { storage, fuse, seed, left });
         let door = Arc::new(Door(machine.clone()));
         let registry = Registry { backends: vec![door], ..Registry::default() };
-        let spec = Spec::Scheme { scheme: "crash".into(), rest: String::new() };
+        let spec = DeviceSpec::Scheme { scheme: "crash".into(), rest: String::new() };
         (registry.open(&spec, Vec::new(), Intent::WRITE).await.unwrap(), machine)
     }
 
@@ -69,16 +72,16 @@ impl Backend for Door {
         "for tests"
     }
 
-    fn open(&self, _: Target) -> Opening<Opened> {
+    fn open(&self, _: BackendTarget) -> OpenFuture<OpenedDevice> {
         let machine = self.0.clone();
         let device = machine.handle();
         let more = Arc::new(More(machine));
-        Box::pin(async move { Ok(Opened { device, more: Some(more) }) })
+        Box::pin(async move { Ok(OpenedDevice { device, more: Some(more) }) })
     }
 }
 
-impl Another for More {
-    fn another(&self) -> Opening<Arc<dyn Device>> {
+impl HandleOpener for More {
+    fn another(&self) -> OpenFuture<Arc<dyn Device>> {
         let handle = self.0.handle();
         Box::pin(async move { Ok(handle) })
     }
@@ -89,7 +92,7 @@ impl Device for Handle {
         self.device.facts()
     }
 
-    fn submit(&self, request: Request) -> Pending {
+    fn submit(&self, request: Request) -> PendingRequest {
         if self.machine.fuse.fetch_sub(1, Ordering::SeqCst) == 1 {
             let left = self.machine.storage.power_cut(self.machine.seed);
             *self.machine.left.lock().unwrap() = Some(left);
@@ -104,7 +107,7 @@ fn content(rng: &mut Rng, size: usize) -> Vec<u8> {
 
 fn source_of(bytes: &[u8]) -> Stack {
     let model = Model::new(bytes.len() as u64).with_content(bytes.to_vec());
-    Stack::over(ModelDevice::new(model, Completion::Deferred))
+    Stack::over(ModelDevice::new(model, CompletionOrder::Deferred))
 }
 
 fn journal(path: &Path) -> JournalOptions {
@@ -118,8 +121,8 @@ fn journal(path: &Path) -> JournalOptions {
     }
 }
 
-fn options(path: &Path) -> Options {
-    Options {
+fn options(path: &Path) -> EngineOptions {
+    EngineOptions {
         journal: Some(journal(path)),
         segment: 64 << 10,
         request_size: 16 << 10,
@@ -127,13 +130,17 @@ fn options(path: &Path) -> Options {
         adaptive_size: false,
         connections: 2,
         requests: 4,
-        ..Options::default()
+        ..EngineOptions::default()
     }
 }
 
-async fn run(source: &Stack, target: &Stack, options: &Options) -> Result<Summary, CopyError> {
+async fn run(
+    source: &Stack,
+    target: &Stack,
+    options: &EngineOptions,
+) -> Result<CopySummary, CopyError> {
     let pool = Pool::new(8 << 20);
-    let result = copy(source, target, options, &pool, &Arc::new(Progress::new())).await;
+    let result = copy(source, target, options, &pool, &Arc::new(CopyProgress::new())).await;
     assert_eq!(pool.reserved(), 0, "all buffers are back");
     result
 }
@@ -143,7 +150,7 @@ fn a_copy_whose_target_loses_power_again_and_again_ends_identical() {
     let seed = seed();
     on_worker(move || async move {
         let mut rng = Rng::new(seed);
-        let scratch = Scratch::new().unwrap();
+        let scratch = ScratchDir::new().unwrap();
         let mut cuts = 0;
         let mut useful = 0;
         let mut skipped = 0_u64;
@@ -166,7 +173,7 @@ fn a_copy_whose_target_loses_power_again_and_again_ends_identical() {
                 let fuse = if attempt < 3 { rng.between(10, 200) } else { u64::MAX };
                 let model = Model::with_facts(facts.clone()).with_content(image.clone());
                 let (target, machine) = Machine::start(model, fuse, &mut rng).await;
-                let options = Options {
+                let options = EngineOptions {
                     connections: rng.between(1, 3) as usize,
                     sparse: *rng.pick(&[0, 4096]),
                     retries,
@@ -207,7 +214,7 @@ fn a_copy_whose_target_loses_power_again_and_again_ends_identical() {
 fn a_flush_that_lies_is_found_out_at_the_edge() {
     on_worker(|| async {
         let mut rng = Rng::new(3);
-        let scratch = Scratch::new().unwrap();
+        let scratch = ScratchDir::new().unwrap();
         let path = scratch.file("journal");
         let bytes = vec![7; 2 << 20];
         let source = source_of(&bytes);
@@ -240,7 +247,7 @@ fn a_flush_that_lies_is_found_out_at_the_edge() {
 fn a_fresh_target_is_found_out_behind_zeroes() {
     on_worker(|| async {
         let mut rng = Rng::new(3);
-        let scratch = Scratch::new().unwrap();
+        let scratch = ScratchDir::new().unwrap();
         let path = scratch.file("journal");
         let mut bytes = vec![0; 4 << 20];
         rng.fill(&mut bytes[..1 << 20]);
@@ -248,7 +255,7 @@ fn a_fresh_target_is_found_out_behind_zeroes() {
         let mut facts = Model::all_facts(4 << 20);
         facts.zeroed = false;
         // In order, each segment flushed as soon as it is finished: the last ones are zeroes.
-        let once = Options {
+        let once = EngineOptions {
             journal: Some(JournalOptions { interval: Duration::ZERO, ..journal(&path) }),
             connections: 1,
             adaptive_size: false,
@@ -277,13 +284,13 @@ fn a_fresh_target_is_found_out_behind_zeroes() {
 #[test]
 fn a_copy_goes_on_with_other_connections_and_requests() {
     on_worker(|| async {
-        let scratch = Scratch::new().unwrap();
+        let scratch = ScratchDir::new().unwrap();
         let path = scratch.file("journal");
         let size = 2_usize << 20;
         let bytes = content(&mut Rng::new(9), size);
-        let begun = Options { segment: SEGMENT, spread: true, ..options(&path) };
+        let begun = EngineOptions { segment: SEGMENT, spread: true, ..options(&path) };
         let source = source_of(&bytes);
-        let small = Options { request_size: 4096, ..begun.clone() };
+        let small = EngineOptions { request_size: 4096, ..begun.clone() };
         // As late as something is recorded before the power is cut.
         let mut fuses = (50..).step_by(10);
         let left = loop {
@@ -296,10 +303,12 @@ fn a_copy_goes_on_with_other_connections_and_requests() {
                 break machine.left.lock().unwrap().take().unwrap();
             }
         };
-        let disk =
-            ModelDevice::new(Model::new(size as u64).with_content(left), Completion::Immediate);
+        let disk = ModelDevice::new(
+            Model::new(size as u64).with_content(left),
+            CompletionOrder::Immediate,
+        );
         let end = Stack::over(disk.clone());
-        let other = Options { connections: 1, request_size: 1 << 20, ..begun };
+        let other = EngineOptions { connections: 1, request_size: 1 << 20, ..begun };
         let summary = run(&source, &end, &other).await.unwrap();
         assert!(summary.resumed > 0);
         assert!(disk.bytes() == bytes);
@@ -309,17 +318,18 @@ fn a_copy_goes_on_with_other_connections_and_requests() {
 #[test]
 fn a_source_that_is_discarded_is_neither_read_again_nor_copied_anew() {
     on_worker(|| async {
-        let scratch = Scratch::new().unwrap();
+        let scratch = ScratchDir::new().unwrap();
         let path = scratch.file("journal");
         let mut rng = Rng::new(seed());
         let bytes = content(&mut rng, 2 << 20);
-        let options = Options { discard_source: true, ..options(&path) };
+        let options = EngineOptions { discard_source: true, ..options(&path) };
         // How much is flushed, and so discarded, before the machine fails depends on the order of
         // requests.
         let mut requests = 120;
         let (device, left) = loop {
-            let model = Model::new(2 << 20).with_content(bytes.clone()).with_trim(Trim::Garbage);
-            let device = ModelDevice::new(model, Completion::Deferred);
+            let model =
+                Model::new(2 << 20).with_content(bytes.clone()).with_trim(TrimEffect::Garbage);
+            let device = ModelDevice::new(model, CompletionOrder::Deferred);
             let mut facts = Model::all_facts(2 << 20);
             facts.zeroed = false;
             let (target, machine) =
@@ -334,9 +344,9 @@ fn a_source_that_is_discarded_is_neither_read_again_nor_copied_anew() {
         let source = Stack::over(device.clone());
         // Neither another way to go on, nor another beginning.
         let model = Model::new(2 << 20).with_content(left);
-        let disk = ModelDevice::new(model, Completion::Immediate);
+        let disk = ModelDevice::new(model, CompletionOrder::Immediate);
         let target = Stack::over(disk.clone());
-        let mut other = Options { discard_source: false, ..options.clone() };
+        let mut other = EngineOptions { discard_source: false, ..options.clone() };
         let error = run(&source, &target, &other).await.unwrap_err().to_string();
         assert!(
             error.contains("with --discard-source") && error.contains("target only"),
@@ -359,7 +369,8 @@ fn a_source_that_is_discarded_is_neither_read_again_nor_copied_anew() {
         facts.zeroed = false;
         let fresh = source_of(&bytes);
         let image = interrupted(&path, &fresh, 2 << 20).await;
-        let disk = ModelDevice::new(Model::new(2 << 20).with_content(image), Completion::Immediate);
+        let disk =
+            ModelDevice::new(Model::new(2 << 20).with_content(image), CompletionOrder::Immediate);
         let error = run(&fresh, &Stack::over(disk), &options).await.unwrap_err().to_string();
         assert!(
             error.contains("without --discard-source") && error.contains("--restart"),
@@ -371,18 +382,18 @@ fn a_source_that_is_discarded_is_neither_read_again_nor_copied_anew() {
 #[test]
 fn a_discarding_copy_that_is_complete_is_never_repeated() {
     on_worker(|| async {
-        let scratch = Scratch::new().unwrap();
+        let scratch = ScratchDir::new().unwrap();
         let path = scratch.file("journal");
         let size = 2_u64 << 20;
         // With zeroes of several segments, which have one record.
         let mut bytes = content(&mut Rng::new(seed()), size as usize);
         bytes[1 << 20..].fill(0);
-        let options = Options { discard_source: true, connections: 1, ..options(&path) };
-        let model = Model::new(size).with_content(bytes.clone()).with_trim(Trim::Garbage);
-        let device = ModelDevice::new(model, Completion::Immediate);
+        let options = EngineOptions { discard_source: true, connections: 1, ..options(&path) };
+        let model = Model::new(size).with_content(bytes.clone()).with_trim(TrimEffect::Garbage);
+        let device = ModelDevice::new(model, CompletionOrder::Immediate);
         let source = Stack::over(device.clone());
         let model = Model::new(size).with_content(vec![0xaa; size as usize]);
-        let disk = ModelDevice::new(model, Completion::Immediate);
+        let disk = ModelDevice::new(model, CompletionOrder::Immediate);
         let target = Stack::over(disk.clone());
         let summary = run(&source, &target, &options).await.unwrap();
         assert!(summary.journal_stays && summary.discarded == size && disk.bytes() == bytes);
@@ -439,7 +450,7 @@ fn a_discarding_copy_that_is_complete_is_never_repeated() {
         }
         // Where no block can be discarded, nothing was.
         std::fs::remove_file(&path).unwrap();
-        let part = Options { ranges: Some(vec![(1, 100)].into()), ..options };
+        let part = EngineOptions { ranges: Some(vec![(1, 100)].into()), ..options };
         let summary = run(&target, &source, &part).await.unwrap();
         assert!(!summary.journal_stays && summary.discarded == 0 && !path.exists());
     });
@@ -448,16 +459,16 @@ fn a_discarding_copy_that_is_complete_is_never_repeated() {
 #[test]
 fn a_discarding_copy_goes_on_with_its_own_target_and_its_latest_journal_only() {
     on_worker(|| async {
-        let scratch = Scratch::new().unwrap();
+        let scratch = ScratchDir::new().unwrap();
         let path = scratch.file("journal");
         let size = 2_u64 << 20;
         let mut bytes = vec![0; size as usize];
         Rng::new(seed()).fill(&mut bytes);
-        let options = Options { discard_source: true, connections: 1, ..options(&path) };
-        let model = Model::new(size).with_content(bytes.clone()).with_trim(Trim::Zeroes);
-        let source = ModelDevice::new(model, Completion::Immediate);
-        let target = ModelDevice::new(Model::new(size), Completion::Immediate);
-        let other = ModelDevice::new(Model::new(size), Completion::Immediate);
+        let options = EngineOptions { discard_source: true, connections: 1, ..options(&path) };
+        let model = Model::new(size).with_content(bytes.clone()).with_trim(TrimEffect::Zeroes);
+        let source = ModelDevice::new(model, CompletionOrder::Immediate);
+        let target = ModelDevice::new(Model::new(size), CompletionOrder::Immediate);
+        let other = ModelDevice::new(Model::new(size), CompletionOrder::Immediate);
         let [from, to, wrong] = [&source, &target, &other].map(|disk| Stack::over(disk.clone()));
         run(&from, &to, &options).await.unwrap();
         assert!(target.bytes() == bytes && is_zero(&source.bytes()));
@@ -491,19 +502,19 @@ fn a_discarding_copy_goes_on_with_its_own_target_and_its_latest_journal_only() {
 #[test]
 fn a_journal_with_a_damaged_header_is_not_begun_anew() {
     on_worker(|| async {
-        let scratch = Scratch::new().unwrap();
+        let scratch = ScratchDir::new().unwrap();
         let path = scratch.file("journal");
         let size = 1_u64 << 20;
         let bytes = content(&mut Rng::new(seed()), size as usize);
         let source = ModelDevice::new(
-            Model::new(size).with_content(bytes.clone()).with_trim(Trim::Garbage),
-            Completion::Immediate,
+            Model::new(size).with_content(bytes.clone()).with_trim(TrimEffect::Garbage),
+            CompletionOrder::Immediate,
         );
         let target = ModelDevice::new(
             Model::new(size).with_content(vec![0xaa; size as usize]),
-            Completion::Immediate,
+            CompletionOrder::Immediate,
         );
-        let options = Options { discard_source: true, connections: 1, ..options(&path) };
+        let options = EngineOptions { discard_source: true, connections: 1, ..options(&path) };
         let ends = [&source, &target].map(|end| Stack::over(end.clone()));
         run(&ends[0], &ends[1], &options).await.unwrap();
         let whole = std::fs::read(&path).unwrap();
@@ -550,7 +561,7 @@ fn a_journal_with_a_damaged_header_is_not_begun_anew() {
 
 #[test]
 fn a_directory_is_not_a_journal() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     for restart in [false, true] {
         let error = check_journal(scratch.path(), restart).unwrap_err();
         assert_eq!(error.kind(), blockhaul_block::Kind::Usage);
@@ -578,7 +589,7 @@ async fn interrupted(path: &Path, source: &Stack, size: u64) -> Vec<u8> {
 #[test]
 fn changes_are_refused_and_restart_begins_anew() {
     on_worker(|| async {
-        let scratch = Scratch::new().unwrap();
+        let scratch = ScratchDir::new().unwrap();
         let path = scratch.file("journal");
         let size = 2_u64 << 20;
         let mut bytes = content(&mut Rng::new(9), size as usize);
@@ -586,9 +597,9 @@ fn changes_are_refused_and_restart_begins_anew() {
         let left = interrupted(&path, &source_of(&bytes), size).await;
         let target = || {
             let model = Model::new(size).with_content(left.clone());
-            ModelDevice::new(model, Completion::Immediate)
+            ModelDevice::new(model, CompletionOrder::Immediate)
         };
-        let refused = |source: Vec<u8>, options: Options| async move {
+        let refused = |source: Vec<u8>, options: EngineOptions| async move {
             let end = Stack::over(target());
             run(&source_of(&source), &end, &options).await.unwrap_err().to_string()
         };
@@ -602,11 +613,11 @@ fn changes_are_refused_and_restart_begins_anew() {
             let mut other = journal(&path);
             let field = if name == "source" { &mut other.source } else { &mut other.target };
             field.push_str(" changed");
-            let options = Options { journal: Some(other), ..options(&path) };
+            let options = EngineOptions { journal: Some(other), ..options(&path) };
             let text = refused(bytes.clone(), options).await;
             assert!(text.contains(word), "{text}");
         }
-        let other = Options { segment: 128 << 10, spread: false, ..options(&path) };
+        let other = EngineOptions { segment: 128 << 10, spread: false, ..options(&path) };
         let text = refused(bytes.clone(), other).await;
         assert!(text.contains("segment size"), "{text}");
 
@@ -621,7 +632,7 @@ fn changes_are_refused_and_restart_begins_anew() {
 
         // Started over, with the current contents of the source.
         let anew = JournalOptions { restart: true, ..journal(&path) };
-        let anew = Options { journal: Some(anew), ..options(&path) };
+        let anew = EngineOptions { journal: Some(anew), ..options(&path) };
         let disk = target();
         let end = Stack::over(disk.clone());
         let summary = run(&source_of(&changed), &end, &anew).await.unwrap();
@@ -633,13 +644,13 @@ fn changes_are_refused_and_restart_begins_anew() {
 #[test]
 fn files_that_are_no_journals_and_journals_in_use_are_left_alone() {
     on_worker(|| async {
-        let scratch = Scratch::new().unwrap();
+        let scratch = ScratchDir::new().unwrap();
         let path = scratch.file("letter");
         std::fs::write(&path, "dear all").unwrap();
         let source = source_of(&[1; 100_000]);
         for restart in [false, true] {
             let journal = JournalOptions { restart, ..journal(&path) };
-            let options = Options { journal: Some(journal), ..options(&path) };
+            let options = EngineOptions { journal: Some(journal), ..options(&path) };
             let target = source_of(&[0; 100_000]);
             let error = run(&source, &target, &options).await.unwrap_err().to_string();
             assert!(error.contains("not a journal"), "{error}");
@@ -653,7 +664,7 @@ fn files_that_are_no_journals_and_journals_in_use_are_left_alone() {
         // These have no end.
         for restart in [false, true] {
             let journal = JournalOptions { restart, ..journal(Path::new("/dev/full")) };
-            let options = Options { journal: Some(journal), ..options(&path) };
+            let options = EngineOptions { journal: Some(journal), ..options(&path) };
             let target = source_of(&[0; 100_000]);
             let error = run(&source, &target, &options).await.unwrap_err().to_string();
             assert!(error.contains("not a regular file"), "{error}");
@@ -673,12 +684,12 @@ fn files_that_are_no_journals_and_journals_in_use_are_left_alone() {
 #[test]
 fn a_target_without_flush_is_recorded_and_said_so() {
     on_worker(|| async {
-        let scratch = Scratch::new().unwrap();
+        let scratch = ScratchDir::new().unwrap();
         let path = scratch.file("journal");
         let bytes = content(&mut Rng::new(2), 2 << 20);
         let mut facts = Model::all_facts(2 << 20);
         facts.can -= Can::FLUSH | Can::FUA;
-        let disk = ModelDevice::new(Model::with_facts(facts), Completion::Immediate);
+        let disk = ModelDevice::new(Model::with_facts(facts), CompletionOrder::Immediate);
         let end = Stack::over(disk.clone());
         let summary = run(&source_of(&bytes), &end, &options(&path)).await.unwrap();
         assert!(disk.bytes() == bytes);

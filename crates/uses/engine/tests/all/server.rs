@@ -4,8 +4,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use blockhaul_block::{Can, Device, Error, Facts, Kind, Op, OpKind, Pending, Request};
-use blockhaul_catalog::{Another, Backend, Intent, Opened, Opening, Registry, Spec, Stack, Target};
+use blockhaul_block::{Can, Device, Error, Facts, Kind, Op, OpKind, PendingRequest, Request};
+use blockhaul_catalog::{
+    Backend, BackendTarget, DeviceSpec, HandleOpener, Intent, OpenFuture, OpenedDevice, Registry,
+    Stack,
+};
 use blockhaul_testkit::model::ModelDevice;
 use blockhaul_testkit::rng::Rng;
 
@@ -58,7 +61,7 @@ impl Server {
         let server: &'static Server = Box::leak(Box::new(self));
         let registry =
             Registry { backends: vec![Arc::new(Listener(server))], ..Registry::default() };
-        let spec = Spec::Scheme { scheme: "cut".into(), rest: String::new() };
+        let spec = DeviceSpec::Scheme { scheme: "cut".into(), rest: String::new() };
         (registry.open(&spec, Vec::new(), Intent::WRITE).await.unwrap(), server)
     }
 
@@ -106,15 +109,15 @@ impl Backend for Listener {
         "for tests"
     }
 
-    fn open(&self, _: Target) -> Opening<Opened> {
+    fn open(&self, _: BackendTarget) -> OpenFuture<OpenedDevice> {
         let device = self.0.connect();
         let more = Arc::new(Listener(self.0));
-        Box::pin(async move { Ok(Opened { device, more: Some(more) }) })
+        Box::pin(async move { Ok(OpenedDevice { device, more: Some(more) }) })
     }
 }
 
-impl Another for Listener {
-    fn another(&self) -> Opening<Arc<dyn Device>> {
+impl HandleOpener for Listener {
+    fn another(&self) -> OpenFuture<Arc<dyn Device>> {
         let server = self.0;
         server.dials.fetch_add(1, Ordering::SeqCst);
         let refused = server
@@ -157,7 +160,7 @@ impl Device for Connection {
         Arc::new(facts)
     }
 
-    fn submit(&self, request: Request) -> Pending {
+    fn submit(&self, request: Request) -> PendingRequest {
         if self.dead.load(Ordering::SeqCst) {
             return gone().into();
         }
@@ -175,7 +178,7 @@ impl Device for Connection {
             };
             let request = Request { op, at, len, flags };
             let inner = self.server.disk.clone();
-            return Pending::start(async move {
+            return PendingRequest::start(async move {
                 drop(blockhaul_io::spawn(async move {
                     blockhaul_io::sleep(Duration::from_millis(3)).await;
                     let _ = inner.submit(request).await;
@@ -194,7 +197,7 @@ impl Device for Connection {
         let dead = self.dead.clone();
         let before = self.before.clone();
         let mark = before.lock().unwrap().len();
-        Pending::start(async move {
+        PendingRequest::start(async move {
             let outcome = inner.await;
             if dead.load(Ordering::SeqCst) {
                 return Err(gone());

@@ -13,14 +13,14 @@ use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketFlags, SocketType,
 };
 
-use super::error::Error;
+use super::error::MountError;
 use super::table;
 use crate::files::Permissions;
 
 /// Its names, in order of preference.
 const NAMES: [&str; 2] = ["fusermount3", "fusermount"];
 /// Maximum length of a read in bytes, however a disk is mounted: so much can stay in the kernel on its way
-/// from a socket or file ([`blockhaul_io::Parked`]).
+/// from a socket or file ([`blockhaul_io::ParkedPayload`]).
 pub(super) const READ_MAX: u32 = 512 << 10;
 /// Where it finds the number of the socket.
 const VARIABLE: &str = "_FUSE_COMMFD";
@@ -38,15 +38,19 @@ pub(super) fn exists() -> bool {
     program().is_some()
 }
 
-fn needed() -> Result<&'static str, Error> {
+fn needed() -> Result<&'static str, MountError> {
     let text = "only root may mount without fusermount3: install it (package fuse3)";
-    program().ok_or_else(|| Error(text.into()))
+    program().ok_or_else(|| MountError(text.into()))
 }
 
 /// Mounts on `path`; returns the connection to the kernel.
-pub(super) fn mount(path: &Path, source: &str, allowed: &Permissions) -> Result<OwnedFd, Error> {
+pub(super) fn mount(
+    path: &Path,
+    source: &str,
+    allowed: &Permissions,
+) -> Result<OwnedFd, MountError> {
     let name = needed()?;
-    let cannot = |why: String| Error(format!("cannot mount on {}: {why}", path.display()));
+    let cannot = |why: String| MountError(format!("cannot mount on {}: {why}", path.display()));
     let system = |error: rustix::io::Errno| cannot(error.to_string());
     let (ours, theirs) = rustix::net::socketpair(
         AddressFamily::UNIX,
@@ -110,11 +114,11 @@ fn received(socket: impl AsFd) -> rustix::io::Result<Option<OwnedFd>> {
 }
 
 /// Unmounts `path`, with `lazily` even if it is in use; false if it is.
-pub(super) fn unmount(path: &Path, lazily: bool) -> Result<bool, Error> {
+pub(super) fn unmount(path: &Path, lazily: bool) -> Result<bool, MountError> {
     let name = needed()?;
     let mut command = Command::new(name);
     command.arg("-u").args(lazily.then_some("-z")).arg("--").arg(path).stdin(Stdio::null());
-    let cannot = |why: String| Error(format!("cannot unmount {}: {why}", path.display()));
+    let cannot = |why: String| MountError(format!("cannot unmount {}: {why}", path.display()));
     let ran = command.output().map_err(|error| cannot(blockhaul_io::plain(&error)))?;
     if ran.status.success() || table::find(path).is_none() {
         Ok(true)

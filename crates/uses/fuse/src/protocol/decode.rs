@@ -9,7 +9,7 @@ const NAME_MAX: usize = 4096;
 
 /// What every request begins with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Header {
+pub struct InHeader {
     /// Length of the request in bytes, with its header and data.
     pub len: u32,
     /// The number of its operation.
@@ -22,9 +22,9 @@ pub struct Header {
 
 /// A request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Request<'a> {
+pub struct KernelRequest<'a> {
     /// Its header.
-    pub header: Header,
+    pub header: InHeader,
     /// What to do.
     pub operation: Operation<'a>,
 }
@@ -55,7 +55,7 @@ pub struct SetAttr {
 
 /// What to search for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Whence {
+pub enum SeekTarget {
     /// The next byte of data.
     Data,
     /// The next byte of a hole, or the end of the file.
@@ -106,7 +106,7 @@ pub enum Operation<'a> {
     /// No whence: it is neither data nor hole.
     Seek {
         at: u64,
-        whence: Option<Whence>,
+        whence: Option<SeekTarget>,
     },
     /// The request with this number is not waited for any more; without a reply.
     Interrupt(u64),
@@ -117,47 +117,48 @@ pub enum Operation<'a> {
 
 /// Why bytes are no request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Malformed {
+pub struct MalformedRequest {
     /// The number for a reply, if it is known.
     pub unique: Option<u64>,
     /// What is wrong.
     pub why: &'static str,
 }
 
-impl fmt::Display for Malformed {
+impl fmt::Display for MalformedRequest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.why)
     }
 }
 
-impl std::error::Error for Malformed {}
+impl std::error::Error for MalformedRequest {}
 
-impl Header {
+impl InHeader {
     /// The header at the beginning of `bytes`.
     ///
     /// # Errors
-    /// [`Malformed`] if the message is shorter than its header says.
-    pub fn parse(bytes: &[u8]) -> Result<Header, Malformed> {
-        let mut fields = Fields(bytes.get(..HEADER).ok_or(SHORT_HEADER)?);
+    /// [`MalformedRequest`] if the message is shorter than its header says.
+    pub fn parse(bytes: &[u8]) -> Result<InHeader, MalformedRequest> {
+        let mut fields = ArgumentReader(bytes.get(..HEADER).ok_or(SHORT_HEADER)?);
         let mut next = || fields.u32().ok_or(SHORT_HEADER);
         let len = next()?;
         let opcode = next()?;
         let mut next = || fields.u64().ok_or(SHORT_HEADER);
-        Ok(Header { len, opcode, unique: next()?, node: next()? })
+        Ok(InHeader { len, opcode, unique: next()?, node: next()? })
     }
 }
 
-const SHORT_HEADER: Malformed = Malformed { unique: None, why: "shorter than its header" };
+const SHORT_HEADER: MalformedRequest =
+    MalformedRequest { unique: None, why: "shorter than its header" };
 
-impl<'a> Request<'a> {
+impl<'a> KernelRequest<'a> {
     /// Parses a request of `total` bytes of which these are the first: all of them, except for the
     /// data of a write.
     ///
     /// # Errors
     /// If the length is not that of the header, or too short for the arguments of the operation.
-    pub fn parse(bytes: &'a [u8], total: usize) -> Result<Request<'a>, Malformed> {
-        let header = Header::parse(bytes)?;
-        let malformed = |why| Malformed { unique: Some(header.unique), why };
+    pub fn parse(bytes: &'a [u8], total: usize) -> Result<KernelRequest<'a>, MalformedRequest> {
+        let header = InHeader::parse(bytes)?;
+        let malformed = |why| MalformedRequest { unique: Some(header.unique), why };
         if usize::try_from(header.len) != Ok(total) || bytes.len() > total {
             return Err(malformed("not as long as its header says"));
         }
@@ -169,13 +170,13 @@ impl<'a> Request<'a> {
         {
             return Err(malformed("a write with less or more data than it says"));
         }
-        Ok(Request { header, operation })
+        Ok(KernelRequest { header, operation })
     }
 }
 
 /// The operation of this number; `None` if its arguments are too short or invalid.
 fn operation(opcode: u32, arguments: &[u8]) -> Option<Operation<'_>> {
-    let mut fields = Fields(arguments);
+    let mut fields = ArgumentReader(arguments);
     let operation = match opcode {
         1 => Operation::Lookup(name(arguments)?),
         2 | 42 => Operation::Forget,
@@ -213,7 +214,7 @@ fn name(arguments: &[u8]) -> Option<&[u8]> {
     fits.then_some(name)
 }
 
-fn init(mut fields: Fields<'_>) -> Option<Init> {
+fn init(mut fields: ArgumentReader<'_>) -> Option<Init> {
     let major = fields.u32()?;
     let minor = fields.u32()?;
     let max_readahead = fields.u32()?;
@@ -226,7 +227,7 @@ fn init(mut fields: Fields<'_>) -> Option<Init> {
     Some(Init { major, minor, max_readahead, flags: low | high << 32 })
 }
 
-fn set_attr(mut fields: Fields<'_>) -> Option<SetAttr> {
+fn set_attr(mut fields: ArgumentReader<'_>) -> Option<SetAttr> {
     let valid = fields.u32()?;
     let _padding = fields.u32()?;
     let _handle = fields.u64()?;
@@ -240,12 +241,12 @@ fn set_attr(mut fields: Fields<'_>) -> Option<SetAttr> {
 }
 
 /// A handle, an offset and a length, as reads begin.
-fn range(fields: &mut Fields<'_>) -> Option<(u64, u32)> {
+fn range(fields: &mut ArgumentReader<'_>) -> Option<(u64, u32)> {
     let _handle = fields.u64()?;
     Some((fields.u64()?, fields.u32()?))
 }
 
-fn write(mut fields: Fields<'_>) -> Option<Operation<'_>> {
+fn write(mut fields: ArgumentReader<'_>) -> Option<Operation<'_>> {
     let (at, len) = range(&mut fields)?;
     let cached = fields.u32()? & write_flags::CACHE != 0;
     let _owner = fields.u64()?;
@@ -254,26 +255,26 @@ fn write(mut fields: Fields<'_>) -> Option<Operation<'_>> {
     Some(Operation::Write { at, len, flags, cached })
 }
 
-fn allocate(mut fields: Fields<'_>) -> Option<Operation<'_>> {
+fn allocate(mut fields: ArgumentReader<'_>) -> Option<Operation<'_>> {
     let _handle = fields.u64()?;
     Some(Operation::Allocate { at: fields.u64()?, len: fields.u64()?, mode: fields.u32()? })
 }
 
-fn seek(mut fields: Fields<'_>) -> Option<Operation<'_>> {
+fn seek(mut fields: ArgumentReader<'_>) -> Option<Operation<'_>> {
     let _handle = fields.u64()?;
     let at = fields.u64()?;
     let whence = match fields.u32()? {
-        3 => Some(Whence::Data),
-        4 => Some(Whence::Hole),
+        3 => Some(SeekTarget::Data),
+        4 => Some(SeekTarget::Hole),
         _ => None,
     };
     Some(Operation::Seek { at, whence })
 }
 
 /// Numbers one after the other.
-struct Fields<'a>(&'a [u8]);
+struct ArgumentReader<'a>(&'a [u8]);
 
-impl Fields<'_> {
+impl ArgumentReader<'_> {
     fn u32(&mut self) -> Option<u32> {
         let (number, rest) = self.0.split_first_chunk()?;
         self.0 = rest;
@@ -319,15 +320,15 @@ mod tests {
         numbers.iter().flat_map(bytes).collect()
     }
 
-    fn parsed(bytes: &[u8]) -> Result<Operation<'_>, Malformed> {
-        Request::parse(bytes, bytes.len()).map(|request| request.operation)
+    fn parsed(bytes: &[u8]) -> Result<Operation<'_>, MalformedRequest> {
+        KernelRequest::parse(bytes, bytes.len()).map(|request| request.operation)
     }
 
     #[test]
     fn arguments_are_where_the_kernels_structures_have_them() {
         let read = numbers(&[(9, 8), (4096, 8), (512, 4), (0, 4), (0, 8), (0, 4), (0, 4)]);
         let bytes = request(15, &read);
-        let header = Request::parse(&bytes, bytes.len()).unwrap().header;
+        let header = KernelRequest::parse(&bytes, bytes.len()).unwrap().header;
         assert_eq!((header.unique, header.node, header.len), (77, 2, 80));
         assert_eq!(parsed(&bytes), Ok(Operation::Read { at: 4096, len: 512 }));
         let mut write = numbers(&[(9, 8), (7, 8), (3, 4), (1, 4), (5, 8), (0o10001, 4), (0, 4)]);
@@ -335,12 +336,12 @@ mod tests {
         let bytes = request(16, &write);
         let asked = Operation::Write { at: 7, len: 3, flags: 0o10001, cached: true };
         assert_eq!(parsed(&bytes), Ok(asked));
-        let first = Request::parse(&bytes[..WRITE_HEADER], bytes.len()).unwrap();
+        let first = KernelRequest::parse(&bytes[..WRITE_HEADER], bytes.len()).unwrap();
         assert_eq!(first.operation, asked, "the data need not be there");
         let allocate = request(43, &numbers(&[(9, 8), (1, 8), (2, 8), (3, 4), (0, 4)]));
         assert_eq!(parsed(&allocate), Ok(Operation::Allocate { at: 1, len: 2, mode: 3 }));
         let seek = request(46, &numbers(&[(9, 8), (5, 8), (4, 4), (0, 4)]));
-        assert_eq!(parsed(&seek), Ok(Operation::Seek { at: 5, whence: Some(Whence::Hole) }));
+        assert_eq!(parsed(&seek), Ok(Operation::Seek { at: 5, whence: Some(SeekTarget::Hole) }));
         let mut set = numbers(&[(8, 4), (0, 4), (0, 8), (123, 8)]);
         set.extend(numbers(&[(0, 8), (0, 8), (0, 8), (0, 8), (0, 4), (0, 4), (0, 4)]));
         set.extend(numbers(&[(0o100_644, 4), (0, 4), (1000, 4), (1000, 4), (0, 4)]));
@@ -369,7 +370,7 @@ mod tests {
             let bytes = request(opcode, b"");
             assert_eq!(malformed.unique, Some(77), "{opcode}");
             assert_eq!(parsed(&bytes[..HEADER - 1]).unwrap_err().unique, None);
-            assert!(Request::parse(&bytes, bytes.len() + 1).is_err());
+            assert!(KernelRequest::parse(&bytes, bytes.len() + 1).is_err());
         }
         for name in [&b"disk"[..], b"\0", b"a\0b\0", &[b'x'; 5000]] {
             assert!(parsed(&request(1, name)).is_err(), "{name:?}");
@@ -387,18 +388,18 @@ mod tests {
         ) {
             let bytes = request(opcode, &arguments);
             let kept = &bytes[..cut.min(bytes.len())];
-            if let Ok(request) = Request::parse(kept, bytes.len()) {
+            if let Ok(request) = KernelRequest::parse(kept, bytes.len()) {
                 prop_assert!(kept.len() >= HEADER);
                 if let Operation::Write { len, .. } = request.operation {
                     prop_assert_eq!(bytes.len(), WRITE_HEADER + len as usize);
                 }
             }
-            prop_assert!(Request::parse(kept, kept.len() + 1).is_err() || cut + 1 == bytes.len());
+            prop_assert!(KernelRequest::parse(kept, kept.len() + 1).is_err() || cut + 1 == bytes.len());
         }
 
         #[test]
         fn random_bytes_are_parsed_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
-            let result = Request::parse(&bytes, bytes.len());
+            let result = KernelRequest::parse(&bytes, bytes.len());
             let says = bytes.first_chunk().map(|len| u32::from_ne_bytes(*len) as usize);
             prop_assert!(result.is_err() || says == Some(bytes.len()));
         }

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use super::numbers::{Errno, MAJOR, MINOR, REPLY_HEADER};
+use super::numbers::{KernelErrno, MAJOR, MINOR, REPLY_HEADER};
 
 /// The header of a reply with a body of `body` bytes, or of an error, which has none.
-pub fn reply_header(unique: u64, result: Result<usize, Errno>) -> [u8; REPLY_HEADER] {
+pub fn reply_header(unique: u64, result: Result<usize, KernelErrno>) -> [u8; REPLY_HEADER] {
     let (body, error) = match result {
         Ok(body) => (body, 0),
         Err(errno) => (0, -errno.number()),
@@ -299,7 +299,7 @@ mod tests {
     fn headers_have_the_length_of_the_reply_or_a_negative_error() {
         let header = reply_header(7, Ok(8));
         assert_eq!((u32_at(&header, 0), u32_at(&header, 4), u64_at(&header, 8)), (24, 0, 7));
-        let header = reply_header(7, Err(Errno::IO));
+        let header = reply_header(7, Err(KernelErrno::IO));
         assert_eq!((u32_at(&header, 0), u32_at(&header, 4).cast_signed()), (16, -5));
     }
 

@@ -7,12 +7,12 @@ mod decode;
 mod encode;
 mod numbers;
 
-pub use decode::{Header, Init, Malformed, Operation, Request, SetAttr, Whence};
+pub use decode::{InHeader, Init, KernelRequest, MalformedRequest, Operation, SeekTarget, SetAttr};
 pub use encode::{
     Attr, DirEntries, InitReply, NodeKind, Statfs, attr, entry, init, init_version, opened,
     position, reply_header, statfs, written,
 };
 pub use numbers::{
-    Errno, HEADER, MAJOR, MINOR, MINOR_LEAST, O_ACCMODE, O_DSYNC, REPLY_HEADER, ROOT, WRITE_HEADER,
-    allocate_flags, init_flags, open_flags, set_flags, write_flags,
+    HEADER, KernelErrno, MAJOR, MINOR, MINOR_LEAST, O_ACCMODE, O_DSYNC, REPLY_HEADER, ROOT,
+    WRITE_HEADER, allocate_flags, init_flags, open_flags, set_flags, write_flags,
 };

@@ -18,41 +18,41 @@ pub const MINOR: u32 = 38;
 
 /// An error number for the kernel, as in errno(3).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Errno(i32);
+pub struct KernelErrno(i32);
 
-impl Errno {
+impl KernelErrno {
     /// The operation is not allowed.
-    pub const PERM: Errno = Errno(1);
+    pub const PERM: KernelErrno = KernelErrno(1);
     /// There is no such file.
-    pub const NOENT: Errno = Errno(2);
+    pub const NOENT: KernelErrno = KernelErrno(2);
     /// The operation was interrupted.
-    pub const INTR: Errno = Errno(4);
+    pub const INTR: KernelErrno = KernelErrno(4);
     /// The device failed.
-    pub const IO: Errno = Errno(5);
+    pub const IO: KernelErrno = KernelErrno(5);
     /// There is no such data behind this offset.
-    pub const NXIO: Errno = Errno(6);
+    pub const NXIO: KernelErrno = KernelErrno(6);
     /// There is not enough memory.
-    pub const NOMEM: Errno = Errno(12);
+    pub const NOMEM: KernelErrno = KernelErrno(12);
     /// Access is denied.
-    pub const ACCES: Errno = Errno(13);
+    pub const ACCES: KernelErrno = KernelErrno(13);
     /// Something else uses the device.
-    pub const BUSY: Errno = Errno(16);
+    pub const BUSY: KernelErrno = KernelErrno(16);
     /// The file is not a directory.
-    pub const NOTDIR: Errno = Errno(20);
+    pub const NOTDIR: KernelErrno = KernelErrno(20);
     /// The file is a directory.
-    pub const ISDIR: Errno = Errno(21);
+    pub const ISDIR: KernelErrno = KernelErrno(21);
     /// The request is invalid.
-    pub const INVAL: Errno = Errno(22);
+    pub const INVAL: KernelErrno = KernelErrno(22);
     /// There is no space.
-    pub const NOSPC: Errno = Errno(28);
+    pub const NOSPC: KernelErrno = KernelErrno(28);
     /// The file system is read-only.
-    pub const ROFS: Errno = Errno(30);
+    pub const ROFS: KernelErrno = KernelErrno(30);
     /// The operation does not exist here; for some the kernel then stops asking.
-    pub const NOSYS: Errno = Errno(38);
+    pub const NOSYS: KernelErrno = KernelErrno(38);
     /// The version of the protocol is not supported.
-    pub const PROTO: Errno = Errno(71);
+    pub const PROTO: KernelErrno = KernelErrno(71);
     /// The operation is not supported for this file.
-    pub const OPNOTSUPP: Errno = Errno(95);
+    pub const OPNOTSUPP: KernelErrno = KernelErrno(95);
 
     /// The positive number.
     pub fn number(self) -> i32 {

@@ -6,9 +6,10 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use blockhaul_block::{
-    Can, Device, Error, Facts, Flushes, Kind, OpKind, Outcome, Pending, Reply, Request, Result,
+    Can, Device, Error, Facts, Flushes, Kind, OpKind, Outcome, PendingRequest, Reply, Request,
+    Result,
 };
-use blockhaul_io::Remote;
+use blockhaul_io::WorkerHandle;
 
 use crate::files;
 
@@ -22,21 +23,21 @@ pub(super) const DRAIN: Duration = Duration::from_secs(30);
 const IDLE: Duration = Duration::from_millis(5);
 
 /// Opens a further handle to a disk on this worker, fenced, with the size that the disk has now.
-pub type Reopen =
+pub type HandleReopener =
     Arc<dyn Fn() -> Pin<Box<dyn Future<Output = Result<Arc<dyn Device>>>>> + Send + Sync>;
 
 /// How further handles to a disk are opened. A flush through one of them covers what was written through
 /// any of them.
 #[derive(Clone)]
-pub struct Source {
+pub struct HandleSource {
     /// Opens one.
-    pub reopen: Reopen,
+    pub reopen: HandleReopener,
     /// Each worker gets a handle of its own; otherwise all share one.
     pub one_for_each_worker: bool,
 }
 
 /// A disk to show.
-pub struct Shown {
+pub struct DiskMount {
     /// Its name in a directory.
     pub name: String,
     /// The disk, fenced.
@@ -44,12 +45,12 @@ pub struct Shown {
     /// It may be written.
     pub write: bool,
     /// How it is opened again; none for a disk that keeps its size and has one handle.
-    pub source: Option<Source>,
+    pub source: Option<HandleSource>,
 }
 
 /// A request of the kernel to a disk.
 #[derive(Clone, Copy)]
-pub(super) struct Call {
+pub(super) struct DiskCall {
     /// Its number.
     pub(super) unique: u64,
     /// The place of the disk in the session's list.
@@ -78,11 +79,11 @@ impl Handles {
 }
 
 /// A disk that is shown as a file, with what is known about its writes.
-pub(super) struct Disk {
+pub(super) struct DiskFile {
     name: String,
     handles: RwLock<Arc<Handles>>,
     pub(super) write: bool,
-    source: Option<Source>,
+    source: Option<HandleSource>,
     /// The worker of the first lane.
     first_worker: AtomicUsize,
     /// When the last look at the size has begun; none while one is under way.
@@ -92,14 +93,14 @@ pub(super) struct Disk {
     pub(super) unflushed: AtomicBool,
     /// Why a write from the page cache has failed, the first time: no program gets the error.
     lost: OnceLock<Error>,
-    pub(super) mode: Mode,
+    pub(super) mode: DiskMode,
 }
 
 /// The permissions that the owner of a disk has given it.
 #[derive(Default)]
-pub(super) struct Mode(Mutex<Option<u32>>);
+pub(super) struct DiskMode(Mutex<Option<u32>>);
 
-impl Mode {
+impl DiskMode {
     pub(super) fn get(&self) -> Option<u32> {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -109,10 +110,10 @@ impl Mode {
     }
 }
 
-impl Disk {
-    pub(super) fn new(shown: Shown) -> Disk {
-        let Shown { name, device, write, source } = shown;
-        Disk {
+impl DiskFile {
+    pub(super) fn new(shown: DiskMount) -> DiskFile {
+        let DiskMount { name, device, write, source } = shown;
+        DiskFile {
             name,
             handles: RwLock::new(Arc::new(Handles(vec![device]))),
             write,
@@ -122,7 +123,7 @@ impl Disk {
             flushes: Arc::default(),
             unflushed: AtomicBool::new(false),
             lost: OnceLock::new(),
-            mode: Mode::default(),
+            mode: DiskMode::default(),
         }
     }
 
@@ -147,9 +148,9 @@ impl Disk {
     }
 
     /// A handle of the lane with this number.
-    async fn reopen(&self, source: &Source, lane: usize) -> Result<Arc<dyn Device>> {
+    async fn reopen(&self, source: &HandleSource, lane: usize) -> Result<Arc<dyn Device>> {
         let reopen = source.reopen.clone();
-        let worker = Remote::to(self.first_worker.load(Ordering::Relaxed) + lane);
+        let worker = WorkerHandle::to(self.first_worker.load(Ordering::Relaxed) + lane);
         match worker.spawn(move || reopen()).await {
             Ok(opened) => opened,
             Err(lost) => Err(Error::new(Kind::Io, lost.to_string())),
@@ -191,14 +192,14 @@ impl Disk {
             }
             *looked = None;
         }
-        let over = Over(self, blockhaul_io::now());
+        let over = SizeLook(self, blockhaul_io::now());
         if let Err(error) = self.follow(source).await {
             log::debug!("{}: cannot find out its size: {error}", self.name);
         }
         drop(over);
     }
 
-    async fn follow(&self, source: &Source) -> Result<()> {
+    async fn follow(&self, source: &HandleSource) -> Result<()> {
         let device = self.reopen(source, 0).await?;
         let (before, now) = (self.facts(), device.facts());
         if now.size == before.size {
@@ -245,7 +246,7 @@ impl Disk {
 
     /// Starts a flush of what was written since the last one, through each handle: one that has lost
     /// its connection reports what was in flight there, and others may not know of it.
-    pub(super) fn flush_last(&self) -> Pending {
+    pub(super) fn flush_last(&self) -> PendingRequest {
         if !self.unflushed.swap(false, Ordering::SeqCst) || !self.has_flush() {
             return Ok(Reply::Done).into();
         }
@@ -253,8 +254,8 @@ impl Disk {
             Ok(outcome) => outcome.into(),
             Err(pending) => pending,
         };
-        let all: Vec<Pending> = self.handles().0.iter().map(flush).collect();
-        Pending::start(async move {
+        let all: Vec<PendingRequest> = self.handles().0.iter().map(flush).collect();
+        PendingRequest::start(async move {
             let mut outcome = Ok(Reply::Done);
             for pending in all {
                 outcome = outcome.and(pending.await);
@@ -285,7 +286,7 @@ impl Disk {
         &self,
         device: &Arc<dyn Device>,
         request: Request,
-    ) -> std::result::Result<Outcome, Pending> {
+    ) -> std::result::Result<Outcome, PendingRequest> {
         // A handle does not know about the failures of others.
         let alone = self.source.is_none() && device.facts().flush_failures_stay;
         self.flushes.submit(&**device, request, alone)
@@ -297,15 +298,15 @@ fn is_due(looked: Instant) -> bool {
 }
 
 /// A look that is under way; not any more when this is dropped.
-struct Over<'a>(&'a Disk, Instant);
+struct SizeLook<'a>(&'a DiskFile, Instant);
 
-impl Drop for Over<'_> {
+impl Drop for SizeLook<'_> {
     fn drop(&mut self) {
         *self.0.looked() = Some(self.1);
     }
 }
 
-impl files::Shown for Disk {
+impl files::DiskAttributes for DiskFile {
     fn name(&self) -> &str {
         &self.name
     }

@@ -7,11 +7,13 @@ use std::sync::Arc;
 
 use blockhaul_io::Event;
 
-use super::disk::{Call, DRAIN, Disk, Write};
+use super::disk::{DRAIN, DiskCall, DiskFile, Write};
 use super::{Session, TRANSFER_MAX};
-use crate::channel::{Channel, Inbox, Received};
+use crate::channel::{Channel, ChannelBuffer, ChannelEvent};
 use crate::files::Node;
-use crate::protocol::{self, DirEntries, Errno, Header, MAJOR, O_ACCMODE, Operation, Request};
+use crate::protocol::{
+    self, DirEntries, InHeader, KernelErrno, KernelRequest, MAJOR, O_ACCMODE, Operation,
+};
 use crate::protocol::{SetAttr, set_flags};
 
 /// Requests processed before other tasks of the worker run; their bytes count as well, by
@@ -36,12 +38,12 @@ const MANY: usize = 1 << 20;
 const REQUEST_MIN: usize = 4096;
 
 /// A question about a file, whose answer depends on its size.
-struct About {
+struct SizeQuery {
     node: Node,
-    kind: AboutKind,
+    kind: SizeQueryKind,
 }
 
-enum AboutKind {
+enum SizeQueryKind {
     Attr,
     Entry,
     Open { flags: u32 },
@@ -85,7 +87,7 @@ impl Lane {
     }
 
     async fn receive(self: &Rc<Self>) -> io::Result<()> {
-        let mut inbox = Inbox::new();
+        let mut inbox = ChannelBuffer::new();
         let mut turn = 0;
         // Bytes without a pause, and the number of them that makes it call another lane.
         let mut found = 0;
@@ -95,7 +97,7 @@ impl Lane {
             self.make_room(&mut inbox).await?;
             self.until_fewer(REQUESTS_MAX).await;
             match self.channel.try_receive(&mut inbox) {
-                Ok(Received::Request(total)) => {
+                Ok(ChannelEvent::Request(total)) => {
                     let bytes = self.handle(&mut inbox, total).await;
                     turn += 1 + bytes / BYTES_PER_SHARE;
                     found += bytes.max(REQUEST_MIN);
@@ -104,7 +106,7 @@ impl Lane {
                         self.session.standby.call();
                     }
                 }
-                Ok(Received::Unmounted) => return Ok(()),
+                Ok(ChannelEvent::Unmounted) => return Ok(()),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     let in_vain = found < FEW;
                     tired =
@@ -127,7 +129,7 @@ impl Lane {
     }
 
     /// Waits for memory for the data of a write, after the last one was given away.
-    async fn make_room(&self, inbox: &mut Inbox) -> io::Result<()> {
+    async fn make_room(&self, inbox: &mut ChannelBuffer) -> io::Result<()> {
         if !inbox.has_room() {
             let room = self.session.inboxes.reserve(TRANSFER_MAX as usize).await;
             inbox.provide(room.map_err(io::Error::other)?.into_buf());
@@ -136,25 +138,25 @@ impl Lane {
     }
 
     /// Answers a request, now or when the device has completed it. Returns its bytes.
-    async fn handle(self: &Rc<Self>, inbox: &mut Inbox, total: usize) -> usize {
-        let request = match Request::parse(inbox.request(total), total) {
+    async fn handle(self: &Rc<Self>, inbox: &mut ChannelBuffer, total: usize) -> usize {
+        let request = match KernelRequest::parse(inbox.request(total), total) {
             Ok(request) => request,
             Err(malformed) => {
                 log::warn!("the kernel sent a request that is {malformed}");
                 if let Some(unique) = malformed.unique {
-                    self.channel.fail(unique, Errno::INVAL);
+                    self.channel.fail(unique, KernelErrno::INVAL);
                 }
                 return 0;
             }
         };
-        let Header { unique, node, .. } = request.header;
+        let InHeader { unique, node, .. } = request.header;
         let node = self.session.files.node(node, self.session.disks.len());
         match request.operation {
             Operation::Read { at, len } => {
                 match node {
-                    Some(Node::Disk(disk)) => self.read(Call { unique, disk }, at, len).await,
+                    Some(Node::Disk(disk)) => self.read(DiskCall { unique, disk }, at, len).await,
                     Some(Node::Info) => self.read_text(unique, at, len),
-                    _ => self.channel.fail(unique, Errno::ISDIR),
+                    _ => self.channel.fail(unique, KernelErrno::ISDIR),
                 }
                 len as usize
             }
@@ -162,20 +164,22 @@ impl Lane {
                 match node {
                     Some(Node::Disk(disk)) => {
                         let write = Write { at, len, flags, cached };
-                        self.write(Call { unique, disk }, write, inbox).await;
+                        self.write(DiskCall { unique, disk }, write, inbox).await;
                     }
-                    _ => self.channel.fail(unique, Errno::ACCES),
+                    _ => self.channel.fail(unique, KernelErrno::ACCES),
                 }
                 len as usize
             }
             operation => {
                 match (operation, node) {
-                    (Operation::Fsync, Some(Node::Disk(disk))) => self.flush(Call { unique, disk }),
+                    (Operation::Fsync, Some(Node::Disk(disk))) => {
+                        self.flush(DiskCall { unique, disk })
+                    }
                     (Operation::Allocate { at, len, mode }, Some(Node::Disk(disk))) => {
-                        self.allocate(Call { unique, disk }, at, len, mode).await;
+                        self.allocate(DiskCall { unique, disk }, at, len, mode).await;
                     }
                     (Operation::Seek { at, whence }, Some(Node::Disk(disk))) => {
-                        self.seek(Call { unique, disk }, at, whence);
+                        self.seek(DiskCall { unique, disk }, at, whence);
                     }
                     (operation, node) => match self.about_size(node, &operation) {
                         Some(about) => self.answer_later(unique, about),
@@ -188,34 +192,34 @@ impl Lane {
     }
 
     /// What a request asks about a file whose size may have changed since the last look.
-    fn about_size(&self, node: Option<Node>, operation: &Operation<'_>) -> Option<About> {
+    fn about_size(&self, node: Option<Node>, operation: &Operation<'_>) -> Option<SizeQuery> {
         let Session { files, disks, .. } = &*self.session;
         let (node, kind) = match *operation {
-            Operation::GetAttr => (node?, AboutKind::Attr),
-            Operation::Open { flags } => (node?, AboutKind::Open { flags }),
+            Operation::GetAttr => (node?, SizeQueryKind::Attr),
+            Operation::Open { flags } => (node?, SizeQueryKind::Open { flags }),
             Operation::Lookup(name) if node == Some(Node::Folder) => {
-                (files.named(name, disks)?, AboutKind::Entry)
+                (files.named(name, disks)?, SizeQueryKind::Entry)
             }
             _ => return None,
         };
         let due = match node {
             Node::Disk(disk) => disks[disk].is_due(),
-            Node::Info => disks.iter().any(Disk::is_due),
+            Node::Info => disks.iter().any(DiskFile::is_due),
             Node::Folder => false,
         };
-        due.then_some(About { node, kind })
+        due.then_some(SizeQuery { node, kind })
     }
 
     /// Answers after a look at the size, which may take long: the lane goes on meanwhile.
-    fn answer_later(self: &Rc<Self>, unique: u64, about: About) {
-        let About { node, kind } = about;
+    fn answer_later(self: &Rc<Self>, unique: u64, about: SizeQuery) {
+        let SizeQuery { node, kind } = about;
         self.answer_in_task(
             unique,
             async move |lane| lane.session.look(node).await,
             move |lane, ()| match kind {
-                AboutKind::Attr => lane.body(unique, lane.attr(Some(node))),
-                AboutKind::Entry => lane.body(unique, Ok(lane.entry(node))),
-                AboutKind::Open { flags } => lane.body(unique, lane.open(Some(node), flags)),
+                SizeQueryKind::Attr => lane.body(unique, lane.attr(Some(node))),
+                SizeQueryKind::Entry => lane.body(unique, Ok(lane.entry(node))),
+                SizeQueryKind::Open { flags } => lane.body(unique, lane.open(Some(node), flags)),
             },
         );
     }
@@ -239,7 +243,7 @@ impl Lane {
 
     /// Starts a task that counts as a request of the device until it ends.
     pub(super) fn in_task(self: &Rc<Self>, work: impl AsyncFnOnce(&Rc<Lane>) + 'static) {
-        let running = Running::begin(self);
+        let running = LaneRequest::begin(self);
         drop(blockhaul_io::start(async move { work(&running.0).await }));
     }
 
@@ -275,27 +279,27 @@ impl Lane {
                 channel.done(unique, Ok(()));
             }
             Operation::Allocate { .. } | Operation::Seek { .. } => {
-                channel.fail(unique, Errno::OPNOTSUPP);
+                channel.fail(unique, KernelErrno::OPNOTSUPP);
             }
             Operation::Read { .. } | Operation::Write { .. } | Operation::Other => {
-                channel.fail(unique, Errno::NOSYS);
+                channel.fail(unique, KernelErrno::NOSYS);
             }
         }
     }
 
-    fn body(&self, unique: u64, result: Result<impl AsRef<[u8]>, Errno>) {
+    fn body(&self, unique: u64, result: Result<impl AsRef<[u8]>, KernelErrno>) {
         match result {
             Ok(body) => self.channel.reply(unique, body.as_ref()),
             Err(errno) => self.channel.fail(unique, errno),
         }
     }
 
-    fn look_up(&self, folder: Option<Node>, name: &[u8]) -> Result<Vec<u8>, Errno> {
+    fn look_up(&self, folder: Option<Node>, name: &[u8]) -> Result<Vec<u8>, KernelErrno> {
         let Session { files, disks, .. } = &*self.session;
         if folder != Some(Node::Folder) {
-            return Err(Errno::NOTDIR);
+            return Err(KernelErrno::NOTDIR);
         }
-        let found = files.named(name, disks).ok_or(Errno::NOENT)?;
+        let found = files.named(name, disks).ok_or(KernelErrno::NOENT)?;
         Ok(self.entry(found))
     }
 
@@ -304,60 +308,62 @@ impl Lane {
         protocol::entry(&files.attr(node, disks))
     }
 
-    fn attr(&self, node: Option<Node>) -> Result<Vec<u8>, Errno> {
+    fn attr(&self, node: Option<Node>) -> Result<Vec<u8>, KernelErrno> {
         let Session { files, disks, .. } = &*self.session;
-        let node = node.ok_or(Errno::NOENT)?;
+        let node = node.ok_or(KernelErrno::NOENT)?;
         Ok(protocol::attr(&files.attr(node, disks)))
     }
 
     /// Times are accepted and not kept. The kernel lets the owner of a disk alone change its permissions. A
     /// disk has its size: like a block device, it ignores
     /// O_TRUNC, and refuses another size that is asked for explicitly.
-    fn set_attr(&self, node: Option<Node>, set: &SetAttr) -> Result<Vec<u8>, Errno> {
+    fn set_attr(&self, node: Option<Node>, set: &SetAttr) -> Result<Vec<u8>, KernelErrno> {
         let Session { disks, .. } = &*self.session;
         let truncates = set.size == 0 && set.valid & set_flags::HANDLE == 0;
         if set.valid & set_flags::OWNERSHIP != 0 {
-            return Err(Errno::PERM);
+            return Err(KernelErrno::PERM);
         }
         if set.valid & set_flags::MODE != 0 {
-            let Some(Node::Disk(disk)) = node else { return Err(Errno::PERM) };
+            let Some(Node::Disk(disk)) = node else { return Err(KernelErrno::PERM) };
             let mode = set.mode & 0o7777;
             match (mode & !0o666, mode & 0o222) {
                 (0, 0) => {}
                 (0, _) if disks[disk].write => {}
-                (0, _) => return Err(Errno::ROFS),
-                _ => return Err(Errno::PERM),
+                (0, _) => return Err(KernelErrno::ROFS),
+                _ => return Err(KernelErrno::PERM),
             }
             disks[disk].mode.set(mode);
         }
         if set.valid & set_flags::SIZE != 0 {
-            let Some(Node::Disk(disk)) = node else { return Err(Errno::ACCES) };
+            let Some(Node::Disk(disk)) = node else { return Err(KernelErrno::ACCES) };
             if !disks[disk].write {
-                return Err(Errno::ROFS);
+                return Err(KernelErrno::ROFS);
             }
             if !truncates && set.size != disks[disk].facts().size {
-                return Err(Errno::PERM);
+                return Err(KernelErrno::PERM);
             }
         }
         self.attr(node)
     }
 
-    fn open(&self, node: Option<Node>, flags: u32) -> Result<[u8; 16], Errno> {
+    fn open(&self, node: Option<Node>, flags: u32) -> Result<[u8; 16], KernelErrno> {
         let writes = flags & O_ACCMODE != 0;
         match node {
-            Some(Node::Disk(disk)) if writes && !self.session.disks[disk].write => Err(Errno::ROFS),
+            Some(Node::Disk(disk)) if writes && !self.session.disks[disk].write => {
+                Err(KernelErrno::ROFS)
+            }
             Some(Node::Disk(_)) => Ok(protocol::opened(self.session.open_flags())),
-            Some(Node::Info) if writes => Err(Errno::ACCES),
+            Some(Node::Info) if writes => Err(KernelErrno::ACCES),
             // It changes when a size does.
             Some(Node::Info) => Ok(protocol::opened(protocol::open_flags::DIRECT_IO)),
-            Some(Node::Folder) => Err(Errno::ISDIR),
-            None => Err(Errno::NOENT),
+            Some(Node::Folder) => Err(KernelErrno::ISDIR),
+            None => Err(KernelErrno::NOENT),
         }
     }
 
-    fn read_dir(&self, node: Option<Node>, at: u64, len: u32) -> Result<Vec<u8>, Errno> {
+    fn read_dir(&self, node: Option<Node>, at: u64, len: u32) -> Result<Vec<u8>, KernelErrno> {
         if node != Some(Node::Folder) {
-            return Err(Errno::NOTDIR);
+            return Err(KernelErrno::NOTDIR);
         }
         let mut entries = DirEntries::new(len.min(TRANSFER_MAX));
         let all = (1_u64..).zip(self.session.files.entries(&self.session.disks));
@@ -378,16 +384,16 @@ impl Lane {
 }
 
 /// A request that the device has; not any more when this is dropped.
-struct Running(Rc<Lane>);
+struct LaneRequest(Rc<Lane>);
 
-impl Running {
-    fn begin(lane: &Rc<Lane>) -> Running {
+impl LaneRequest {
+    fn begin(lane: &Rc<Lane>) -> LaneRequest {
         lane.running.update(|count| count + 1);
-        Running(lane.clone())
+        LaneRequest(lane.clone())
     }
 }
 
-impl Drop for Running {
+impl Drop for LaneRequest {
     fn drop(&mut self) {
         self.0.running.update(|count| count - 1);
         self.0.completed.notify();

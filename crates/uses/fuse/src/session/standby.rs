@@ -81,7 +81,8 @@ mod tests {
     use super::*;
 
     fn on_a_worker<F: Future<Output = ()> + 'static>(check: impl Fn() -> F + Send + 'static) {
-        let config = blockhaul_io::Config { workers: 1, ..blockhaul_io::Config::default() };
+        let config =
+            blockhaul_io::RuntimeConfig { workers: 1, ..blockhaul_io::RuntimeConfig::default() };
         Runtime::start(&config).expect("a worker").block_on(check);
     }
 

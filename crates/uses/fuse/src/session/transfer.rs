@@ -4,14 +4,16 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use blockhaul_block::{Can, Error, Flags, Kind, OpKind, Outcome, Pending, Reply, Request};
-use blockhaul_io::{Data, Parked, Reservation};
+use blockhaul_block::{
+    Can, Error, Kind, OpKind, Outcome, PendingRequest, Reply, Request, RequestFlags,
+};
+use blockhaul_io::{Data, ParkedPayload, Reservation};
 
 use super::TRANSFER_MAX;
-use super::disk::{Call, Handles, Write};
+use super::disk::{DiskCall, Handles, Write};
 use super::lane::Lane;
-use crate::channel::Inbox;
-use crate::protocol::{self, Errno, O_DSYNC, Whence, allocate_flags};
+use crate::channel::ChannelBuffer;
+use crate::protocol::{self, KernelErrno, O_DSYNC, SeekTarget, allocate_flags};
 use crate::seek;
 
 /// From this length on, data of a write goes to the device in the memory that it was received in,
@@ -20,7 +22,7 @@ const LARGE: usize = 64 << 10;
 
 /// What the kernel waits for.
 #[derive(Clone, Copy)]
-enum Expected {
+enum ExpectedReply {
     /// So many bytes.
     Bytes(usize),
     /// The acknowledgement of so many bytes.
@@ -30,9 +32,9 @@ enum Expected {
 }
 
 impl Lane {
-    pub(super) async fn read(self: &Rc<Self>, call: Call, at: u64, len: u32) {
+    pub(super) async fn read(self: &Rc<Self>, call: DiskCall, at: u64, len: u32) {
         if len > TRANSFER_MAX {
-            return self.channel.fail(call.unique, Errno::INVAL);
+            return self.channel.fail(call.unique, KernelErrno::INVAL);
         }
         // With a smaller length, a read at the end is no sign of another size.
         self.session.size_for(call.disk, at.saturating_add(1)).await;
@@ -47,22 +49,22 @@ impl Lane {
         }
     }
 
-    fn read_into(self: &Rc<Self>, call: Call, at: u64, room: Reservation) {
+    fn read_into(self: &Rc<Self>, call: DiskCall, at: u64, room: Reservation) {
         let len = room.len();
         // The reply is sent unchanged, as a whole: the device may leave it in the kernel.
-        let room = if Parked::fits_one_pipe(len) { room.parkable() } else { room };
-        self.submit(call, Expected::Bytes(len), Request::read(at, room));
+        let room = if ParkedPayload::fits_one_pipe(len) { room.parkable() } else { room };
+        self.submit(call, ExpectedReply::Bytes(len), Request::read(at, room));
     }
 
     /// Reads when there is memory. The lane goes on meanwhile: if the device does not answer, the requests
     /// that have the memory must still be interrupted.
-    fn read_later(self: &Rc<Self>, call: Call, at: u64, len: usize) {
+    fn read_later(self: &Rc<Self>, call: DiskCall, at: u64, len: usize) {
         self.answer_in_task(
             call.unique,
             async move |lane| lane.session.pool.reserve(len).await,
             move |lane, room| match room {
                 Ok(room) => lane.read_into(call, at, room),
-                Err(_) => lane.channel.fail(call.unique, Errno::NOMEM),
+                Err(_) => lane.channel.fail(call.unique, KernelErrno::NOMEM),
             },
         );
     }
@@ -70,9 +72,9 @@ impl Lane {
     /// Writes what is in `inbox`, up to the end of the disk.
     pub(super) async fn write(
         self: &Rc<Self>,
-        call: Call,
+        call: DiskCall,
         Write { at, len, flags, cached }: Write,
-        inbox: &mut Inbox,
+        inbox: &mut ChannelBuffer,
     ) {
         self.session.size_for(call.disk, at.saturating_add(len.into())).await;
         let facts = self.session.disks[call.disk].facts();
@@ -86,20 +88,20 @@ impl Lane {
             self.channel.fail(call.unique, errno);
         };
         if len == 0 {
-            return refuse(Kind::NoSpace, "a write beyond its end", Errno::NOSPC);
+            return refuse(Kind::NoSpace, "a write beyond its end", KernelErrno::NOSPC);
         }
         let Some(data) = self.payload(len as usize, inbox) else {
-            return refuse(Kind::NoMemory, "no memory for a write", Errno::NOMEM);
+            return refuse(Kind::NoMemory, "no memory for a write", KernelErrno::NOMEM);
         };
         self.session.disks[call.disk].unflushed.store(true, Ordering::SeqCst);
         let durable = flags & O_DSYNC != 0 && facts.can.contains(Can::FUA);
-        let flags = if durable { Flags::FUA } else { Flags::empty() };
+        let flags = if durable { RequestFlags::FUA } else { RequestFlags::empty() };
         let request = Request::write(at, data).with(flags);
-        self.submit(call, Expected::Written { len, cached }, request);
+        self.submit(call, ExpectedReply::Written { len, cached }, request);
     }
 
     /// The data of a write.
-    fn payload(&self, len: usize, inbox: &mut Inbox) -> Option<Data> {
+    fn payload(&self, len: usize, inbox: &mut ChannelBuffer) -> Option<Data> {
         let copy = if len < LARGE { self.session.pool.try_reserve(len) } else { None };
         if let Some(room) = copy {
             let mut buf = room.into_buf();
@@ -111,43 +113,49 @@ impl Lane {
         Some(Data::from(buf))
     }
 
-    pub(super) fn flush(self: &Rc<Self>, call: Call) {
+    pub(super) fn flush(self: &Rc<Self>, call: DiskCall) {
         if !self.session.disks[call.disk].has_flush() {
             return self.channel.done(call.unique, Ok(()));
         }
         self.session.disks[call.disk].unflushed.store(false, Ordering::SeqCst);
-        self.submit(call, Expected::Done, Request::flush());
+        self.submit(call, ExpectedReply::Done, Request::flush());
     }
 
     /// Frees or zeroes a range. Space cannot be reserved, and the size stays.
-    pub(super) async fn allocate(self: &Rc<Self>, call: Call, at: u64, len: u64, mode: u32) {
+    pub(super) async fn allocate(self: &Rc<Self>, call: DiskCall, at: u64, len: u64, mode: u32) {
         use allocate_flags::{KEEP_SIZE, PUNCH_HOLE, ZERO_RANGE};
         self.session.size_for(call.disk, at.saturating_add(len)).await;
         let facts = self.session.disks[call.disk].facts();
         if !facts.can.contains(Can::ZERO) {
-            let errno = if facts.can.contains(Can::WRITE) { Errno::OPNOTSUPP } else { Errno::ROFS };
+            let errno = if facts.can.contains(Can::WRITE) {
+                KernelErrno::OPNOTSUPP
+            } else {
+                KernelErrno::ROFS
+            };
             return self.channel.fail(call.unique, errno);
         }
         let Some(end) = at.checked_add(len).filter(|_| len > 0) else {
-            return self.channel.fail(call.unique, Errno::INVAL);
+            return self.channel.fail(call.unique, KernelErrno::INVAL);
         };
         let flags = match mode {
-            mode if mode == PUNCH_HOLE | KEEP_SIZE => Flags::empty(),
-            mode if mode == ZERO_RANGE | KEEP_SIZE => Flags::NO_HOLE,
-            ZERO_RANGE if end <= facts.size => Flags::NO_HOLE,
-            _ => return self.channel.fail(call.unique, Errno::OPNOTSUPP),
+            mode if mode == PUNCH_HOLE | KEEP_SIZE => RequestFlags::empty(),
+            mode if mode == ZERO_RANGE | KEEP_SIZE => RequestFlags::NO_HOLE,
+            ZERO_RANGE if end <= facts.size => RequestFlags::NO_HOLE,
+            _ => return self.channel.fail(call.unique, KernelErrno::OPNOTSUPP),
         };
         let inside = end.min(facts.size).saturating_sub(at);
         if inside == 0 {
             return self.channel.done(call.unique, Ok(()));
         }
         self.session.disks[call.disk].unflushed.store(true, Ordering::SeqCst);
-        self.submit(call, Expected::Done, Request::zero(at, inside).with(flags));
+        self.submit(call, ExpectedReply::Done, Request::zero(at, inside).with(flags));
     }
 
     /// Searches for data or a hole, in a task of its own.
-    pub(super) fn seek(self: &Rc<Self>, call: Call, at: u64, whence: Option<Whence>) {
-        let Some(whence) = whence else { return self.channel.fail(call.unique, Errno::INVAL) };
+    pub(super) fn seek(self: &Rc<Self>, call: DiskCall, at: u64, whence: Option<SeekTarget>) {
+        let Some(whence) = whence else {
+            return self.channel.fail(call.unique, KernelErrno::INVAL);
+        };
         self.answer_in_task(
             call.unique,
             async move |lane| {
@@ -162,16 +170,16 @@ impl Lane {
             },
             move |lane, found| match found {
                 Ok(Some(found)) => lane.channel.reply(call.unique, &protocol::position(found)),
-                Ok(None) => lane.channel.fail(call.unique, Errno::NXIO),
+                Ok(None) => lane.channel.fail(call.unique, KernelErrno::NXIO),
                 Err(error) => lane.channel.fail(call.unique, lane.session.errno(&error)),
             },
         );
     }
 
     /// Submits a request to the device, and answers when it completes.
-    fn submit(self: &Rc<Self>, call: Call, expected: Expected, request: Request) {
+    fn submit(self: &Rc<Self>, call: DiskCall, expected: ExpectedReply, request: Request) {
         let kind = request.kind();
-        let durable = kind == OpKind::Flush || request.flags.contains(Flags::FUA);
+        let durable = kind == OpKind::Flush || request.flags.contains(RequestFlags::FUA);
         let handles = self.session.disks[call.disk].handles();
         let device = handles.of(self.number);
         let submitted = if durable {
@@ -187,10 +195,10 @@ impl Lane {
 
     fn complete_later(
         self: &Rc<Self>,
-        call: Call,
-        expected: Expected,
+        call: DiskCall,
+        expected: ExpectedReply,
         kind: OpKind,
-        (pending, handles): (Pending, Arc<Handles>),
+        (pending, handles): (PendingRequest, Arc<Handles>),
     ) {
         let completed = async move |_: &Rc<Lane>| {
             let outcome = pending.await;
@@ -206,29 +214,29 @@ impl Lane {
         }
     }
 
-    fn complete(&self, call: Call, expected: Expected, outcome: Outcome) {
+    fn complete(&self, call: DiskCall, expected: ExpectedReply, outcome: Outcome) {
         let Lane { session, channel, .. } = self;
         let reply = match outcome {
             Ok(reply) => reply,
             Err(error) => {
                 // A flush that failed, or was refused, has to be reported at the end, too.
                 let unflushed = &session.disks[call.disk].unflushed;
-                unflushed.fetch_or(matches!(expected, Expected::Done), Ordering::SeqCst);
-                if matches!(expected, Expected::Written { cached: true, .. }) {
+                unflushed.fetch_or(matches!(expected, ExpectedReply::Done), Ordering::SeqCst);
+                if matches!(expected, ExpectedReply::Written { cached: true, .. }) {
                     session.disks[call.disk].lose(error.clone());
                 }
                 return channel.fail(call.unique, session.errno(&error));
             }
         };
         match (reply, expected) {
-            (Reply::Data(data), Expected::Bytes(len)) if data.len() == len => {
+            (Reply::Data(data), ExpectedReply::Bytes(len)) if data.len() == len => {
                 channel.data(call.unique, data);
             }
-            (Reply::Hole, Expected::Bytes(len)) => channel.zeroes(call.unique, len),
-            (Reply::Done, Expected::Written { len, .. }) => {
+            (Reply::Hole, ExpectedReply::Bytes(len)) => channel.zeroes(call.unique, len),
+            (Reply::Done, ExpectedReply::Written { len, .. }) => {
                 channel.reply(call.unique, &protocol::written(len));
             }
-            (Reply::Done, Expected::Done) => channel.done(call.unique, Ok(())),
+            (Reply::Done, ExpectedReply::Done) => channel.done(call.unique, Ok(())),
             _ => channel.fail(call.unique, session.errno(&blockhaul_block::Error::misfit())),
         }
     }

@@ -8,12 +8,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use blockhaul_block::{Device, Error, Facts, Kind, Op, Pending, Reply, Request, fence};
-use blockhaul_fuse::mountpoint::Target;
-use blockhaul_fuse::{Cache, Config, Files, Permissions, Session, Shown};
-use blockhaul_io::{Buf, Data, Engine, File, Parked, Runtime};
+use blockhaul_block::{Device, Error, Facts, Kind, Op, PendingRequest, Reply, Request, fence};
+use blockhaul_fuse::mountpoint::MountTarget;
+use blockhaul_fuse::{DiskMount, Files, MountConfig, PageCacheMode, Permissions, Session};
+use blockhaul_io::{Buf, Data, File, IoEngine, ParkedPayload, Runtime};
 use blockhaul_testkit::rng::{Rng, seed};
-use blockhaul_testkit::tools::{self, Reason, Scratch};
+use blockhaul_testkit::tools::{self, ScratchDir, SkipReason};
 
 const SIZE: u64 = 8 << 20;
 /// Reads that touch this byte fail.
@@ -31,14 +31,14 @@ impl Device for Stays {
         Arc::new(Facts::new("stays", SIZE))
     }
 
-    fn submit(&self, request: Request) -> Pending {
+    fn submit(&self, request: Request) -> PendingRequest {
         let Op::Read(room) = request.op else {
-            return Pending::ready(Err(Error::new(Kind::Unsupported, "only reads")));
+            return PendingRequest::ready(Err(Error::new(Kind::Unsupported, "only reads")));
         };
         if (request.at..request.at + request.len).contains(&BAD) {
-            return Pending::ready(Err(Error::new(Kind::Io, "a bad byte")));
+            return PendingRequest::ready(Err(Error::new(Kind::Io, "a bad byte")));
         }
-        let data = match Parked::begin(room) {
+        let data = match ParkedPayload::begin(room) {
             Ok(mut parked) => {
                 parked.fill_from_file(&self.file, request.at).unwrap();
                 assert_eq!(parked.missing(), 0);
@@ -52,7 +52,7 @@ impl Device for Stays {
                 Data::from(buf)
             }
         };
-        Pending::ready(Ok(Reply::Data(data)))
+        PendingRequest::ready(Ok(Reply::Data(data)))
     }
 }
 
@@ -65,7 +65,7 @@ fn can_mount() -> bool {
     } else {
         return true;
     };
-    tools::skip_or_fail(&Reason::new(reason));
+    tools::skip_or_fail(&SkipReason::new(reason));
     false
 }
 
@@ -82,24 +82,24 @@ fn payloads_in_the_kernel_arrive_as_they_are_and_errors_stay_errors() {
     file.write_all(&bytes).unwrap();
     let stays = Arc::new(Stays { file: File::new(file.into()), parked: AtomicUsize::new(0) });
 
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let path = scratch.path().join("disk");
     std::fs::write(&path, "").unwrap();
     let permissions = Permissions { uid: 0, gid: 0, write: false, others: false };
-    let target = Target::find(&path).unwrap();
+    let target = MountTarget::find(&path).unwrap();
     let (mounted, connection) = target.mount("test", &permissions).unwrap();
     rustix::io::ioctl_fionbio(&connection, true).unwrap();
-    let config = blockhaul_io::Config { workers: 2, engine: Engine::Auto };
+    let config = blockhaul_io::RuntimeConfig { workers: 2, engine: IoEngine::Auto };
     let runtime = Runtime::start(&config).unwrap();
-    let session = Session::new(Config {
-        disks: vec![Shown {
+    let session = Session::new(MountConfig {
+        disks: vec![DiskMount {
             name: "disk".into(),
             device: fence(stays.clone()),
             write: false,
             source: None,
         }],
         files: Files { info: None, permissions, time: Duration::ZERO },
-        cache: Cache::Open,
+        cache: PageCacheMode::Open,
         memory: 64 << 20,
     });
     let ended = runtime.remote().spawn(move || session.serve(connection));

@@ -9,10 +9,13 @@ use std::time::Duration;
 
 use blockhaul_block::{Kind, OpKind, fence};
 use blockhaul_fuse::protocol::{HEADER, REPLY_HEADER};
-use blockhaul_fuse::{Cache, Config, Ended, Files, Permissions, Reopen, Session, Shown, Source};
-use blockhaul_io::{Engine, Runtime, Ticket};
-use blockhaul_testkit::fault::{FaultDevice, Rule, Then};
-use blockhaul_testkit::model::{Completion, Model, ModelDevice};
+use blockhaul_fuse::{
+    DiskMount, Files, HandleReopener, HandleSource, MountConfig, MountEnd, PageCacheMode,
+    Permissions, Session,
+};
+use blockhaul_io::{IoEngine, Runtime, Ticket};
+use blockhaul_testkit::fault::{FaultDevice, FaultEffect, FaultRule};
+use blockhaul_testkit::model::{CompletionOrder, Model, ModelDevice};
 use blockhaul_testkit::rng::{Rng, seed};
 use blockhaul_testkit::tools::until;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
@@ -37,7 +40,7 @@ const LSEEK: u32 = 46;
 /// The kernel's side of a session on two workers.
 struct Kernel {
     socket: OwnedFd,
-    ended: Ticket<std::io::Result<Ended>>,
+    ended: Ticket<std::io::Result<MountEnd>>,
     runtime: Runtime,
     device: Arc<ModelDevice>,
     faults: Arc<FaultDevice>,
@@ -45,12 +48,12 @@ struct Kernel {
 }
 
 impl Kernel {
-    fn start(seed: u64, engine: Engine) -> Kernel {
+    fn start(seed: u64, engine: IoEngine) -> Kernel {
         Kernel::with(seed, engine, Vec::new())
     }
 
     /// With further disks.
-    fn with(seed: u64, engine: Engine, further: Vec<Shown>) -> Kernel {
+    fn with(seed: u64, engine: IoEngine, further: Vec<DiskMount>) -> Kernel {
         // Each message arrives whole, as from the kernel.
         let (socket, other) = rustix::net::socketpair(
             AddressFamily::UNIX,
@@ -60,13 +63,13 @@ impl Kernel {
         )
         .unwrap();
         rustix::io::ioctl_fionbio(&other, true).unwrap();
-        let runtime = Runtime::start(&blockhaul_io::Config { workers: 2, engine }).unwrap();
+        let runtime = Runtime::start(&blockhaul_io::RuntimeConfig { workers: 2, engine }).unwrap();
         let model = Model::with_facts(Model::all_facts(SIZE));
-        let device = ModelDevice::new(model, Completion::Shuffled(seed));
+        let device = ModelDevice::new(model, CompletionOrder::Shuffled(seed));
         let faults = FaultDevice::over(device.clone(), seed);
         let permissions = Permissions { uid: 0, gid: 0, write: true, others: false };
-        let session = Session::new(Config {
-            disks: [Shown {
+        let session = Session::new(MountConfig {
+            disks: [DiskMount {
                 name: "disk".into(),
                 device: fence(faults.clone()),
                 write: true,
@@ -80,7 +83,7 @@ impl Kernel {
                 permissions,
                 time: Duration::ZERO,
             },
-            cache: Cache::Open,
+            cache: PageCacheMode::Open,
             memory: MEMORY,
         });
         let ended = runtime.remote().spawn(move || session.serve(other));
@@ -123,7 +126,7 @@ impl Kernel {
     }
 
     /// Closes the connection, as an unmount does.
-    fn end(self) -> Ended {
+    fn end(self) -> MountEnd {
         let Kernel { socket, ended, runtime, .. } = self;
         drop(socket);
         runtime.block_on(|| ended).unwrap().unwrap()
@@ -148,7 +151,7 @@ fn allocate(at: u64, len: u64, mode: u32) -> Vec<u8> {
 
 #[test]
 fn reads_and_writes_are_those_of_a_disk() {
-    for engine in [Engine::Threads, Engine::Auto] {
+    for engine in [IoEngine::Threads, IoEngine::Auto] {
         let seed = seed();
         println!("BLOCKHAUL_SEED={seed:#x}");
         let mut rng = Rng::new(seed);
@@ -204,9 +207,9 @@ fn every_request_gets_one_reply_whatever_its_bytes_are() {
     let seed = seed();
     println!("BLOCKHAUL_SEED={seed:#x}");
     let mut rng = Rng::new(seed);
-    let mut kernel = Kernel::start(seed, Engine::Auto);
+    let mut kernel = Kernel::start(seed, IoEngine::Auto);
     kernel.faults.delay_up_to(Duration::from_micros(300));
-    kernel.faults.add(Rule::new(Then::Fail(Kind::Io)).kind(OpKind::Read).percent(10));
+    kernel.faults.add(FaultRule::new(FaultEffect::Fail(Kind::Io)).kind(OpKind::Read).percent(10));
     for _ in 0..200 {
         let mut expected = BTreeMap::new();
         for _ in 0..20 {
@@ -246,9 +249,9 @@ fn every_request_gets_one_reply_whatever_its_bytes_are() {
 
 #[test]
 fn a_failed_flush_stays_failed_and_is_reported_at_the_end() {
-    let mut kernel = Kernel::start(1, Engine::Auto);
+    let mut kernel = Kernel::start(1, IoEngine::Auto);
     assert_eq!(kernel.ask(WRITE, DISK, &write(0, b"some")).0, 0);
-    kernel.faults.add(Rule::new(Then::Fail(Kind::Io)).kind(OpKind::Flush).times(1));
+    kernel.faults.add(FaultRule::new(FaultEffect::Fail(Kind::Io)).kind(OpKind::Flush).times(1));
     assert_eq!(kernel.ask(FSYNC, DISK, &[0; 16]).0, -5);
     assert_eq!(kernel.ask(FSYNC, DISK, &[0; 16]).0, -5, "a second one is not a success");
     assert!(kernel.end().flush.is_err());
@@ -257,9 +260,11 @@ fn a_failed_flush_stays_failed_and_is_reported_at_the_end() {
 #[test]
 fn a_failed_write_from_the_page_cache_is_reported_at_the_end() {
     for (flags, at) in [(0_u8, 0), (1, 0), (1, SIZE)] {
-        let mut kernel = Kernel::start(1, Engine::Auto);
+        let mut kernel = Kernel::start(1, IoEngine::Auto);
         if at < SIZE {
-            kernel.faults.add(Rule::new(Then::Fail(Kind::NoSpace)).kind(OpKind::Write).times(1));
+            kernel
+                .faults
+                .add(FaultRule::new(FaultEffect::Fail(Kind::NoSpace)).kind(OpKind::Write).times(1));
         }
         let mut cached = write(at, b"some");
         // FUSE_WRITE_CACHE in the flags of the write.
@@ -283,7 +288,7 @@ fn a_failed_write_from_the_page_cache_is_reported_at_the_end() {
 
 #[test]
 fn the_owner_can_let_others_write() {
-    let mut kernel = Kernel::start(1, Engine::Auto);
+    let mut kernel = Kernel::start(1, IoEngine::Auto);
     let mut chmod = |node, mode: u32| {
         let rest = [0; 44];
         let set = [&words(&[1, 0])[..], &[0; 16], &rest, &words(&[mode, 0, 0, 0, 0])].concat();
@@ -299,8 +304,8 @@ fn the_owner_can_let_others_write() {
 
 #[test]
 fn a_read_can_be_interrupted_and_a_write_cannot() {
-    let mut kernel = Kernel::start(1, Engine::Auto);
-    kernel.faults.add(Rule::new(Then::Hang));
+    let mut kernel = Kernel::start(1, IoEngine::Auto);
+    kernel.faults.add(FaultRule::new(FaultEffect::Hang));
     let read = kernel.send(READ, DISK, &read(0, 512), 0);
     let write = kernel.send(WRITE, DISK, &write(0, b"some"), 0);
     until("the device has both", || kernel.faults.hanging() == 2);
@@ -319,8 +324,8 @@ fn a_read_can_be_interrupted_and_a_write_cannot() {
 
 #[test]
 fn reads_can_be_interrupted_while_others_have_all_memory() {
-    let mut kernel = Kernel::start(1, Engine::Auto);
-    kernel.faults.add(Rule::new(Then::Hang));
+    let mut kernel = Kernel::start(1, IoEngine::Auto);
+    kernel.faults.add(FaultRule::new(FaultEffect::Hang));
     let reads = MEMORY / SIZE;
     let all: Vec<u64> =
         (0..reads).map(|_| kernel.send(READ, DISK, &read(0, SIZE as u32), 0)).collect();
@@ -346,17 +351,18 @@ fn reads_can_be_interrupted_while_others_have_all_memory() {
 
 #[test]
 fn each_disk_has_its_own_name_size_content_and_flushes() {
-    let model =
-        |size| ModelDevice::new(Model::with_facts(Model::all_facts(size)), Completion::Immediate);
+    let model = |size| {
+        ModelDevice::new(Model::with_facts(Model::all_facts(size)), CompletionOrder::Immediate)
+    };
     let [second, third] = [model(8192), model(4096)];
-    let shown = |name: &str, device: &Arc<ModelDevice>, write| Shown {
+    let shown = |name: &str, device: &Arc<ModelDevice>, write| DiskMount {
         name: name.into(),
         device: fence(device.clone()),
         write,
         source: None,
     };
     let further = vec![shown("b", &second, true), shown("c", &third, false)];
-    let mut kernel = Kernel::with(1, Engine::Auto, further);
+    let mut kernel = Kernel::with(1, IoEngine::Auto, further);
     let size = |body: &[u8]| u64::from_ne_bytes(*body[48..].first_chunk().unwrap());
     for (name, node, expected) in [("disk", 2, SIZE), ("b", 3, 8192), ("c", 4, 4096)] {
         let (error, body) = kernel.ask(LOOKUP, 1, &[name.as_bytes(), &[0]].concat());
@@ -370,7 +376,7 @@ fn each_disk_has_its_own_name_size_content_and_flushes() {
     assert_eq!(kernel.ask(READ, 3, &read(8000, 6)), (0, b"second".to_vec()));
     assert_eq!(kernel.ask(READ, 4, &read(4000, 500)), (0, vec![0; 96]));
     // A flush that failed stays failed for its own disk.
-    kernel.faults.add(Rule::new(Then::Fail(Kind::Io)).kind(OpKind::Flush).times(1));
+    kernel.faults.add(FaultRule::new(FaultEffect::Fail(Kind::Io)).kind(OpKind::Flush).times(1));
     assert_eq!(kernel.ask(FSYNC, DISK, &[0; 16]).0, -5);
     assert_eq!(kernel.ask(FSYNC, 3, &[0; 16]).0, 0);
     assert_eq!(kernel.ask(WRITE, 3, &write(0, b"later")).0, 0);
@@ -389,12 +395,12 @@ fn each_disk_has_its_own_name_size_content_and_flushes() {
 #[test]
 fn a_disk_gets_its_new_size_and_a_flush_of_the_former_handle_that_fails_counts() {
     let facts = |size| Model::with_facts(Model::all_facts(size));
-    let old = ModelDevice::new(facts(4096), Completion::Immediate);
-    let new = ModelDevice::new(facts(8192), Completion::Immediate);
+    let old = ModelDevice::new(facts(4096), CompletionOrder::Immediate);
+    let new = ModelDevice::new(facts(8192), CompletionOrder::Immediate);
     let faults = FaultDevice::over(old.clone(), 1);
     let grown = Arc::new(AtomicBool::new(false));
     let opened = Arc::new(AtomicUsize::new(0));
-    let reopen: Reopen = {
+    let reopen: HandleReopener = {
         let (grown, opened) = (grown.clone(), opened.clone());
         let (old, new) = (fence(faults.clone()), fence(new.clone()));
         Arc::new(move || {
@@ -403,13 +409,13 @@ fn a_disk_gets_its_new_size_and_a_flush_of_the_former_handle_that_fails_counts()
             Box::pin(async move { Ok(device) })
         })
     };
-    let shown = Shown {
+    let shown = DiskMount {
         name: "b".into(),
         device: fence(faults.clone()),
         write: true,
-        source: Some(Source { reopen, one_for_each_worker: true }),
+        source: Some(HandleSource { reopen, one_for_each_worker: true }),
     };
-    let mut kernel = Kernel::with(1, Engine::Auto, vec![shown]);
+    let mut kernel = Kernel::with(1, IoEngine::Auto, vec![shown]);
     let size = |kernel: &mut Kernel| {
         let (error, body) = kernel.ask(3, 3, &[0; 16]);
         assert_eq!(error, 0);
@@ -418,7 +424,7 @@ fn a_disk_gets_its_new_size_and_a_flush_of_the_former_handle_that_fails_counts()
     assert_eq!(size(&mut kernel), 4096);
     assert_eq!(opened.load(Ordering::SeqCst), 1, "the second worker has a handle of its own");
     assert_eq!(kernel.ask(WRITE, 3, &write(0, b"some")).0, 0);
-    faults.add(Rule::new(Then::Fail(Kind::Io)).kind(OpKind::Flush));
+    faults.add(FaultRule::new(FaultEffect::Fail(Kind::Io)).kind(OpKind::Flush));
     grown.store(true, Ordering::SeqCst);
     until("the kernel has the new size", || size(&mut kernel) != 4096);
     assert_eq!(kernel.ask(WRITE, 3, &write(8000, b"more")).0, 0);

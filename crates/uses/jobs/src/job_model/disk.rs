@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use blockhaul_block::{
-    BASE_ALLOCATION, Can, Device, Error, Extents, Facts, Flags, HOLE, Kind, Op, OpKind, Outcome,
-    Pending, Reply, Request, ZERO,
+    BASE_ALLOCATION, Can, Device, Error, Extents, Facts, HOLE, Kind, Op, OpKind, Outcome,
+    PendingRequest, Reply, Request, RequestFlags, ZERO,
 };
 use blockhaul_testkit::rng::Rng;
 
@@ -18,27 +18,27 @@ pub const TURNS: u64 = 40;
 const MOMENTS: usize = 8;
 
 /// The disk.
-pub struct Disk {
+pub struct ModelDisk {
     facts: Arc<Facts>,
-    state: Mutex<State>,
+    state: Mutex<ModelDiskState>,
 }
 
-struct State {
+struct ModelDiskState {
     bytes: Vec<u8>,
     rng: Rng,
-    faults: Vec<Fault>,
+    faults: Vec<DiskFault>,
     /// Number of requests that have failed, by kind.
     failed: [u64; OpKind::ALL.len()],
     /// Number of writes that no flush has covered yet.
     unflushed: u64,
     /// At each flush, the bytes of this disk are kept.
-    followed: Option<Arc<Disk>>,
+    followed: Option<Arc<ModelDisk>>,
     moments: VecDeque<Vec<u8>>,
 }
 
 /// Requests of one kind that fail, and have no effect.
 #[derive(Debug, Clone, Copy)]
-pub struct Fault {
+pub struct DiskFault {
     pub on: OpKind,
     pub kind: Kind,
     /// Of those that there are.
@@ -47,9 +47,9 @@ pub struct Fault {
     pub left: u64,
 }
 
-impl Disk {
+impl ModelDisk {
     /// A disk with these contents.
-    pub fn new(bytes: Vec<u8>, multi_conn: bool, rng: Rng) -> Arc<Disk> {
+    pub fn new(bytes: Vec<u8>, multi_conn: bool, rng: Rng) -> Arc<ModelDisk> {
         let mut can = Can::all();
         can.set(Can::MULTI_CONN, multi_conn);
         let size = bytes.len() as u64;
@@ -59,7 +59,7 @@ impl Disk {
             contexts: vec![BASE_ALLOCATION.to_string()],
             ..Facts::new(format!("memory:{size}"), size)
         };
-        let state = State {
+        let state = ModelDiskState {
             bytes,
             rng,
             faults: Vec::new(),
@@ -68,7 +68,7 @@ impl Disk {
             followed: None,
             moments: VecDeque::new(),
         };
-        Arc::new(Disk { facts: Arc::new(facts), state: Mutex::new(state) })
+        Arc::new(ModelDisk { facts: Arc::new(facts), state: Mutex::new(state) })
     }
 
     /// The bytes of now.
@@ -77,7 +77,7 @@ impl Disk {
     }
 
     /// These requests fail from now on, and no others.
-    pub fn fail(&self, faults: Vec<Fault>) {
+    pub fn fail(&self, faults: Vec<DiskFault>) {
         let mut state = self.lock();
         state.faults = faults;
         state.failed = Default::default();
@@ -99,7 +99,7 @@ impl Disk {
     }
 
     /// Keeps the bytes of `other` at each flush from now on.
-    pub fn follow(&self, other: Option<Arc<Disk>>) {
+    pub fn follow(&self, other: Option<Arc<ModelDisk>>) {
         let mut state = self.lock();
         state.followed = other;
         state.moments.clear();
@@ -110,7 +110,7 @@ impl Disk {
         self.lock().moments.iter().any(|moment| moment == bytes)
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, ModelDiskState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -155,14 +155,14 @@ impl Disk {
             Op::Cache => {}
             Op::Extents(contexts) => {
                 let mut extents = self.extents(at as usize, len);
-                if flags.contains(Flags::ONE_EXTENT) {
+                if flags.contains(RequestFlags::ONE_EXTENT) {
                     extents.first_only();
                 }
                 let lists = contexts.iter().map(|_| extents.clone()).collect();
                 return Ok(Reply::Extents(lists));
             }
         }
-        if flags.contains(Flags::FUA) {
+        if flags.contains(RequestFlags::FUA) {
             self.flush(0).await;
         }
         Ok(Reply::Done)
@@ -201,17 +201,17 @@ impl Disk {
 }
 
 /// A handle of a disk.
-pub struct Handle(pub Arc<Disk>);
+pub struct ModelHandle(pub Arc<ModelDisk>);
 
-impl Device for Handle {
+impl Device for ModelHandle {
     fn facts(&self) -> Arc<Facts> {
         self.0.facts.clone()
     }
 
-    fn submit(&self, request: Request) -> Pending {
+    fn submit(&self, request: Request) -> PendingRequest {
         let waits = {
             let mut state = self.0.lock();
-            let State { rng, faults, failed, .. } = &mut *state;
+            let ModelDiskState { rng, faults, failed, .. } = &mut *state;
             let due = faults.iter_mut().find(|fault| {
                 fault.on == request.kind() && fault.left > 0 && rng.chance(fault.percent)
             });
@@ -222,7 +222,7 @@ impl Device for Handle {
             }
             [0, 1].map(|_| rng.below(TURNS + 1))
         };
-        Pending::start(self.0.clone().carry_out(request, waits))
+        PendingRequest::start(self.0.clone().carry_out(request, waits))
     }
 }
 

@@ -12,7 +12,7 @@ mod run;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
-use blockhaul_io::{Config, Runtime};
+use blockhaul_io::{Runtime, RuntimeConfig};
 use blockhaul_testkit::{rng, tools};
 
 /// Schedules that run at the same time: most of their time is waiting.
@@ -27,7 +27,9 @@ fn jobs_are_exact_whatever_happens_meanwhile() {
     thread::scope(|scope| {
         for _ in 0..AT_ONCE {
             scope.spawn(|| {
-                let runtime = Runtime::start(&Config { workers: 2, ..Config::default() }).unwrap();
+                let runtime =
+                    Runtime::start(&RuntimeConfig { workers: 2, ..RuntimeConfig::default() })
+                        .unwrap();
                 loop {
                     let number = next.fetch_add(1, Ordering::SeqCst);
                     if number >= all {

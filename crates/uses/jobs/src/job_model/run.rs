@@ -4,12 +4,12 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use blockhaul_block::{Kind, OpKind};
-use blockhaul_catalog::{Named, Registry, Shared, Spec, Stack};
-use blockhaul_snapshot::{OnFailure, Options};
+use blockhaul_catalog::{DeviceSpec, NamedStorage, Registry, SharedDevice, Stack};
+use blockhaul_snapshot::{OnFailure, PointOptions};
 use blockhaul_testkit::rng::Rng;
 use blockhaul_transfer::NamedOption;
 
-use super::disk::{Disk, Fault, Handle};
+use super::disk::{DiskFault, ModelDisk, ModelHandle};
 use super::guests::Guests;
 use crate::export::OpenExport;
 use crate::export_config::ExportTableConfig;
@@ -32,7 +32,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 const ACTIONS: u32 = 40;
 
 /// The served disk, and all that is known of it.
-struct World {
+struct ModelWorld {
     seed: u64,
     rng: Rng,
     table: Arc<ExportTable>,
@@ -40,13 +40,13 @@ struct World {
     export: Arc<OpenExport>,
     guests: Guests,
     /// What the clients use now.
-    disk: Arc<Disk>,
+    disk: Arc<ModelDisk>,
     multi_conn: bool,
     bitmaps: Vec<BitmapBase>,
     /// Number of bitmaps so far.
     begun: u32,
     /// A backup that increments continue.
-    chain: Option<Chain>,
+    chain: Option<BackupChain>,
 }
 
 /// A bitmap, and the disk of the moment when it began.
@@ -56,9 +56,9 @@ struct BitmapBase {
 }
 
 /// A backup, and the bitmap of what has changed since.
-struct Chain {
+struct BackupChain {
     bitmap: String,
-    target: Arc<Disk>,
+    target: Arc<ModelDisk>,
 }
 
 /// How a job went.
@@ -80,7 +80,7 @@ struct FaultPlan {
 
 /// Jobs of one disk at random.
 pub async fn schedule(seed: u64) {
-    let mut world = World::new(seed);
+    let mut world = ModelWorld::new(seed);
     for _ in 0..world.rng.between(2, 4) {
         match world.rng.below(10) {
             0..=2 => world.full_backup().await,
@@ -95,16 +95,16 @@ pub async fn schedule(seed: u64) {
     world.end().await;
 }
 
-impl World {
-    fn new(seed: u64) -> World {
+impl ModelWorld {
+    fn new(seed: u64) -> ModelWorld {
         let mut rng = Rng::new(seed);
         let contents = rng.disk(SIZE, 50_000, 70);
         let multi_conn = rng.chance(70);
-        let disk = Disk::new(contents.clone(), multi_conn, Rng::new(rng.number()));
+        let disk = ModelDisk::new(contents.clone(), multi_conn, Rng::new(rng.number()));
         let (table, export) = served(&disk);
         let switch = export.shared.as_ref().unwrap().switch().clone();
         let guests = Guests::start(seed, 3, &contents, || switch.handle());
-        World {
+        ModelWorld {
             seed,
             rng,
             table,
@@ -128,13 +128,13 @@ impl World {
         if let Some(name) = start {
             self.bitmaps.push(BitmapBase { name: name.clone(), base: moment });
             if ended.completed {
-                self.chain = Some(Chain { bitmap: name, target });
+                self.chain = Some(BackupChain { bitmap: name, target });
             }
         }
     }
 
     async fn increment(&mut self) {
-        let Some(Chain { bitmap, target }) = &self.chain else { return };
+        let Some(BackupChain { bitmap, target }) = &self.chain else { return };
         let bitmap = bitmap.clone();
         let target = target.clone();
         let begin = self.begin(Some(bitmap.clone()), None);
@@ -145,7 +145,11 @@ impl World {
     }
 
     /// A backup of now: how it went, and the disk of its moment.
-    async fn backup(&mut self, target: &Arc<Disk>, begin: SnapshotConfig) -> (JobOutcome, Vec<u8>) {
+    async fn backup(
+        &mut self,
+        target: &Arc<ModelDisk>,
+        begin: SnapshotConfig,
+    ) -> (JobOutcome, Vec<u8>) {
         let trouble = self.trouble(target);
         let breaks = begin.options.on_failure == OnFailure::BreakSnapshot;
         let limited = begin.options.max < SIZE as u64;
@@ -202,7 +206,7 @@ impl World {
     }
 
     async fn mirror_of_changes(&mut self) {
-        let Some(Chain { bitmap, target }) = &self.chain else { return };
+        let Some(BackupChain { bitmap, target }) = &self.chain else { return };
         let bitmap = bitmap.clone();
         let target = target.clone();
         if !self.mirror(&target, InitialCopy::Dirty(bitmap.clone())).await {
@@ -217,7 +221,7 @@ impl World {
     }
 
     /// A mirror. True: it has completed.
-    async fn mirror(&mut self, target: &Arc<Disk>, initial: InitialCopy) -> bool {
+    async fn mirror(&mut self, target: &Arc<ModelDisk>, initial: InitialCopy) -> bool {
         let trouble = self.trouble(target);
         target.follow(Some(self.disk.clone()));
         let modes = [CopyMode::Background, CopyMode::WriteBlocking];
@@ -325,7 +329,7 @@ impl World {
         &mut self,
         job: &Job,
         ended: &JobOutcome,
-        target: &Arc<Disk>,
+        target: &Arc<ModelDisk>,
         trouble: &FaultPlan,
         lost: bool,
     ) {
@@ -356,7 +360,7 @@ impl World {
         for BitmapBase { name, base } in &self.bitmaps {
             self.check_bitmap(name, base, "its beginning");
         }
-        if let Some(Chain { bitmap, target }) = &self.chain {
+        if let Some(BackupChain { bitmap, target }) = &self.chain {
             self.check_bitmap(bitmap, &target.bytes(), "the backup");
         }
     }
@@ -382,20 +386,20 @@ impl World {
     }
 
     /// A target with other contents.
-    fn target(&mut self) -> Arc<Disk> {
+    fn target(&mut self) -> Arc<ModelDisk> {
         let contents = self.rng.disk(SIZE, 50_000, 50);
-        Disk::new(contents, self.multi_conn, Rng::new(self.rng.number()))
+        ModelDisk::new(contents, self.multi_conn, Rng::new(self.rng.number()))
     }
 
     fn begin(&mut self, bitmap: Option<String>, start: Option<String>) -> SnapshotConfig {
         let breaks = self.rng.chance(60);
         let limited = breaks && self.rng.chance(10);
-        let options = Options {
+        let options = PointOptions {
             block: 4096 << self.rng.below(5),
             max: if limited { 64 << 10 } else { u64::MAX },
             guest_timeout: LIMIT,
             on_failure: if breaks { OnFailure::BreakSnapshot } else { OnFailure::FailWrite },
-            ..Options::default()
+            ..PointOptions::default()
         };
         SnapshotConfig { options, bitmap, start, within: LIMIT, ..SnapshotConfig::default() }
     }
@@ -412,7 +416,7 @@ impl World {
     }
 
     /// Lets requests of both sides fail, or not.
-    fn trouble(&mut self, target: &Arc<Disk>) -> FaultPlan {
+    fn trouble(&mut self, target: &Arc<ModelDisk>) -> FaultPlan {
         let rng = &mut self.rng;
         let policies =
             [ErrorPolicy::Report, ErrorPolicy::Ignore, ErrorPolicy::Stop, ErrorPolicy::Enospc];
@@ -454,21 +458,21 @@ fn differences(one: &[u8], other: &[u8]) -> (Option<usize>, Option<usize>, usize
     (differ.first().copied(), differ.last().copied(), differ.len())
 }
 
-fn fault(rng: &mut Rng, on: OpKind) -> Fault {
+fn fault(rng: &mut Rng, on: OpKind) -> DiskFault {
     let kind = *rng.pick(&[Kind::Io, Kind::NoSpace]);
-    Fault { on, kind, percent: rng.between(5, 60), left: rng.between(1, 2) }
+    DiskFault { on, kind, percent: rng.between(5, 60), left: rng.between(1, 2) }
 }
 
-fn to(target: &Arc<Disk>) -> JobTarget {
-    let stack = Stack::over(Arc::new(Handle(target.clone())));
-    JobTarget::Open(Spec::parse("memory:1".as_ref()).unwrap(), stack, None)
+fn to(target: &Arc<ModelDisk>) -> JobTarget {
+    let stack = Stack::over(Arc::new(ModelHandle(target.clone())));
+    JobTarget::Open(DeviceSpec::parse("memory:1".as_ref()).unwrap(), stack, None)
 }
 
 /// A table of exports with this disk.
-fn served(disk: &Arc<Disk>) -> (Arc<ExportTable>, Arc<OpenExport>) {
+fn served(disk: &Arc<ModelDisk>) -> (Arc<ExportTable>, Arc<OpenExport>) {
     let table = ExportTable::new(ExportTableConfig::new(registry()));
-    let stack = Stack::over(Arc::new(Handle(disk.clone())));
-    let shared = Shared::new("a", "", stack.device().clone());
+    let stack = Stack::over(Arc::new(ModelHandle(disk.clone())));
+    let shared = SharedDevice::new("a", "", stack.device().clone());
     let running = OpenExport {
         name: "a".to_string(),
         description: String::new(),
@@ -493,7 +497,7 @@ fn served(disk: &Arc<Disk>) -> (Arc<ExportTable>, Arc<OpenExport>) {
     };
     let name = "a".to_string();
     let description = String::new();
-    let named = Named { name, description, exports: shared, single: true };
+    let named = NamedStorage { name, description, exports: shared, single: true };
     table.serve(named, running).unwrap();
     let export = table.exports().remove(0);
     (Arc::new(table), export)

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use blockhaul_block::{Device, Error, Facts, Kind, Result};
-use blockhaul_catalog::{Adjustable, Barrier, PROVIDED, Stack};
-use blockhaul_engine::{Control, CopyError, Engine};
+use blockhaul_catalog::{AdjustableLayer, Barrier, PROVIDED, Stack};
+use blockhaul_engine::{CopyError, Engine, EngineControl};
 use serde_json::json;
 
 use super::rounds::before;
@@ -18,7 +18,7 @@ use crate::export::OpenExport;
 pub(super) struct Destination {
     pub(super) stack: Stack,
     /// Its layers that users see.
-    layers: Vec<Arc<Adjustable>>,
+    layers: Vec<Arc<AdjustableLayer>>,
 }
 
 /// The result of an attempt to move the clients.
@@ -57,7 +57,7 @@ impl Mirror {
     pub(super) async fn cut_over(
         &self,
         engine: &mut Engine,
-        control: &Control,
+        control: &EngineControl,
         clients: &Destination,
         completion: MirrorCompletion,
     ) -> Result<bool, CopyError> {
@@ -76,7 +76,7 @@ impl Mirror {
     async fn move_clients(
         &self,
         mut round: Pin<&mut impl Future<Output = Result<(), CopyError>>>,
-        control: &Control,
+        control: &EngineControl,
         clients: &Destination,
         completion: MirrorCompletion,
     ) -> Result<CutOverResult, CopyError> {
@@ -192,7 +192,7 @@ impl Mirror {
 
     /// Refuses a last round that would not end in this time. Once it begins, nobody waits for the rate: it
     /// copies no more than the rate would admit in this time.
-    fn begin_last_round(&self, control: &Control, left: Duration) -> Result<()> {
+    fn begin_last_round(&self, control: &EngineControl, left: Duration) -> Result<()> {
         self.lock().cutting_over = true;
         let too_late = |why: &'static str| Err(Error::new(Kind::TimedOut, why));
         if control.is_paused() {

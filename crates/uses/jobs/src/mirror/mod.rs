@@ -18,9 +18,9 @@ use blockhaul_block::{Error, Kind, Result};
 use blockhaul_catalog::{Barrier, ClaimOwner, Stack};
 use blockhaul_control::CopyMode;
 use blockhaul_control::MirrorFigures;
-use blockhaul_engine::{CopyError, Engine, Progress, Summary};
+use blockhaul_engine::{CopyError, CopyProgress, CopySummary, Engine};
 use blockhaul_io::Notify;
-use blockhaul_snapshot::{Changes, Remaining};
+use blockhaul_snapshot::{ChangeTracker, PersistentDirtyMap};
 use blockhaul_transfer::Follower;
 
 use crate::error::JobError;
@@ -41,7 +41,7 @@ pub struct Mirror {
     target: String,
     /// Size of the export in bytes.
     size: u64,
-    changes: Changes,
+    changes: ChangeTracker,
     initial: InitialCopy,
     /// The outermost layer of the target makes its errors wait: not those of clients' writes.
     errors_wait: bool,
@@ -52,10 +52,10 @@ pub struct Mirror {
     /// The dirty blocks of the bitmap of [`InitialCopy::Dirty`].
     frozen: Option<FrozenBitmap>,
     /// The record and the map of a mirror that outlives the server.
-    record: Option<(Arc<JobRecord>, Remaining)>,
+    record: Option<(Arc<JobRecord>, PersistentDirtyMap)>,
     /// The ranges that the job of an earlier server has left.
     rest: Option<Vec<(u64, u64)>>,
-    progress: Arc<Progress>,
+    progress: Arc<CopyProgress>,
     state: Mutex<MirrorState>,
     /// The mirror became ready, or has ended.
     changed: Notify,
@@ -107,7 +107,7 @@ pub struct MirrorSetup {
     /// The target, for people.
     pub target: String,
     /// Counts what is copied.
-    pub progress: Arc<Progress>,
+    pub progress: Arc<CopyProgress>,
     /// Maximum time for requests in flight to end.
     pub within: Duration,
     /// The ranges that are copied before changes are.
@@ -167,7 +167,7 @@ impl Mirror {
             InitialCopy::Dirty(name) => Some(export.bitmap(name)?),
             InitialCopy::All | InitialCopy::Nothing => None,
         };
-        let changes = Changes::new(facts.size, DEFAULT_GRANULARITY)?;
+        let changes = ChangeTracker::new(facts.size, DEFAULT_GRANULARITY)?;
         *export.mirrored() = Some(changes.clone());
         export.maps().extend(record.iter().filter(|_| !is_resumed).map(|(_, map)| map.clone()));
         let mut frozen = None;
@@ -217,7 +217,7 @@ impl Mirror {
     }
 
     /// Copies, and follows the disk until the end.
-    async fn run(&self, mut engine: Engine, target: Stack) -> Result<Summary, CopyError> {
+    async fn run(&self, mut engine: Engine, target: Stack) -> Result<CopySummary, CopyError> {
         let control = engine.control();
         let initial = initial_ranges(&self.initial, self.frozen.as_ref());
         match self.rest.as_ref().or(initial.as_ref()) {
@@ -266,7 +266,7 @@ impl Mirror {
         if let Some(frozen) = &self.frozen {
             if is_complete { frozen.settle() } else { frozen.give_back() }
         }
-        let mine = |changes: &Changes| changes.is_same(&self.changes);
+        let mine = |changes: &ChangeTracker| changes.is_same(&self.changes);
         let Some(export) = self.export.upgrade() else { return };
         if !export.mirrored().as_ref().is_some_and(mine) {
             return;
@@ -384,7 +384,7 @@ impl Follower for Mirror {
         self: Arc<Self>,
         engine: Engine,
         target: Stack,
-    ) -> Pin<Box<dyn Future<Output = Result<Summary, CopyError>>>> {
+    ) -> Pin<Box<dyn Future<Output = Result<CopySummary, CopyError>>>> {
         Box::pin(async move { self.run(engine, target).await })
     }
 }

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use blockhaul_block::{Can, Device, DeviceExt as _, Error, Kind, Result};
 use blockhaul_control::CopyMode;
-use blockhaul_engine::{Control, CopyError, Engine, Summary};
-use blockhaul_snapshot::Remaining;
+use blockhaul_engine::{CopyError, CopySummary, Engine, EngineControl};
+use blockhaul_snapshot::PersistentDirtyMap;
 
 use super::{CLIENT_WAIT, Mirror, MirrorCompletion};
 
@@ -116,7 +116,7 @@ impl Mirror {
 
     /// Returns at this time, or once the job is paused, or has more than so many failures: then it waits
     /// before it repeats a request.
-    async fn overdue(&self, control: &Control, until: Instant, failures: u64) {
+    async fn overdue(&self, control: &EngineControl, until: Instant, failures: u64) {
         loop {
             let changed = self.changes.listen();
             let left = until.saturating_duration_since(blockhaul_io::now());
@@ -177,14 +177,14 @@ impl Mirror {
 
     /// The map, if the next flush brings it up to date. Not each one: a client waits at its first write
     /// to a block that does not differ.
-    fn must_settle(&self, target: &Arc<dyn Device>) -> Option<&Remaining> {
+    fn must_settle(&self, target: &Arc<dyn Device>) -> Option<&PersistentDirtyMap> {
         let due = self.lock().settled.is_none_or(|at| blockhaul_io::elapsed(at) > SETTLE_EVERY);
         let is_sure = target.facts().can.contains(Can::FLUSH | Can::MULTI_CONN);
         self.record.as_ref().map(|(_, map)| map).filter(|_| due && is_sure)
     }
 
     /// Waits until there is something to do: changes (`None`), or the end.
-    pub(super) async fn wait(&self, control: &Control) -> Result<Option<MirrorCompletion>> {
+    pub(super) async fn wait(&self, control: &EngineControl) -> Result<Option<MirrorCompletion>> {
         loop {
             let changed = self.changes.listen();
             if self.progress.is_cancelled() {
@@ -242,7 +242,7 @@ impl Mirror {
         state.flush + Duration::try_from_secs_f64(copying).unwrap_or(Duration::MAX / 2)
     }
 
-    pub(super) fn note_rate(&self, round: &Summary) {
+    pub(super) fn note_rate(&self, round: &CopySummary) {
         let bytes = round.data.saturating_add(round.zeroed);
         let seconds = round.elapsed.as_secs_f64();
         if bytes >= TELLING && seconds > 0.0 {

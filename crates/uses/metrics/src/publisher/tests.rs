@@ -4,7 +4,7 @@ use std::os::unix::net::UnixListener;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use blockhaul_io::{Config, Runtime};
+use blockhaul_io::{Runtime, RuntimeConfig};
 use blockhaul_testkit::tools::until;
 use serde_json::json;
 
@@ -14,7 +14,7 @@ use crate::http::REQUEST_MAX;
 
 /// One worker, the minimum of every command.
 fn runtime() -> Runtime {
-    Runtime::start(&Config { workers: 1, ..Config::default() }).unwrap()
+    Runtime::start(&RuntimeConfig { workers: 1, ..RuntimeConfig::default() }).unwrap()
 }
 
 fn up() -> TextSource {
@@ -30,11 +30,11 @@ fn counting() -> StateSource {
     Arc::new(move || json!({ "count": count.fetch_add(1, Ordering::Relaxed), "text": "a\nb" }))
 }
 
-fn server(status: Option<StateSource>) -> (Runtime, Server, SocketAddr) {
+fn server(status: Option<StateSource>) -> (Runtime, MetricsServer, SocketAddr) {
     let runtime = runtime();
     let address = "127.0.0.1:0".parse().unwrap();
-    let server = Server::start(&address, up(), status, &runtime.remote()).unwrap();
-    let HttpAddress::Tcp { address, .. } = server.address else { panic!("{}", server.address) };
+    let server = MetricsServer::start(&address, up(), status, &runtime.remote()).unwrap();
+    let ScrapeAddress::Tcp { address, .. } = server.address else { panic!("{}", server.address) };
     (runtime, server, address)
 }
 
@@ -214,10 +214,10 @@ fn sockets_are_removed_and_left_ones_taken_over() {
     drop(UnixListener::bind(&path).unwrap());
     // A process started by another test at this moment has the listener, too, until it execs.
     until("nobody listens any more", || std::os::unix::net::UnixStream::connect(&path).is_err());
-    let address = HttpAddress::Unix(path.clone());
+    let address = ScrapeAddress::Unix(path.clone());
     let runtime = runtime();
-    let server = Server::start(&address, up(), None, &runtime.remote()).unwrap();
-    assert!(Server::start(&address, up(), None, &runtime.remote()).is_err(), "in use");
+    let server = MetricsServer::start(&address, up(), None, &runtime.remote()).unwrap();
+    assert!(MetricsServer::start(&address, up(), None, &runtime.remote()).is_err(), "in use");
     drop(server);
     assert!(!path.exists());
 }
@@ -228,8 +228,8 @@ fn what_is_no_socket_stays() {
     let path = folder.path().join("disk.raw");
     std::fs::write(&path, "precious").unwrap();
     let runtime = runtime();
-    let address = HttpAddress::Unix(path.clone());
-    let Err(refused) = Server::start(&address, up(), None, &runtime.remote()) else {
+    let address = ScrapeAddress::Unix(path.clone());
+    let Err(refused) = MetricsServer::start(&address, up(), None, &runtime.remote()) else {
         panic!("it listens in the place of a file");
     };
     assert!(refused.to_string().contains("no socket"), "{refused}");

@@ -4,11 +4,11 @@
 use std::rc::Rc;
 use std::time::Instant;
 
-use blockhaul_block::{Flags, Op, OpKind, Pending, Request};
-use blockhaul_io::Remote;
+use blockhaul_block::{Op, OpKind, PendingRequest, Request, RequestFlags};
+use blockhaul_io::WorkerHandle;
 
 use super::{SEND_AT, Session};
-use crate::reply::Asked;
+use crate::reply::ReplyContext;
 
 /// Of requests that complete at once, one in this many is timed.
 const TIMED: u8 = 16;
@@ -17,11 +17,11 @@ const LARGE: usize = 128 << 10;
 
 impl Session {
     /// Submits a request to the device; the reply is queued when it completes.
-    pub(super) fn submit(self: &Rc<Self>, mut asked: Asked, request: Request) {
+    pub(super) fn submit(self: &Rc<Self>, mut asked: ReplyContext, request: Request) {
         let kind = request.kind();
         let timed = self.begin(kind);
         // nbd: fua.durable, command-flags.fua, flush.covers-completed, flush.durable
-        let durable = kind == OpKind::Flush || request.flags.contains(Flags::FUA);
+        let durable = kind == OpKind::Flush || request.flags.contains(RequestFlags::FUA);
         let large = matches!(&request.op, Op::Write(data) if data.len() >= LARGE);
         let submitted = if durable {
             self.flushes.submit(&*self.device, request, self.flush_failures_stay)
@@ -67,13 +67,13 @@ impl Session {
 
     /// An idle worker for a large write while this one receives the next request: worthwhile if the
     /// device writes on the worker itself, and more has arrived.
-    fn helper(&self) -> Option<Remote> {
+    fn helper(&self) -> Option<WorkerHandle> {
         let more = self.writes_at_once.get() && self.stream.has_more();
         more.then(blockhaul_io::idle_worker).flatten()
     }
 
-    fn delegate(&self, worker: &Remote, request: Request) -> Pending {
-        let (completer, pending) = Pending::completer();
+    fn delegate(&self, worker: &WorkerHandle, request: Request) -> PendingRequest {
+        let (completer, pending) = PendingRequest::completer();
         let device = self.device.clone();
         drop(worker.spawn(move || async move {
             completer.complete(device.submit(request).await);

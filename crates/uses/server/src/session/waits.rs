@@ -9,10 +9,10 @@ use std::time::Duration;
 use blockhaul_block::{Error, Kind};
 use blockhaul_io::{Pool, Reservation};
 use blockhaul_wire::Errno;
-use blockhaul_wire::reply::Answer;
+use blockhaul_wire::reply::ReplyEncoder;
 
 use super::Session;
-use crate::in_flight::Place;
+use crate::in_flight::RequestSlot;
 use crate::log_fields::{RequestFields, record};
 use crate::reply;
 
@@ -48,7 +48,7 @@ impl Session {
 
     /// Waits until another request may be started. If others had to wait as well, the caller keeps
     /// the returned place until it has started the request.
-    pub(super) async fn wait_for_turn(&self) -> Option<Place> {
+    pub(super) async fn wait_for_turn(&self) -> Option<RequestSlot> {
         let mut place = None;
         loop {
             let mark = self.progress.mark();
@@ -260,7 +260,7 @@ impl Session {
             );
             self.connection.counters.refused();
             let replies = self.negotiated.replies;
-            let answer = Answer { replies, cookie: header.cookie, offset: header.offset };
+            let answer = ReplyEncoder { replies, cookie: header.cookie, offset: header.offset };
             reply::failure(&mut self.out.borrow_mut(), &answer, Errno::Shutdown, text);
         }
     }

@@ -7,17 +7,17 @@ use std::time::Duration;
 use crate::common::{EINVAL, EIO, ENOSPC, ENOTSUP, EPERM, FORMS, Fixture, content, device, serve};
 use blockhaul_block::{Kind, OpKind};
 use blockhaul_server::Limits;
-use blockhaul_testkit::fault::{FaultDevice, Rule, Then};
-use blockhaul_testkit::model::{Completion, Model, ModelDevice};
+use blockhaul_testkit::fault::{FaultDevice, FaultEffect, FaultRule};
+use blockhaul_testkit::model::{CompletionOrder, Model, ModelDevice};
 use blockhaul_testkit::peer::Conversation;
 use blockhaul_testkit::tools::until;
-use blockhaul_wire::request::Header;
-use blockhaul_wire::{Command, CommandFlags, Replies, magic};
+use blockhaul_wire::request::RequestHeader;
+use blockhaul_wire::{CommandCode, CommandFlags, ReplyForm, magic};
 
 const SIZE: u64 = 1 << 20;
 
 fn model() -> Arc<ModelDevice> {
-    device(SIZE, Completion::Deferred)
+    device(SIZE, CompletionOrder::Deferred)
 }
 
 fn fixture() -> Fixture {
@@ -144,7 +144,7 @@ fn answers_before_a_name_that_cannot_be_refused_are_heard() {
 
 /// A request, its payload, and the error that it gets.
 struct Odd {
-    command: Command,
+    command: CommandCode,
     flags: CommandFlags,
     at: u64,
     len: u64,
@@ -152,12 +152,12 @@ struct Odd {
     error: u32,
 }
 
-fn odd(command: Command, flags: CommandFlags, at: u64, len: u64, error: u32) -> Odd {
-    let payload = if command == Command::Write { len as usize } else { 0 };
+fn odd(command: CommandCode, flags: CommandFlags, at: u64, len: u64, error: u32) -> Odd {
+    let payload = if command == CommandCode::Write { len as usize } else { 0 };
     Odd { command, flags, at, len, payload, error }
 }
 
-fn ask(client: &mut Conversation, odd: &Odd) -> blockhaul_testkit::peer::Answer {
+fn ask(client: &mut Conversation, odd: &Odd) -> blockhaul_testkit::peer::PeerReply {
     let mut request = client.request(odd.command, odd.at, odd.len);
     request.flags |= odd.flags;
     client.ask(&request, &vec![7; odd.payload]).unwrap()
@@ -169,7 +169,7 @@ fn ask(client: &mut Conversation, odd: &Odd) -> blockhaul_testkit::peer::Answer 
 // nbd: errors.einval-unknown, extended.all-replies
 #[test]
 fn odd_requests_are_answered_and_the_connection_goes_on() {
-    use Command::{BlockStatus, Cache, Flush, Other, Read, Trim, Write, WriteZeroes};
+    use CommandCode::{BlockStatus, Cache, Flush, Other, Read, Trim, Write, WriteZeroes};
     let fixture = fixture();
     let none = CommandFlags::NONE;
     let mut common = vec![
@@ -199,13 +199,13 @@ fn odd_requests_are_answered_and_the_connection_goes_on() {
     }
     for replies in FORMS {
         let mut client = fixture.client(replies);
-        let df = if replies == Replies::Simple { EINVAL } else { 0 };
+        let df = if replies == ReplyForm::Simple { EINVAL } else { 0 };
         let odd_df = odd(Read, CommandFlags::DF, 0, 512, df);
         for odd in common.iter().chain([&odd_df]) {
             let answer = ask(&mut client, odd);
             let what = format!("{replies:?} {:?} {:#x} at {}", odd.command, odd.len, odd.at);
             assert_eq!(answer.error, odd.error, "{what}: {}", answer.text);
-            if odd.error != 0 && replies != Replies::Simple {
+            if odd.error != 0 && replies != ReplyForm::Simple {
                 assert!(!answer.text.is_empty(), "{what}: an explanation");
             }
         }
@@ -218,14 +218,14 @@ fn odd_requests_are_answered_and_the_connection_goes_on() {
 #[test]
 fn lengths_above_32_bits_are_answered() {
     let fixture = fixture();
-    let (mut client, _) = fixture.client_with_contexts(Replies::Extended, &["base:allocation"]);
+    let (mut client, _) = fixture.client_with_contexts(ReplyForm::Extended, &["base:allocation"]);
     let none = CommandFlags::NONE;
     for odd in [
-        odd(Command::Read, none, 0, 1 << 63, EINVAL),
-        odd(Command::WriteZeroes, none, 0, 1 << 63, ENOSPC),
-        odd(Command::Trim, none, 1, u64::MAX, EINVAL),
-        odd(Command::Cache, none, 4096, u64::MAX - 4095, EINVAL),
-        odd(Command::BlockStatus, none, 4096, u64::MAX, EINVAL),
+        odd(CommandCode::Read, none, 0, 1 << 63, EINVAL),
+        odd(CommandCode::WriteZeroes, none, 0, 1 << 63, ENOSPC),
+        odd(CommandCode::Trim, none, 1, u64::MAX, EINVAL),
+        odd(CommandCode::Cache, none, 4096, u64::MAX - 4095, EINVAL),
+        odd(CommandCode::BlockStatus, none, 4096, u64::MAX, EINVAL),
     ] {
         assert_eq!(ask(&mut client, &odd).error, odd.error);
     }
@@ -238,12 +238,12 @@ fn writes_too_long_to_be_skipped_end_the_connection() {
     let fixture = fixture();
     for replies in FORMS {
         let mut lengths = vec![65 << 20, u64::from(u32::MAX)];
-        if replies == Replies::Extended {
+        if replies == ReplyForm::Extended {
             lengths.extend([1 << 32, 1 << 63, u64::MAX]);
         }
         for length in lengths {
             let mut client = fixture.client(replies);
-            let request = client.request(Command::Write, 0, length);
+            let request = client.request(CommandCode::Write, 0, length);
             client.send_request(&request, &[]).unwrap();
             assert_eq!(client.expect_close().unwrap(), 0);
         }
@@ -257,14 +257,14 @@ fn writes_too_long_to_be_skipped_end_the_connection() {
 fn payloads_without_a_meaning_are_dropped() {
     let fixture = fixture();
     let payload = CommandFlags::PAYLOAD_LEN;
-    let (mut client, _) = fixture.client_with_contexts(Replies::Extended, &["base:allocation"]);
+    let (mut client, _) = fixture.client_with_contexts(ReplyForm::Extended, &["base:allocation"]);
     for command in [
-        Command::Read,
-        Command::Trim,
-        Command::WriteZeroes,
-        Command::Flush,
-        Command::Cache,
-        Command::Other(77),
+        CommandCode::Read,
+        CommandCode::Trim,
+        CommandCode::WriteZeroes,
+        CommandCode::Flush,
+        CommandCode::Cache,
+        CommandCode::Other(77),
     ] {
         for len in [0, 1, 1000, 200_000] {
             let mut odd = odd(command, payload, 0, len, EINVAL);
@@ -273,20 +273,23 @@ fn payloads_without_a_meaning_are_dropped() {
         }
         assert_eq!(client.read(0, 100).unwrap(), content(0, 100));
     }
-    let request = client.request(Command::Trim, 0, 1 << 40);
-    let request = Header { flags: payload, ..request };
+    let request = client.request(CommandCode::Trim, 0, 1 << 40);
+    let request = RequestHeader { flags: payload, ..request };
     client.send_request(&request, &[]).unwrap();
     assert_eq!(client.expect_close().unwrap(), 0);
     // Without extended headers the flag is unknown, and no payload follows.
-    for replies in [Replies::Simple, Replies::Structured] {
+    for replies in [ReplyForm::Simple, ReplyForm::Structured] {
         let mut client = fixture.client(replies);
-        assert_eq!(ask(&mut client, &odd(Command::Trim, payload, 0, 512, EINVAL)).error, EINVAL);
+        assert_eq!(
+            ask(&mut client, &odd(CommandCode::Trim, payload, 0, 512, EINVAL)).error,
+            EINVAL
+        );
         assert_eq!(client.read(0, 100).unwrap(), content(0, 100));
     }
     // A write without the flag has a payload all the same.
-    let mut client = fixture.client(Replies::Extended);
-    let request = client.request(Command::Write, 0, 512);
-    let request = Header { flags: CommandFlags::NONE, ..request };
+    let mut client = fixture.client(ReplyForm::Extended);
+    let request = client.request(CommandCode::Write, 0, 512);
+    let request = RequestHeader { flags: CommandFlags::NONE, ..request };
     assert_eq!(client.ask(&request, &[9; 512]).unwrap().error, 0);
     assert_eq!(client.read(511, 1).unwrap(), [9]);
 }
@@ -297,16 +300,16 @@ fn block_status_filters_are_checked() {
     let mut facts = Model::all_facts(SIZE);
     facts.contexts.push("test:piece".to_string());
     facts.contexts.push("test:other".to_string());
-    let device = ModelDevice::new(Model::with_facts(facts), Completion::Deferred);
+    let device = ModelDevice::new(Model::with_facts(facts), CompletionOrder::Deferred);
     let fixture = serve(device, Limits::default());
     let names = ["base:allocation", "test:other"];
-    let (mut client, ids) = fixture.client_with_contexts(Replies::Extended, &names);
+    let (mut client, ids) = fixture.client_with_contexts(ReplyForm::Extended, &names);
     assert_eq!(ids.len(), 2);
     let mut status = |len: u64, ids: &[u32], flags: CommandFlags| {
         let mut payload = len.to_be_bytes().to_vec();
         ids.iter().for_each(|id| payload.extend_from_slice(&id.to_be_bytes()));
-        let request = client.request(Command::BlockStatus, 0, payload.len() as u64);
-        let request = Header { flags: flags | CommandFlags::PAYLOAD_LEN, ..request };
+        let request = client.request(CommandCode::BlockStatus, 0, payload.len() as u64);
+        let request = RequestHeader { flags: flags | CommandFlags::PAYLOAD_LEN, ..request };
         client.ask(&request, &payload).unwrap()
     };
     let none = CommandFlags::NONE;
@@ -336,8 +339,8 @@ fn block_status_filters_are_checked() {
     assert_eq!(status(4096, &[ids[0]; 100_000], none).error, EINVAL, "far more");
     assert_eq!(status(4096, &[ids[0]], none).error, 0, "and it goes on");
     for len in [1, 7, 9, 13] {
-        let request = client.request(Command::BlockStatus, 0, len);
-        let request = Header { flags: CommandFlags::PAYLOAD_LEN, ..request };
+        let request = client.request(CommandCode::BlockStatus, 0, len);
+        let request = RequestHeader { flags: CommandFlags::PAYLOAD_LEN, ..request };
         assert_eq!(client.ask(&request, &vec![0; len as usize]).unwrap().error, EINVAL, "{len}");
     }
 }
@@ -348,18 +351,18 @@ fn blocks_that_are_not_aligned_are_refused() {
     let mut facts = Model::all_facts(SIZE);
     facts.block.minimum = 4096;
     facts.block.maximum = 64 << 10;
-    let device = ModelDevice::new(Model::with_facts(facts), Completion::Immediate);
+    let device = ModelDevice::new(Model::with_facts(facts), CompletionOrder::Immediate);
     let fixture = serve(device, Limits::default());
     let mut client = fixture.connect();
     client.hello(3).unwrap();
     assert_eq!(client.go("").unwrap().block_sizes, Some((4096, 4096, 64 << 10)));
     for (at, len, error) in [(512, 4096, EINVAL), (0, 512, EINVAL), (4096, 4096, 0)] {
-        for command in [Command::Read, Command::Write, Command::Trim] {
+        for command in [CommandCode::Read, CommandCode::Write, CommandCode::Trim] {
             let odd = odd(command, CommandFlags::NONE, at, len, error);
             assert_eq!(ask(&mut client, &odd).error, error, "{command:?} {len} at {at}");
         }
     }
-    let long = odd(Command::Read, CommandFlags::NONE, 0, 128 << 10, EINVAL);
+    let long = odd(CommandCode::Read, CommandFlags::NONE, 0, 128 << 10, EINVAL);
     assert_eq!(ask(&mut client, &long).error, EINVAL);
 }
 
@@ -369,10 +372,10 @@ fn read_only_exports_refuse_changes() {
     let mut facts = Model::all_facts(SIZE);
     facts.can -= blockhaul_block::Can::CHANGES;
     let model = Model::with_facts(facts).with_content(content(0, SIZE as usize));
-    let fixture = serve(ModelDevice::new(model, Completion::Immediate), Limits::default());
+    let fixture = serve(ModelDevice::new(model, CompletionOrder::Immediate), Limits::default());
     for replies in FORMS {
         let mut client = fixture.client(replies);
-        for command in [Command::Write, Command::Trim, Command::WriteZeroes] {
+        for command in [CommandCode::Write, CommandCode::Trim, CommandCode::WriteZeroes] {
             let odd = odd(command, CommandFlags::NONE, 0, 512, EPERM);
             assert_eq!(ask(&mut client, &odd).error, EPERM, "{command:?}");
         }
@@ -388,16 +391,16 @@ fn errors_of_devices_have_the_documents_numbers_and_a_text() {
     let fast = CommandFlags::FAST_ZERO;
     let none = CommandFlags::NONE;
     let cases = [
-        (Kind::Io, Command::Read, none, EIO),
-        (Kind::NoSpace, Command::Write, none, ENOSPC),
-        (Kind::NoMemory, Command::Write, none, 12),
-        (Kind::Unsupported, Command::WriteZeroes, fast, ENOTSUP),
-        (Kind::Unsupported, Command::WriteZeroes, none, EINVAL),
-        (Kind::Unsupported, Command::Read, none, EINVAL),
-        (Kind::TooLarge, Command::Read, none, EINVAL),
-        (Kind::Disconnected, Command::Flush, none, EIO),
-        (Kind::TimedOut, Command::Read, none, EIO),
-        (Kind::ShuttingDown, Command::Write, none, 108),
+        (Kind::Io, CommandCode::Read, none, EIO),
+        (Kind::NoSpace, CommandCode::Write, none, ENOSPC),
+        (Kind::NoMemory, CommandCode::Write, none, 12),
+        (Kind::Unsupported, CommandCode::WriteZeroes, fast, ENOTSUP),
+        (Kind::Unsupported, CommandCode::WriteZeroes, none, EINVAL),
+        (Kind::Unsupported, CommandCode::Read, none, EINVAL),
+        (Kind::TooLarge, CommandCode::Read, none, EINVAL),
+        (Kind::Disconnected, CommandCode::Flush, none, EIO),
+        (Kind::TimedOut, CommandCode::Read, none, EIO),
+        (Kind::ShuttingDown, CommandCode::Write, none, 108),
     ];
     for replies in FORMS {
         // A separate server each: after a failed flush no others reach the device.
@@ -406,17 +409,17 @@ fn errors_of_devices_have_the_documents_numbers_and_a_text() {
         let mut client = fixture.client(replies);
         for (kind, command, flags, error) in cases {
             faulty.heal();
-            faulty.add(Rule::new(Then::Fail(kind)));
-            let len = if command == Command::Flush { 0 } else { 512 };
+            faulty.add(FaultRule::new(FaultEffect::Fail(kind)));
+            let len = if command == CommandCode::Flush { 0 } else { 512 };
             let answer = ask(&mut client, &odd(command, flags, 0, len, error));
             assert_eq!(answer.error, error, "{kind:?} of {command:?}");
-            if replies != Replies::Simple {
+            if replies != ReplyForm::Simple {
                 assert_eq!(answer.text, "injected by a test");
             }
         }
         faulty.heal();
-        faulty.add(Rule::new(Then::Lose).kind(OpKind::Read));
-        assert_eq!(ask(&mut client, &odd(Command::Read, none, 0, 512, EIO)).error, EIO);
+        faulty.add(FaultRule::new(FaultEffect::Lose).kind(OpKind::Read));
+        assert_eq!(ask(&mut client, &odd(CommandCode::Read, none, 0, 512, EIO)).error, EIO);
         faulty.heal();
         assert_eq!(client.read(0, 1000).unwrap(), content(0, 1000));
     }
@@ -430,7 +433,7 @@ impl blockhaul_block::Device for Forgetful {
         self.0.facts()
     }
 
-    fn submit(&self, request: blockhaul_block::Request) -> blockhaul_block::Pending {
+    fn submit(&self, request: blockhaul_block::Request) -> blockhaul_block::PendingRequest {
         match request.kind() {
             OpKind::Extents => Ok(blockhaul_block::Reply::Extents(Vec::new())).into(),
             _ => self.0.submit(request),
@@ -442,8 +445,8 @@ impl blockhaul_block::Device for Forgetful {
 #[test]
 fn a_device_that_forgets_contexts_does_not_hang_its_clients() {
     let fixture = serve(Arc::new(Forgetful(model())), Limits::default());
-    let (mut client, _) = fixture.client_with_contexts(Replies::Structured, &["base:allocation"]);
-    let status = odd(Command::BlockStatus, CommandFlags::NONE, 0, 512, EIO);
+    let (mut client, _) = fixture.client_with_contexts(ReplyForm::Structured, &["base:allocation"]);
+    let status = odd(CommandCode::BlockStatus, CommandFlags::NONE, 0, 512, EIO);
     assert_eq!(ask(&mut client, &status).error, EIO);
 }
 
@@ -451,10 +454,10 @@ fn a_device_that_forgets_contexts_does_not_hang_its_clients() {
 fn half_a_request_harms_nobody() {
     let device = model();
     let fixture = serve(device.clone(), Limits::default());
-    let mut head = fixture.client(Replies::Extended);
-    let request = head.request(Command::Write, 0, 100_000);
-    head.send(&request.encode(blockhaul_wire::Headers::Extended).unwrap()[..10]).unwrap();
-    let mut payload = fixture.client(Replies::Extended);
+    let mut head = fixture.client(ReplyForm::Extended);
+    let request = head.request(CommandCode::Write, 0, 100_000);
+    head.send(&request.encode(blockhaul_wire::RequestForm::Extended).unwrap()[..10]).unwrap();
+    let mut payload = fixture.client(ReplyForm::Extended);
     payload.send_request(&request, &[1; 50_000]).unwrap();
     fixture.is_well();
     fixture.wait_for_open(2);
@@ -468,11 +471,11 @@ fn half_a_request_harms_nobody() {
 /// The reply to one request must not wait until the payload of another has arrived.
 #[test]
 fn answers_do_not_wait_for_other_payloads() {
-    let fixture = serve(device(SIZE, Completion::Immediate), Limits::default());
+    let fixture = serve(device(SIZE, CompletionOrder::Immediate), Limits::default());
     for replies in FORMS {
         let mut client = fixture.client(replies);
-        let read = client.request(Command::Read, 100, 200);
-        let write = client.request(Command::Write, 0, 4096);
+        let read = client.request(CommandCode::Read, 100, 200);
+        let write = client.request(CommandCode::Write, 0, 4096);
         let bytes = content(0, 4096);
         let headers = client.headers;
         let both = [read.encode(headers).unwrap(), write.encode(headers).unwrap()];
@@ -487,9 +490,9 @@ fn answers_do_not_wait_for_other_payloads() {
 // nbd: command-flags.fua-accepted
 #[test]
 fn fua_is_accepted_on_every_command() {
-    use Command::{BlockStatus, Cache, Flush, Read, Trim, Write, WriteZeroes};
+    use CommandCode::{BlockStatus, Cache, Flush, Read, Trim, Write, WriteZeroes};
     let fixture = fixture();
-    for replies in [Replies::Structured, Replies::Extended] {
+    for replies in [ReplyForm::Structured, ReplyForm::Extended] {
         let (mut client, _) = fixture.client_with_contexts(replies, &["base:allocation"]);
         for command in [Read, Write, Flush, Trim, Cache, WriteZeroes, BlockStatus] {
             let len = if command == Flush { 0 } else { 512 };
@@ -507,9 +510,15 @@ fn unknown_flags_of_cache_are_refused() {
         let mut client = fixture.client(replies);
         for bit in (1..16).filter(|bit| *bit != 5) {
             let flags = CommandFlags::from_bits(1 << bit);
-            assert_eq!(ask(&mut client, &odd(Command::Cache, flags, 0, 512, EINVAL)).error, EINVAL);
+            assert_eq!(
+                ask(&mut client, &odd(CommandCode::Cache, flags, 0, 512, EINVAL)).error,
+                EINVAL
+            );
         }
-        assert_eq!(ask(&mut client, &odd(Command::Cache, CommandFlags::NONE, 0, 512, 0)).error, 0);
+        assert_eq!(
+            ask(&mut client, &odd(CommandCode::Cache, CommandFlags::NONE, 0, 512, 0)).error,
+            0
+        );
         assert_eq!(client.read(1, 5000).unwrap(), content(1, 5000), "nothing has changed");
     }
 }

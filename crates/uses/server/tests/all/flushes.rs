@@ -4,39 +4,39 @@ use std::sync::{Arc, Mutex};
 
 use crate::common::{EINVAL, EIO, ENOSPC, Fixture, content, device, serve, serve_exports};
 use blockhaul_block::{Can, Facts, Kind, OpKind};
-use blockhaul_catalog::{Client, Export, Exports, Listed, Opening, Visit};
+use blockhaul_catalog::{Export, ExportClient, Exports, ListedExport, OpenFuture, Visit};
 use blockhaul_server::Limits;
-use blockhaul_testkit::fault::{FaultDevice, Rule, Then};
-use blockhaul_testkit::model::{Completion, Model, ModelDevice};
+use blockhaul_testkit::fault::{FaultDevice, FaultEffect, FaultRule};
+use blockhaul_testkit::model::{CompletionOrder, Model, ModelDevice};
 use blockhaul_testkit::peer::Conversation;
 use blockhaul_testkit::tools::until;
-use blockhaul_wire::request::Header;
-use blockhaul_wire::{Command, CommandFlags, Replies};
+use blockhaul_wire::request::RequestHeader;
+use blockhaul_wire::{CommandCode, CommandFlags, ReplyForm};
 
 const SIZE: u64 = 1 << 20;
 
 fn faulty() -> Arc<FaultDevice> {
-    FaultDevice::over(device(SIZE, Completion::Immediate), 1)
+    FaultDevice::over(device(SIZE, CompletionOrder::Immediate), 1)
 }
 
-fn once(kind: Kind) -> Rule {
-    Rule::new(Then::Fail(kind)).kind(OpKind::Flush).times(1)
+fn once(kind: Kind) -> FaultRule {
+    FaultRule::new(FaultEffect::Fail(kind)).kind(OpKind::Flush).times(1)
 }
 
 fn flush(client: &mut Conversation) -> u32 {
-    let request = client.request(Command::Flush, 0, 0);
+    let request = client.request(CommandCode::Flush, 0, 0);
     client.ask(&request, &[]).unwrap().error
 }
 
-fn fua(client: &mut Conversation, command: Command, at: u64) -> u32 {
+fn fua(client: &mut Conversation, command: CommandCode, at: u64) -> u32 {
     let request = client.request(command, at, 4096);
-    let request = Header { flags: CommandFlags::FUA, ..request };
-    let payload = if command == Command::Write { vec![1; 4096] } else { Vec::new() };
+    let request = RequestHeader { flags: CommandFlags::FUA, ..request };
+    let payload = if command == CommandCode::Write { vec![1; 4096] } else { Vec::new() };
     client.ask(&request, &payload).unwrap().error
 }
 
 fn two(fixture: &Fixture) -> (Conversation, Conversation) {
-    (fixture.client(Replies::Structured), fixture.client(Replies::Simple))
+    (fixture.client(ReplyForm::Structured), fixture.client(ReplyForm::Simple))
 }
 
 // nbd: flags.multi-conn
@@ -55,14 +55,14 @@ fn a_failed_flush_fails_the_flushes_of_all_connections_from_then_on() {
         drop((a, b));
         fixture.wait_for_open(0);
         // The device of this server stays open.
-        let mut late = fixture.client(Replies::Structured);
+        let mut late = fixture.client(ReplyForm::Structured);
         assert_eq!(flush(&mut late), EIO);
-        for command in [Command::Write, Command::WriteZeroes, Command::Trim] {
+        for command in [CommandCode::Write, CommandCode::WriteZeroes, CommandCode::Trim] {
             assert_eq!(fua(&mut late, command, 0), EIO, "{command:?}");
         }
         let seen = faulty.seen();
-        let durable = |seen: &&blockhaul_testkit::model::Seen| {
-            seen.kind == OpKind::Flush || seen.flags.contains(blockhaul_block::Flags::FUA)
+        let durable = |seen: &&blockhaul_testkit::model::RequestRecord| {
+            seen.kind == OpKind::Flush || seen.flags.contains(blockhaul_block::RequestFlags::FUA)
         };
         assert_eq!(seen.iter().filter(durable).count(), 1, "the device is not asked again");
         // Requests without durability still work.
@@ -74,10 +74,10 @@ fn a_failed_flush_fails_the_flushes_of_all_connections_from_then_on() {
 #[test]
 fn a_failed_fua_request_counts_as_a_failed_flush_if_it_may_have_flushed() {
     let faulty = faulty();
-    faulty.add(Rule::new(Then::FailAfter(Kind::Io)).kind(OpKind::Write).times(1));
+    faulty.add(FaultRule::new(FaultEffect::FailAfter(Kind::Io)).kind(OpKind::Write).times(1));
     let fixture = serve(faulty, Limits::default());
     let (mut a, mut b) = two(&fixture);
-    assert_eq!(fua(&mut a, Command::Write, 0), EIO);
+    assert_eq!(fua(&mut a, CommandCode::Write, 0), EIO);
     assert_eq!(flush(&mut b), EIO);
 }
 
@@ -85,34 +85,34 @@ fn a_failed_fua_request_counts_as_a_failed_flush_if_it_may_have_flushed() {
 fn other_failures_leave_flushes_alone() {
     let mut facts = Model::all_facts(SIZE);
     facts.can -= Can::FUA;
-    let model = ModelDevice::new(Model::with_facts(facts), Completion::Immediate);
+    let model = ModelDevice::new(Model::with_facts(facts), CompletionOrder::Immediate);
     let faulty = FaultDevice::over(model, 1);
-    faulty.add(Rule::new(Then::Fail(Kind::NoSpace)).range(4096..8192));
+    faulty.add(FaultRule::new(FaultEffect::Fail(Kind::NoSpace)).range(4096..8192));
     // Its FUA is a write and a flush, so that it is known which one fails.
     let fixture = serve(blockhaul_block::emulate::emulate(faulty.clone()), Limits::default());
     let (mut a, mut b) = two(&fixture);
     assert_eq!(a.write(4096, &[1; 512]).unwrap(), ENOSPC, "a plain write");
-    assert_eq!(fua(&mut a, Command::Write, 4096), ENOSPC, "a write that was not flushed");
-    assert_eq!(fua(&mut a, Command::Write, SIZE - 512), ENOSPC, "behind the end");
-    assert_eq!(fua(&mut a, Command::Trim, SIZE - 512), EINVAL, "behind the end");
-    assert_eq!((flush(&mut b), fua(&mut b, Command::Write, 0)), (0, 0));
+    assert_eq!(fua(&mut a, CommandCode::Write, 4096), ENOSPC, "a write that was not flushed");
+    assert_eq!(fua(&mut a, CommandCode::Write, SIZE - 512), ENOSPC, "behind the end");
+    assert_eq!(fua(&mut a, CommandCode::Trim, SIZE - 512), EINVAL, "behind the end");
+    assert_eq!((flush(&mut b), fua(&mut b, CommandCode::Write, 0)), (0, 0));
     // The flush of a FUA request.
     faulty.add(once(Kind::Io));
-    assert_eq!(fua(&mut a, Command::Write, 0), EIO);
-    assert_eq!((flush(&mut b), fua(&mut b, Command::Write, 0)), (EIO, EIO));
+    assert_eq!(fua(&mut a, CommandCode::Write, 0), EIO);
+    assert_eq!((flush(&mut b), fua(&mut b, CommandCode::Write, 0)), (EIO, EIO));
 }
 
 /// A second connection's flush succeeds on the device while the first one's is held there.
-fn overlapping(then: Option<Rule>) -> (u32, u32) {
+fn overlapping(then: Option<FaultRule>) -> (u32, u32) {
     let failing = faulty();
     if let Some(then) = then {
         failing.add(then);
     }
     let holding = FaultDevice::over(failing.clone(), 1);
-    holding.add(Rule::new(Then::Hang).kind(OpKind::Flush).nth(1));
+    holding.add(FaultRule::new(FaultEffect::Hang).kind(OpKind::Flush).nth(1));
     let fixture = serve(holding.clone(), Limits::default());
     let (mut a, mut b) = two(&fixture);
-    let [of_a, of_b] = [&mut a, &mut b].map(|client| client.request(Command::Flush, 0, 0));
+    let [of_a, of_b] = [&mut a, &mut b].map(|client| client.request(CommandCode::Flush, 0, 0));
     a.send_request(&of_a, &[]).unwrap();
     until("A's flush is held", || holding.hanging() == 1);
     b.send_request(&of_b, &[]).unwrap();
@@ -128,7 +128,7 @@ fn overlapping(then: Option<Rule>) -> (u32, u32) {
 #[test]
 fn a_success_counts_only_if_no_flush_that_overlaps_it_fails() {
     assert_eq!(overlapping(None), (0, 0));
-    let second = Rule::new(Then::Fail(Kind::Io)).kind(OpKind::Flush).nth(2);
+    let second = FaultRule::new(FaultEffect::Fail(Kind::Io)).kind(OpKind::Flush).nth(2);
     assert_eq!(overlapping(Some(second)), (EIO, EIO));
 }
 
@@ -141,20 +141,20 @@ struct Opens {
 }
 
 impl Exports for Opens {
-    fn admit(&self, _client: Client) -> Opening<Arc<dyn Visit>> {
+    fn admit(&self, _client: ExportClient) -> OpenFuture<Arc<dyn Visit>> {
         let visit: Arc<dyn Visit> = Arc::new(self.clone());
         Box::pin(std::future::ready(Ok(visit)))
     }
 }
 
 impl Visit for Opens {
-    fn list(&self, _tls: bool) -> Opening<Vec<Listed>> {
+    fn list(&self, _tls: bool) -> OpenFuture<Vec<ListedExport>> {
         Box::pin(std::future::ready(Ok(Vec::new())))
     }
 
-    fn open(&self, name: &str, _tls: bool) -> Opening<Option<Export>> {
+    fn open(&self, name: &str, _tls: bool) -> OpenFuture<Option<Export>> {
         let facts = Facts { flush_failures_stay: self.stays, ..Model::all_facts(SIZE) };
-        let model = ModelDevice::new(Model::with_facts(facts), Completion::Immediate);
+        let model = ModelDevice::new(Model::with_facts(facts), CompletionOrder::Immediate);
         let device = FaultDevice::over(model, 1);
         self.opened.lock().unwrap().push(device.clone());
         let export = Export::own(name, blockhaul_block::fence(device));
@@ -164,7 +164,7 @@ impl Visit for Opens {
 
 fn named(fixture: &Fixture, export: &str) -> Conversation {
     let mut client = fixture.connect();
-    client.open(export, Replies::Structured).unwrap();
+    client.open(export, ReplyForm::Structured).unwrap();
     client
 }
 

@@ -10,15 +10,15 @@ use std::time::{Duration, Instant};
 
 use crate::common::{ESHUTDOWN, FORMS, Fixture, content, device, serve, serve_with};
 use blockhaul_block::OpKind;
-use blockhaul_io::{Engine, Listener};
+use blockhaul_io::{IoEngine, Listener};
 use blockhaul_server::Limits;
-use blockhaul_testkit::fault::{FaultDevice, Rule, Then};
-use blockhaul_testkit::model::Completion;
+use blockhaul_testkit::fault::{FaultDevice, FaultEffect, FaultRule};
+use blockhaul_testkit::model::CompletionOrder;
 use blockhaul_testkit::peer::Conversation;
 use blockhaul_testkit::rng::{self, Rng};
 use blockhaul_testkit::tools::until;
-use blockhaul_wire::request::Header;
-use blockhaul_wire::{Command, Replies, magic};
+use blockhaul_wire::request::RequestHeader;
+use blockhaul_wire::{CommandCode, ReplyForm, magic};
 
 const SIZE: u64 = 8 << 20;
 
@@ -29,12 +29,12 @@ const NEVER: Duration = Duration::from_secs(3600);
 const SOON: Duration = Duration::from_secs(60);
 
 /// Sends `count` reads of `len` bytes without reading the replies, as many as the socket takes.
-fn greedy(fixture: &Fixture, replies: Replies, count: usize, len: u64) -> Conversation {
+fn greedy(fixture: &Fixture, replies: ReplyForm, count: usize, len: u64) -> Conversation {
     let mut client = fixture.client(replies);
     client.patience(Duration::from_millis(200)).unwrap();
     let mut bytes = Vec::new();
     for _ in 0..count {
-        let request = client.request(Command::Read, 0, len);
+        let request = client.request(CommandCode::Read, 0, len);
         bytes.extend_from_slice(&request.encode(client.headers).unwrap());
     }
     // The server stops reading at some point; then this gives up.
@@ -50,7 +50,7 @@ fn reads(fixture: &Fixture) {
 
 /// Makes 128 reads of `len` bytes, one after the other.
 fn reads_pieces(fixture: &Fixture, len: u64) {
-    let mut client = fixture.client(Replies::Structured);
+    let mut client = fixture.client(ReplyForm::Structured);
     for at in (0..128).map(|nth| nth * len) {
         assert_eq!(client.read(at, len as usize).unwrap(), content(at, len as usize));
     }
@@ -59,7 +59,7 @@ fn reads_pieces(fixture: &Fixture, len: u64) {
 #[test]
 fn a_client_that_reads_nothing_pins_its_share_only() {
     let share = 8 << 20;
-    for completion in [Completion::Immediate, Completion::Deferred] {
+    for completion in [CompletionOrder::Immediate, CompletionOrder::Deferred] {
         // No client is cut while this runs.
         let limits = Limits { client_bytes: share, stalled: NEVER, ..Limits::default() };
         let fixture = serve(device(SIZE, completion), limits);
@@ -77,13 +77,13 @@ fn a_client_that_reads_nothing_pins_its_share_only() {
 }
 
 /// Sends 64 reads of 256 KiB at once. Returns the requests, after a write of one byte.
-fn many_reads(client: &mut Conversation) -> Vec<Header> {
+fn many_reads(client: &mut Conversation) -> Vec<RequestHeader> {
     let mut requests: Vec<_> =
-        (0..64).map(|nth| client.request(Command::Read, (nth % 32) << 18, 256 << 10)).collect();
+        (0..64).map(|nth| client.request(CommandCode::Read, (nth % 32) << 18, 256 << 10)).collect();
     for read in &requests {
         client.send_request(read, &[]).unwrap();
     }
-    let write = client.request(Command::Write, 5, 1);
+    let write = client.request(CommandCode::Write, 5, 1);
     client.send_request(&write, b"x").unwrap();
     requests.push(write);
     requests
@@ -95,9 +95,9 @@ fn reads_that_complete_at_once_are_not_far_ahead_of_the_client() {
     const AHEAD: usize = 32;
     // On a busy machine the server may take this client for one that reads nothing.
     until("the server waits for the client", || {
-        let device = device(SIZE, Completion::Immediate);
+        let device = device(SIZE, CompletionOrder::Immediate);
         let fixture = serve(device.clone(), Limits::default());
-        let mut client = fixture.client(Replies::Extended);
+        let mut client = fixture.client(ReplyForm::Extended);
         let requests = many_reads(&mut client);
         until("it is served", || !device.seen().is_empty());
         fixture.settle();
@@ -111,9 +111,9 @@ fn reads_that_complete_at_once_are_not_far_ahead_of_the_client() {
 
 #[test]
 fn requests_behind_reads_are_carried_out_though_the_client_reads_nothing() {
-    let device = device(SIZE, Completion::Immediate);
+    let device = device(SIZE, CompletionOrder::Immediate);
     let fixture = serve(device.clone(), Limits::default());
-    let mut client = fixture.client(Replies::Structured);
+    let mut client = fixture.client(ReplyForm::Structured);
     let requests = many_reads(&mut client);
     until("the write is carried out", || device.model().bytes()[5] == b'x');
     for request in &requests {
@@ -126,11 +126,12 @@ fn a_client_that_reads_nothing_is_cut_when_others_need_its_memory() {
     let stalled = Duration::from_millis(300);
     let limits = Limits { client_bytes: 8 << 20, stalled, ..Limits::default() };
     let memory = 16 << 20;
-    let fixture = serve_with(device(SIZE, Completion::Immediate), limits, memory, Engine::Auto);
+    let fixture =
+        serve_with(device(SIZE, CompletionOrder::Immediate), limits, memory, IoEngine::Auto);
     // Together they hold all of the memory: the first has half of it, each other one its share of
     // the other half, as if it were the last to connect.
     let greedy = [8, 12, 14, 16].map(|held: u64| {
-        let greedy = greedy(&fixture, Replies::Structured, 100, 1 << 20);
+        let greedy = greedy(&fixture, ReplyForm::Structured, 100, 1 << 20);
         until("it holds its part", || fixture.pool.reserved() >= held << 20);
         greedy
     });
@@ -146,10 +147,11 @@ fn a_client_that_reads_nothing_is_cut_when_others_need_its_memory() {
 fn a_client_that_sends_too_slowly_is_cut_when_others_need_its_memory() {
     let limits =
         Limits { payload: 8 << 20, stalled: Duration::from_millis(300), ..Limits::default() };
-    let fixture = serve_with(device(SIZE, Completion::Immediate), limits, 16 << 20, Engine::Auto);
+    let fixture =
+        serve_with(device(SIZE, CompletionOrder::Immediate), limits, 16 << 20, IoEngine::Auto);
     let begin = |fixture: &Fixture| {
-        let mut client = fixture.client(Replies::Structured);
-        let write = client.request(Command::Write, 0, SIZE);
+        let mut client = fixture.client(ReplyForm::Structured);
+        let write = client.request(CommandCode::Write, 0, SIZE);
         // The rest never comes.
         client.send_request(&write, b"begun").unwrap();
         client
@@ -177,11 +179,12 @@ fn small_requests_do_not_wait_for_those_who_never_send_what_they_began() {
     // No client is cut while this runs.
     let limits = Limits { payload: 8 << 20, stalled: NEVER, ..Limits::default() };
     let memory = 16 << 20;
-    let fixture = serve_with(device(SIZE, Completion::Immediate), limits, memory, Engine::Auto);
+    let fixture =
+        serve_with(device(SIZE, CompletionOrder::Immediate), limits, memory, IoEngine::Auto);
     let begun: Vec<_> = (0..20)
         .map(|_| {
-            let mut client = fixture.client(Replies::Simple);
-            let write = client.request(Command::Write, 0, SIZE);
+            let mut client = fixture.client(ReplyForm::Simple);
+            let write = client.request(CommandCode::Write, 0, SIZE);
             client.send_request(&write, b"begun").unwrap();
             client
         })
@@ -190,7 +193,7 @@ fn small_requests_do_not_wait_for_those_who_never_send_what_they_began() {
     for len in [512, 4096, 16 << 10] {
         reads_pieces(&fixture, len);
     }
-    let mut writer = fixture.client(Replies::Structured);
+    let mut writer = fixture.client(ReplyForm::Structured);
     assert_eq!(writer.write(4096, &content(4096, 4096)).unwrap(), 0);
     until("those who read have left, and nobody else", || {
         fixture.server.served() == 3 && fixture.server.open() == begun.len() + 1
@@ -204,13 +207,13 @@ fn small_requests_do_not_wait_for_those_who_never_send_what_they_began() {
 fn a_client_that_leaves_without_reading_is_forgotten() {
     let stalled = Duration::from_millis(300);
     let limits = Limits { client_bytes: 8 << 20, stalled, ..Limits::default() };
-    let fixture = serve(device(SIZE, Completion::Immediate), limits);
-    let mut client = fixture.client(Replies::Structured);
+    let fixture = serve(device(SIZE, CompletionOrder::Immediate), limits);
+    let mut client = fixture.client(ReplyForm::Structured);
     for _ in 0..8 {
-        let request = client.request(Command::Read, 0, 1 << 20);
+        let request = client.request(CommandCode::Read, 0, 1 << 20);
         client.send_request(&request, &[]).unwrap();
     }
-    let bye = client.request(Command::Disconnect, 0, 0);
+    let bye = client.request(CommandCode::Disconnect, 0, 0);
     client.send_request(&bye, &[]).unwrap();
     fixture.wait_for_open(0);
     assert_eq!(fixture.pool.reserved(), 0);
@@ -218,7 +221,7 @@ fn a_client_that_leaves_without_reading_is_forgotten() {
 
 #[test]
 fn lists_of_extents_count_in_the_share() {
-    let device = device(SIZE, Completion::Deferred);
+    let device = device(SIZE, CompletionOrder::Deferred);
     {
         // 64 Ki runs: every other piece of 128 bytes is zero.
         let mut model = device.model();
@@ -228,8 +231,8 @@ fn lists_of_extents_count_in_the_share() {
     }
     let share = 4 << 20;
     let fixture = serve(device, Limits { client_bytes: share, ..Limits::default() });
-    let (mut client, _) = fixture.client_with_contexts(Replies::Extended, &["base:allocation"]);
-    let status = client.request(Command::BlockStatus, 0, SIZE);
+    let (mut client, _) = fixture.client_with_contexts(ReplyForm::Extended, &["base:allocation"]);
+    let status = client.request(CommandCode::BlockStatus, 0, SIZE);
     for _ in 0..64 {
         client.send_request(&status, &[]).unwrap();
     }
@@ -246,17 +249,17 @@ fn lists_of_extents_count_in_the_share() {
 
 /// Sends 64 writes that take a while, then disconnects in some way.
 fn writes_survive(leave: impl FnOnce(&mut Conversation)) -> u64 {
-    let model = device(SIZE, Completion::Immediate);
+    let model = device(SIZE, CompletionOrder::Immediate);
     let slow = FaultDevice::over(model.clone(), 1);
-    slow.add(Rule::new(Then::Delay(Duration::from_millis(100))));
+    slow.add(FaultRule::new(FaultEffect::Delay(Duration::from_millis(100))));
     let fixture = serve(slow.clone(), Limits::default());
-    let mut client = fixture.client(Replies::Extended);
+    let mut client = fixture.client(ReplyForm::Extended);
     let mut expected = content(0, SIZE as usize);
     for index in 0..64_u64 {
         let bytes = vec![200 + (index % 50) as u8; 32 << 10];
         let at = index * (100 << 10);
         expected[at as usize..][..bytes.len()].copy_from_slice(&bytes);
-        let request = client.request(Command::Write, at, bytes.len() as u64);
+        let request = client.request(CommandCode::Write, at, bytes.len() as u64);
         client.send_request(&request, &bytes).unwrap();
     }
     leave(&mut client);
@@ -276,7 +279,7 @@ fn writes_are_carried_out_when_the_client_vanishes() {
 #[test]
 fn writes_are_carried_out_and_answered_when_the_client_says_goodbye() {
     writes_survive(|client| {
-        let bye = client.request(Command::Disconnect, 0, 0);
+        let bye = client.request(CommandCode::Disconnect, 0, 0);
         client.send_request(&bye, &[]).unwrap();
         let answered = client.expect_close().unwrap();
         assert_eq!(answered, 64 * 32, "64 answers and nothing else");
@@ -289,10 +292,10 @@ fn writes_are_carried_out_and_answered_when_the_client_says_goodbye() {
 
 #[test]
 fn a_stop_does_not_wait_for_idle_clients() {
-    for engine in [Engine::Auto, Engine::Threads] {
-        let device = device(SIZE, Completion::Immediate);
+    for engine in [IoEngine::Auto, IoEngine::Threads] {
+        let device = device(SIZE, CompletionOrder::Immediate);
         let fixture = serve_with(device, Limits::default(), 64 << 20, engine);
-        let mut idle: Vec<_> = (0..40).map(|_| fixture.client(Replies::Structured)).collect();
+        let mut idle: Vec<_> = (0..40).map(|_| fixture.client(ReplyForm::Structured)).collect();
         let mut silent: Vec<_> = (0..10).map(|_| fixture.connect()).collect();
         fixture.wait_for_open(50);
         let started = Instant::now();
@@ -307,12 +310,12 @@ fn a_stop_does_not_wait_for_idle_clients() {
 // nbd: disconnect.only-as-allowed
 #[test]
 fn a_stop_finishes_what_is_in_progress() {
-    let stuck = FaultDevice::over(device(SIZE, Completion::Immediate), 1);
-    stuck.add(Rule::new(Then::Hang));
+    let stuck = FaultDevice::over(device(SIZE, CompletionOrder::Immediate), 1);
+    stuck.add(FaultRule::new(FaultEffect::Hang));
     let fixture = serve(stuck.clone(), Limits { drain: NEVER, ..Limits::default() });
-    let mut client = fixture.client(Replies::Structured);
-    let mut idle = fixture.client(Replies::Structured);
-    let request = client.request(Command::Read, 5, 1000);
+    let mut client = fixture.client(ReplyForm::Structured);
+    let mut idle = fixture.client(ReplyForm::Structured);
+    let request = client.request(CommandCode::Read, 5, 1000);
     client.send_request(&request, &[]).unwrap();
     until("the device has it", || stuck.hanging() == 1);
     let left = std::thread::scope(|scope| {
@@ -332,13 +335,13 @@ fn a_stop_finishes_what_is_in_progress() {
 #[test]
 fn a_stop_waits_for_devices_then_answers_for_them() {
     for replies in FORMS {
-        let stuck = FaultDevice::over(device(SIZE, Completion::Immediate), 1);
-        stuck.add(Rule::new(Then::Hang).kind(OpKind::Write));
+        let stuck = FaultDevice::over(device(SIZE, CompletionOrder::Immediate), 1);
+        stuck.add(FaultRule::new(FaultEffect::Hang).kind(OpKind::Write));
         let drain = Duration::from_millis(500);
         let fixture = serve(stuck.clone(), Limits { drain, ..Limits::default() });
         let mut client = fixture.client(replies);
         // One that hangs does not delay others: they are finished, and answered, at once.
-        let request = client.request(Command::Write, 0, 3);
+        let request = client.request(CommandCode::Write, 0, 3);
         client.send_request(&request, b"abc").unwrap();
         until("it hangs", || stuck.hanging() == 1);
         let mut other = fixture.client(replies);
@@ -379,7 +382,7 @@ impl blockhaul_block::Device for Blocking {
         self.device.facts()
     }
 
-    fn submit(&self, request: blockhaul_block::Request) -> blockhaul_block::Pending {
+    fn submit(&self, request: blockhaul_block::Request) -> blockhaul_block::PendingRequest {
         if request.at == Self::AT {
             self.blocked.store(true, Ordering::Relaxed);
             drop(self.opened.wait_while(self.gate.lock().unwrap(), |open| !*open).unwrap());
@@ -389,19 +392,19 @@ impl blockhaul_block::Device for Blocking {
 }
 
 /// A client with a request in flight at a device, and then with one that blocks the worker.
-fn blocked() -> (Arc<Blocking>, Fixture, Conversation, [Header; 2]) {
-    let stuck = FaultDevice::over(device(SIZE, Completion::Immediate), 1);
-    stuck.add(Rule::new(Then::Hang).kind(OpKind::Write));
+fn blocked() -> (Arc<Blocking>, Fixture, Conversation, [RequestHeader; 2]) {
+    let stuck = FaultDevice::over(device(SIZE, CompletionOrder::Immediate), 1);
+    stuck.add(FaultRule::new(FaultEffect::Hang).kind(OpKind::Write));
     let (gate, opened, blocked) = Default::default();
     let device = Arc::new(Blocking { device: stuck.clone(), gate, opened, blocked });
     let fixture = serve(device.clone(), Limits { drain: Duration::ZERO, ..Limits::default() });
     // The first worker is the stop's.
-    let _other = fixture.client(Replies::Structured);
-    let mut client = fixture.client(Replies::Structured);
-    let held = client.request(Command::Write, 0, 3);
+    let _other = fixture.client(ReplyForm::Structured);
+    let mut client = fixture.client(ReplyForm::Structured);
+    let held = client.request(CommandCode::Write, 0, 3);
     client.send_request(&held, b"abc").unwrap();
     until("it hangs", || stuck.hanging() == 1);
-    let blocking = client.request(Command::Read, Blocking::AT, 512);
+    let blocking = client.request(CommandCode::Read, Blocking::AT, 512);
     client.send_request(&blocking, &[]).unwrap();
     until("the worker is blocked", || device.blocked.load(Ordering::Relaxed));
     (device, fixture, client, [held, blocking])
@@ -439,15 +442,15 @@ fn a_stop_does_not_wait_for_ever_for_a_worker_that_stands_still() {
 #[test]
 fn a_stop_takes_devices_at_their_time_and_clients_not() {
     // The device needs longer than a client may take to read, and the client reads nothing.
-    let slow = FaultDevice::over(device(SIZE, Completion::Immediate), 1);
-    slow.add(Rule::new(Then::Hang).kind(OpKind::Read));
+    let slow = FaultDevice::over(device(SIZE, CompletionOrder::Immediate), 1);
+    slow.add(FaultRule::new(FaultEffect::Hang).kind(OpKind::Read));
     let fixture = serve(slow.clone(), Limits { drain: NEVER, ..Limits::default() });
-    let mut patient = fixture.client(Replies::Structured);
-    let mut idle = fixture.client(Replies::Structured);
-    let request = patient.request(Command::Read, 5, 1000);
+    let mut patient = fixture.client(ReplyForm::Structured);
+    let mut idle = fixture.client(ReplyForm::Structured);
+    let request = patient.request(CommandCode::Read, 5, 1000);
     patient.send_request(&request, &[]).unwrap();
     until("the device has it", || slow.hanging() == 1);
-    let _greedy = greedy(&fixture, Replies::Structured, 50, 1 << 20);
+    let _greedy = greedy(&fixture, ReplyForm::Structured, 50, 1 << 20);
     until("the device has the other's, too", || slow.hanging() > 1);
     let patience = Duration::from_millis(200);
     let left = std::thread::scope(|scope| {
@@ -472,8 +475,8 @@ fn a_stop_takes_devices_at_their_time_and_clients_not() {
 
 #[test]
 fn a_stop_cuts_clients_that_read_nothing() {
-    let fixture = serve(device(SIZE, Completion::Immediate), Limits::default());
-    let _greedy = greedy(&fixture, Replies::Structured, 100, 1 << 20);
+    let fixture = serve(device(SIZE, CompletionOrder::Immediate), Limits::default());
+    let _greedy = greedy(&fixture, ReplyForm::Structured, 100, 1 << 20);
     assert_eq!(fixture.stop(Duration::from_millis(200)), 0);
 }
 
@@ -481,7 +484,7 @@ fn a_stop_cuts_clients_that_read_nothing() {
 /// client that sends without a pause.
 #[test]
 fn a_stop_ends_clients_that_never_pause() {
-    let fixture = serve(device(SIZE, Completion::Immediate), Limits::default());
+    let fixture = serve(device(SIZE, CompletionOrder::Immediate), Limits::default());
     let server = fixture.server.clone();
     let address = fixture.runtime.block_on(move || async move {
         let listener = Listener::bind_tcp(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).unwrap();
@@ -522,17 +525,17 @@ fn a_stop_ends_clients_that_never_pause() {
 #[test]
 fn connections_are_limited_even_in_a_burst() {
     let limits = Limits { connections: 10, ..Limits::default() };
-    let fixture = serve(device(SIZE, Completion::Immediate), limits);
+    let fixture = serve(device(SIZE, CompletionOrder::Immediate), limits);
     let clients: Vec<_> = (0..30).map(|_| fixture.connect()).collect();
     let mut served = Vec::new();
     for mut client in clients {
-        if client.open("", Replies::Simple).is_ok() {
+        if client.open("", ReplyForm::Simple).is_ok() {
             served.push(client);
         }
     }
     assert_eq!(served.len(), 10);
     fixture.wait_for_open(10);
-    assert!(fixture.connect().open("", Replies::Simple).is_err(), "who is served stays");
+    assert!(fixture.connect().open("", ReplyForm::Simple).is_err(), "who is served stays");
     for client in &mut served {
         assert_eq!(client.read(0, 100).unwrap(), content(0, 100));
     }
@@ -548,8 +551,8 @@ fn a_crowd_that_says_nothing_keeps_nobody_out() {
         Limits { connections: 20, handshake: Duration::ZERO, ..Limits::default() },
         Limits { handshakes: 20, handshake: Duration::ZERO, ..Limits::default() },
     ] {
-        let fixture = serve(device(SIZE, Completion::Immediate), limits);
-        let mut client = fixture.client(Replies::Structured);
+        let fixture = serve(device(SIZE, CompletionOrder::Immediate), limits);
+        let mut client = fixture.client(ReplyForm::Structured);
         // A Unix socket's queue takes the rest.
         let mut crowd: Vec<_> = (0..35).map(|_| fixture.connect()).collect();
         for _ in 0..5 {
@@ -567,13 +570,13 @@ fn a_crowd_that_says_nothing_keeps_nobody_out() {
 
 #[test]
 fn requests_of_all_are_limited_and_each_client_has_one() {
-    let stuck = FaultDevice::over(device(SIZE, Completion::Immediate), 1);
-    stuck.add(Rule::new(Then::Hang));
+    let stuck = FaultDevice::over(device(SIZE, CompletionOrder::Immediate), 1);
+    stuck.add(FaultRule::new(FaultEffect::Hang));
     // Eight for each of the two workers.
     let fixture = serve(stuck.clone(), Limits { requests_all: 16, ..Limits::default() });
-    let mut clients: Vec<_> = (0..40).map(|_| fixture.client(Replies::Structured)).collect();
+    let mut clients: Vec<_> = (0..40).map(|_| fixture.client(ReplyForm::Structured)).collect();
     for client in &mut clients {
-        let flush = client.request(Command::Flush, 0, 0);
+        let flush = client.request(CommandCode::Flush, 0, 0);
         for _ in 0..20 {
             client.send_request(&flush, &[]).unwrap();
         }
@@ -593,11 +596,11 @@ fn requests_of_all_are_limited_and_each_client_has_one() {
 
 #[test]
 fn requests_in_progress_are_limited() {
-    let stuck = FaultDevice::over(device(SIZE, Completion::Immediate), 1);
-    stuck.add(Rule::new(Then::Hang));
+    let stuck = FaultDevice::over(device(SIZE, CompletionOrder::Immediate), 1);
+    stuck.add(FaultRule::new(FaultEffect::Hang));
     let fixture = serve(stuck.clone(), Limits { requests: 16, ..Limits::default() });
-    let mut client = fixture.client(Replies::Structured);
-    let flush = client.request(Command::Flush, 0, 0);
+    let mut client = fixture.client(ReplyForm::Structured);
+    let flush = client.request(CommandCode::Flush, 0, 0);
     for _ in 0..100 {
         client.send_request(&flush, &[]).unwrap();
     }
@@ -632,8 +635,8 @@ fn receive_any(client: &mut Conversation) -> (u64, Vec<u8>) {
 fn answers_come_in_any_order_each_to_its_request() {
     let seed = rng::seed();
     eprintln!("BLOCKHAUL_SEED={seed:#x}");
-    let fixture = serve(device(SIZE, Completion::Shuffled(seed)), Limits::default());
-    let mut client = fixture.client(Replies::Structured);
+    let fixture = serve(device(SIZE, CompletionOrder::Shuffled(seed)), Limits::default());
+    let mut client = fixture.client(ReplyForm::Structured);
     let mut rng = Rng::new(seed);
     let mut out_of_order = false;
     for _ in 0..10 {
@@ -642,7 +645,7 @@ fn answers_come_in_any_order_each_to_its_request() {
         for _ in 0..100 {
             let len = rng.between(1, 20_000);
             let at = rng.below(SIZE - len);
-            let request = client.request(Command::Read, at, len);
+            let request = client.request(CommandCode::Read, at, len);
             client.send_request(&request, &[]).unwrap();
             waiting.insert(request.cookie, request);
             order.push(request.cookie);
@@ -665,8 +668,8 @@ fn answers_come_in_any_order_each_to_its_request() {
 fn concurrent_writers_leave_each_other_alone() {
     let seed = rng::seed();
     eprintln!("BLOCKHAUL_SEED={seed:#x}");
-    for engine in [Engine::Auto, Engine::Threads] {
-        let model = device(SIZE, Completion::Shuffled(seed));
+    for engine in [IoEngine::Auto, IoEngine::Threads] {
+        let model = device(SIZE, CompletionOrder::Shuffled(seed));
         let fixture = serve_with(model.clone(), Limits::default(), 64 << 20, engine);
         let part = (SIZE / 8) as usize;
         std::thread::scope(|scope| {
@@ -688,7 +691,8 @@ fn concurrent_writers_leave_each_other_alone() {
                                 mirror[at..at + len].copy_from_slice(&bytes);
                             }
                             1 => {
-                                let zero = client.request(Command::WriteZeroes, place, len as u64);
+                                let zero =
+                                    client.request(CommandCode::WriteZeroes, place, len as u64);
                                 assert_eq!(client.ask(&zero, &[]).unwrap().error, 0);
                                 mirror[at..at + len].fill(0);
                             }

@@ -4,10 +4,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use blockhaul_block::{Device, Facts, Pending, Request};
+use blockhaul_block::{Device, Facts, PendingRequest, Request};
 use blockhaul_server::Limits;
-use blockhaul_testkit::model::Completion;
-use blockhaul_wire::Replies;
+use blockhaul_testkit::model::CompletionOrder;
+use blockhaul_wire::ReplyForm;
 
 use crate::common::{Fixture, content, device, serve};
 
@@ -32,7 +32,7 @@ impl Device for Faulty {
         self.0.facts()
     }
 
-    fn submit(&self, request: Request) -> Pending {
+    fn submit(&self, request: Request) -> PendingRequest {
         let at = request.at;
         if at == AT_ONCE {
             fault();
@@ -41,7 +41,7 @@ impl Device for Faulty {
         if at != IN_TASK && at != LATER {
             return pending;
         }
-        Pending::start(async move {
+        PendingRequest::start(async move {
             if at == LATER {
                 blockhaul_io::sleep(Duration::from_millis(5)).await;
             }
@@ -52,13 +52,13 @@ impl Device for Faulty {
 }
 
 fn faulty() -> Fixture {
-    serve(Arc::new(Faulty(device(SIZE, Completion::Immediate))), Limits::default())
+    serve(Arc::new(Faulty(device(SIZE, CompletionOrder::Immediate))), Limits::default())
 }
 
 #[test]
 fn a_request_whose_task_panics_fails_alone() {
     let fixture = faulty();
-    let mut client = fixture.client(Replies::Structured);
+    let mut client = fixture.client(ReplyForm::Structured);
     for at in [IN_TASK, LATER, IN_TASK] {
         client.read(at, 512).unwrap_err();
         assert_eq!(client.read(0, 512).unwrap(), content(0, 512), "the connection goes on");
@@ -71,8 +71,8 @@ fn a_request_whose_task_panics_fails_alone() {
 #[test]
 fn a_connection_whose_request_panics_ends_and_others_go_on() {
     let fixture = faulty();
-    let mut other = fixture.client(Replies::Structured);
-    let mut client = fixture.client(Replies::Structured);
+    let mut other = fixture.client(ReplyForm::Structured);
+    let mut client = fixture.client(ReplyForm::Structured);
     // The socket is shut down: this does not wait for a reply that never arrives.
     client.read(AT_ONCE, 512).unwrap_err();
     assert_eq!(other.read(0, 512).unwrap(), content(0, 512));

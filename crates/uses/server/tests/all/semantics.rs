@@ -7,49 +7,58 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use crate::common::{EINVAL, ENOTSUP, FORMS, content, device, serve, serve_exports};
-use blockhaul_block::{Device, Extent, Facts, Flags, OpKind, Pending, Reply, Request};
-use blockhaul_catalog::{Barrier, Client, Export, Exports, Listed, Opening, Shared, Visit};
+use blockhaul_block::{
+    Device, Extent, Facts, OpKind, PendingRequest, Reply, Request, RequestFlags,
+};
+use blockhaul_catalog::{
+    Barrier, Export, ExportClient, Exports, ListedExport, OpenFuture, SharedDevice, Visit,
+};
 use blockhaul_server::Limits;
-use blockhaul_testkit::model::{Completion, Model, ModelDevice};
-use blockhaul_testkit::peer::{Exported, OptionReply};
+use blockhaul_testkit::model::{CompletionOrder, Model, ModelDevice};
+use blockhaul_testkit::peer::{ExportDescription, OptionReply};
 use blockhaul_testkit::tools::until;
 use blockhaul_wire::option::MetaRequest;
-use blockhaul_wire::request::Header;
-use blockhaul_wire::{Command, CommandFlags, ExportFlags, Replies};
+use blockhaul_wire::request::RequestHeader;
+use blockhaul_wire::{CommandCode, CommandFlags, ExportFlags, ReplyForm};
 
 const SIZE: u64 = 1 << 20;
 
 // nbd: fua.durable, command-flags.known, command-flags.no-hole
 #[test]
 fn flags_reach_the_device() {
-    let model = device(SIZE, Completion::Deferred);
+    let model = device(SIZE, CompletionOrder::Deferred);
     let fixture = serve(model.clone(), Limits::default());
-    let (mut client, _) = fixture.client_with_contexts(Replies::Structured, &["base:allocation"]);
+    let (mut client, _) = fixture.client_with_contexts(ReplyForm::Structured, &["base:allocation"]);
     let fua = CommandFlags::FUA;
     let cases = [
-        (Command::Write, fua, OpKind::Write, Flags::FUA),
-        (Command::Write, CommandFlags::NONE, OpKind::Write, Flags::empty()),
-        (Command::Trim, fua, OpKind::Trim, Flags::FUA),
-        (Command::WriteZeroes, fua, OpKind::Zero, Flags::FUA),
-        (Command::WriteZeroes, CommandFlags::NO_HOLE, OpKind::Zero, Flags::NO_HOLE),
-        (Command::WriteZeroes, CommandFlags::FAST_ZERO, OpKind::Zero, Flags::FAST),
+        (CommandCode::Write, fua, OpKind::Write, RequestFlags::FUA),
+        (CommandCode::Write, CommandFlags::NONE, OpKind::Write, RequestFlags::empty()),
+        (CommandCode::Trim, fua, OpKind::Trim, RequestFlags::FUA),
+        (CommandCode::WriteZeroes, fua, OpKind::Zero, RequestFlags::FUA),
+        (CommandCode::WriteZeroes, CommandFlags::NO_HOLE, OpKind::Zero, RequestFlags::NO_HOLE),
+        (CommandCode::WriteZeroes, CommandFlags::FAST_ZERO, OpKind::Zero, RequestFlags::FAST),
         (
-            Command::WriteZeroes,
+            CommandCode::WriteZeroes,
             fua | CommandFlags::NO_HOLE | CommandFlags::FAST_ZERO,
             OpKind::Zero,
-            Flags::FUA | Flags::NO_HOLE | Flags::FAST,
+            RequestFlags::FUA | RequestFlags::NO_HOLE | RequestFlags::FAST,
         ),
-        (Command::BlockStatus, CommandFlags::REQ_ONE, OpKind::Extents, Flags::ONE_EXTENT),
+        (
+            CommandCode::BlockStatus,
+            CommandFlags::REQ_ONE,
+            OpKind::Extents,
+            RequestFlags::ONE_EXTENT,
+        ),
         // Meaningless, not invalid.
-        (Command::Read, fua, OpKind::Read, Flags::empty()),
-        (Command::Read, CommandFlags::DF, OpKind::Read, Flags::empty()),
-        (Command::Flush, fua, OpKind::Flush, Flags::empty()),
-        (Command::Cache, fua, OpKind::Cache, Flags::empty()),
+        (CommandCode::Read, fua, OpKind::Read, RequestFlags::empty()),
+        (CommandCode::Read, CommandFlags::DF, OpKind::Read, RequestFlags::empty()),
+        (CommandCode::Flush, fua, OpKind::Flush, RequestFlags::empty()),
+        (CommandCode::Cache, fua, OpKind::Cache, RequestFlags::empty()),
     ];
     for (command, flags, kind, expected) in cases {
-        let len = if command == Command::Flush { 0 } else { 4096 };
-        let request = Header { flags, ..client.request(command, 0, len) };
-        let payload = if command == Command::Write { vec![1; 4096] } else { Vec::new() };
+        let len = if command == CommandCode::Flush { 0 } else { 4096 };
+        let request = RequestHeader { flags, ..client.request(command, 0, len) };
+        let payload = if command == CommandCode::Write { vec![1; 4096] } else { Vec::new() };
         assert_eq!(client.ask(&request, &payload).unwrap().error, 0, "{command:?}");
         let seen = *model.seen().last().unwrap();
         assert_eq!((seen.kind, seen.flags, seen.len), (kind, expected, len), "{command:?}");
@@ -59,14 +68,14 @@ fn flags_reach_the_device() {
 // nbd: flags.fast-zero, command-flags.fast-zero, zeroes.slow, zeroes.fast
 #[test]
 fn fast_zero_fails_at_once_where_it_is_slow() {
-    let slow = ModelDevice::new(Model::new(SIZE).with_slow_zero(), Completion::Immediate);
+    let slow = ModelDevice::new(Model::new(SIZE).with_slow_zero(), CompletionOrder::Immediate);
     let fixture = serve(slow, Limits::default());
     for replies in FORMS {
         let mut client = fixture.client(replies);
-        let zero = client.request(Command::WriteZeroes, 0, 4096);
-        let fast = Header { flags: CommandFlags::FAST_ZERO, ..zero };
+        let zero = client.request(CommandCode::WriteZeroes, 0, 4096);
+        let fast = RequestHeader { flags: CommandFlags::FAST_ZERO, ..zero };
         assert_eq!(client.ask(&fast, &[]).unwrap().error, ENOTSUP);
-        let zero = client.request(Command::WriteZeroes, 0, 4096);
+        let zero = client.request(CommandCode::WriteZeroes, 0, 4096);
         assert_eq!(client.ask(&zero, &[]).unwrap().error, 0);
     }
 }
@@ -77,10 +86,10 @@ fn what_the_device_lacks_is_not_offered_and_refused() {
     let mut facts = Model::all_facts(SIZE);
     facts.can = blockhaul_block::Can::WRITE;
     facts.contexts.clear();
-    let device = ModelDevice::new(Model::with_facts(facts), Completion::Immediate);
+    let device = ModelDevice::new(Model::with_facts(facts), CompletionOrder::Immediate);
     let fixture = serve(device, Limits::default());
     let mut client = fixture.connect();
-    let exported = client.open("", Replies::Structured).unwrap();
+    let exported = client.open("", ReplyForm::Structured).unwrap();
     let offered = ExportFlags::from_bits(exported.flags);
     for flag in [
         ExportFlags::READ_ONLY,
@@ -94,13 +103,16 @@ fn what_the_device_lacks_is_not_offered_and_refused() {
     ] {
         assert!(!offered.contains(flag), "{offered:?}");
     }
-    for command in [Command::Trim, Command::WriteZeroes, Command::Cache, Command::BlockStatus] {
+    for command in
+        [CommandCode::Trim, CommandCode::WriteZeroes, CommandCode::Cache, CommandCode::BlockStatus]
+    {
         let request = client.request(command, 0, 512);
         assert_eq!(client.ask(&request, &[]).unwrap().error, EINVAL, "{command:?}");
     }
-    let flush = client.request(Command::Flush, 0, 0);
+    let flush = client.request(CommandCode::Flush, 0, 0);
     assert_eq!(client.ask(&flush, &[]).unwrap().error, EINVAL);
-    let fua = Header { flags: CommandFlags::FUA, ..client.request(Command::Write, 0, 1) };
+    let fua =
+        RequestHeader { flags: CommandFlags::FUA, ..client.request(CommandCode::Write, 0, 1) };
     assert_eq!(client.ask(&fua, &[1]).unwrap().error, EINVAL);
     assert_eq!(client.write(0, &[1]).unwrap(), 0);
 }
@@ -112,14 +124,14 @@ fn holes_are_told_as_the_client_may_take_them() {
     model
         .apply(blockhaul_block::Request::write(4096, blockhaul_io::Data::copy_of(&[5; 4096])))
         .unwrap();
-    let fixture = serve(ModelDevice::new(model, Completion::Immediate), Limits::default());
+    let fixture = serve(ModelDevice::new(model, CompletionOrder::Immediate), Limits::default());
     let most = 32 << 20;
     for replies in FORMS {
         let mut client = fixture.client(replies);
         for (at, len) in [(0, 4096), (8191 + 1, 1), (8192, 300_001), (8192, most)] {
-            let request = client.request(Command::Read, at, len);
+            let request = client.request(CommandCode::Read, at, len);
             let answer = client.ask(&request, &[]).unwrap();
-            if replies == Replies::Simple {
+            if replies == ReplyForm::Simple {
                 assert!(answer.data[0].1.iter().all(|&byte| byte == 0));
                 assert_eq!(answer.data[0].1.len() as u64, len);
             } else {
@@ -141,11 +153,11 @@ fn holes_are_told_as_the_client_may_take_them() {
 // nbd: extended.read-form
 #[test]
 fn data_comes_in_one_chunk() {
-    let fixture = serve(device(SIZE, Completion::Deferred), Limits::default());
-    for replies in [Replies::Structured, Replies::Extended] {
+    let fixture = serve(device(SIZE, CompletionOrder::Deferred), Limits::default());
+    for replies in [ReplyForm::Structured, ReplyForm::Extended] {
         let mut client = fixture.client(replies);
         for flags in [CommandFlags::NONE, CommandFlags::DF] {
-            let request = Header { flags, ..client.request(Command::Read, 77, 900_000) };
+            let request = RequestHeader { flags, ..client.request(CommandCode::Read, 77, 900_000) };
             let answer = client.ask(&request, &[]).unwrap();
             assert_eq!((answer.messages, answer.data.len()), (1, 1));
             assert_eq!(answer.data[0], (77, content(77, 900_000)));
@@ -156,23 +168,23 @@ fn data_comes_in_one_chunk() {
 // nbd: command-flags.req-one, status.req-one, block-status.req-one, extended.status-high-bits
 #[test]
 fn extents_are_bounded_and_cut() {
-    let model = device(SIZE, Completion::Immediate);
+    let model = device(SIZE, CompletionOrder::Immediate);
     for at in (0..SIZE).step_by(8192) {
         model.model().apply(blockhaul_block::Request::zero(at, 4096)).unwrap();
     }
     let fixture = serve(model, Limits { extents: 10, ..Limits::default() });
-    for replies in [Replies::Structured, Replies::Extended] {
+    for replies in [ReplyForm::Structured, ReplyForm::Extended] {
         let (mut client, ids) = fixture.client_with_contexts(replies, &["base:allocation"]);
-        let request = client.request(Command::BlockStatus, 0, SIZE);
+        let request = client.request(CommandCode::BlockStatus, 0, SIZE);
         let answer = client.ask(&request, &[]).unwrap();
         let expected: Vec<_> = (0..10).map(|i| (4096, if i % 2 == 0 { 3 } else { 0 })).collect();
         assert_eq!(answer.status, [(ids[0], expected)]);
-        let request = client.request(Command::BlockStatus, 5000, 100_000);
-        let request = Header { flags: CommandFlags::REQ_ONE, ..request };
+        let request = client.request(CommandCode::BlockStatus, 5000, 100_000);
+        let request = RequestHeader { flags: CommandFlags::REQ_ONE, ..request };
         let answer = client.ask(&request, &[]).unwrap();
         assert_eq!(answer.status, [(ids[0], vec![(3192, 0)])]);
-        let request = client.request(Command::BlockStatus, 4097, 100);
-        let request = Header { flags: CommandFlags::REQ_ONE, ..request };
+        let request = client.request(CommandCode::BlockStatus, 4097, 100);
+        let request = RequestHeader { flags: CommandFlags::REQ_ONE, ..request };
         let answer = client.ask(&request, &[]).unwrap();
         assert_eq!(answer.status, [(ids[0], vec![(100, 0)])]);
     }
@@ -183,7 +195,7 @@ fn extents_are_bounded_and_cut() {
 fn small_limits_still_make_a_valid_offer() {
     for payload in [1, 1000, 4095, 65_537] {
         let limits = Limits { payload, ..Limits::default() };
-        let fixture = serve(device(SIZE, Completion::Immediate), limits);
+        let fixture = serve(device(SIZE, CompletionOrder::Immediate), limits);
         let mut client = fixture.connect();
         client.hello(3).unwrap();
         let (minimum, preferred, maximum) = client.go("").unwrap().block_sizes.unwrap();
@@ -191,7 +203,7 @@ fn small_limits_still_make_a_valid_offer() {
         assert!(maximum >= preferred);
         let most = maximum as usize;
         assert_eq!(client.read(3, most).unwrap(), content(3, most));
-        let longer = client.request(Command::Read, 0, u64::from(maximum) + 1);
+        let longer = client.request(CommandCode::Read, 0, u64::from(maximum) + 1);
         assert_eq!(client.ask(&longer, &[]).unwrap().error, EINVAL);
     }
 }
@@ -207,7 +219,7 @@ impl Device for Slow {
         self.model.facts()
     }
 
-    fn submit(&self, request: Request) -> Pending {
+    fn submit(&self, request: Request) -> PendingRequest {
         if request.kind() == OpKind::Write {
             std::thread::sleep(Duration::from_millis(2));
             self.workers.lock().unwrap().insert(blockhaul_io::worker());
@@ -221,11 +233,11 @@ fn large_writes_are_shared_with_an_idle_worker_when_more_have_come() {
     let len = 256 << 10;
     let count = 20;
     let size = len * count;
-    let model = device(size, Completion::Immediate);
+    let model = device(size, CompletionOrder::Immediate);
     let slow = Arc::new(Slow { model, workers: Mutex::default() });
     let fixture = serve(slow.clone(), Limits::default());
     let workers = || std::mem::take(&mut *slow.workers.lock().unwrap());
-    let mut client = fixture.client(Replies::Simple);
+    let mut client = fixture.client(ReplyForm::Simple);
     let bytes = |nth: u64, round: u8| vec![nth as u8 ^ round; len as usize];
     for nth in 0..count {
         assert_eq!(client.write(nth * len, &vec![1; len as usize]).unwrap(), 0);
@@ -238,7 +250,7 @@ fn large_writes_are_shared_with_an_idle_worker_when_more_have_come() {
         round = u8::wrapping_add(round, 1);
         let mut asked: BTreeSet<u64> = (0..count)
             .map(|nth| {
-                let request = client.request(Command::Write, nth * len, len);
+                let request = client.request(CommandCode::Write, nth * len, len);
                 client.send_request(&request, &bytes(nth, round)).unwrap();
                 request.cookie
             })
@@ -261,18 +273,18 @@ fn large_writes_are_shared_with_an_idle_worker_when_more_have_come() {
 struct Shut(Arc<AtomicU64>);
 
 impl Exports for Shut {
-    fn admit(&self, _client: Client) -> Opening<Arc<dyn Visit>> {
+    fn admit(&self, _client: ExportClient) -> OpenFuture<Arc<dyn Visit>> {
         let visit: Arc<dyn Visit> = Arc::new(self.clone());
         Box::pin(std::future::ready(Ok(visit)))
     }
 }
 
 impl Visit for Shut {
-    fn list(&self, _tls: bool) -> Opening<Vec<Listed>> {
+    fn list(&self, _tls: bool) -> OpenFuture<Vec<ListedExport>> {
         Box::pin(std::future::ready(Ok(Vec::new())))
     }
 
-    fn open(&self, _name: &str, _tls: bool) -> Opening<Option<Export>> {
+    fn open(&self, _name: &str, _tls: bool) -> OpenFuture<Option<Export>> {
         let tries = self.0.fetch_add(1, Ordering::Relaxed) + 1;
         let error =
             blockhaul_block::Error::new(blockhaul_block::Kind::NotFound, format!("try {tries}"));
@@ -286,9 +298,9 @@ fn what_cannot_be_opened_for_its_contexts_is_not_tried_again_for_the_choice_that
     let fixture = serve_exports(Arc::new(shut.clone()));
     let mut client = fixture.connect();
     client.hello(3).unwrap();
-    client.negotiate(Replies::Structured).unwrap();
+    client.negotiate(ReplyForm::Structured).unwrap();
     let contexts = ["base:allocation"];
-    let refused = |said: Result<Exported, String>, tries: u64| {
+    let refused = |said: Result<ExportDescription, String>, tries: u64| {
         let why = said.unwrap_err();
         assert!(why.contains(&format!("try {tries}")), "{why}");
         assert_eq!(shut.0.load(Ordering::Relaxed), tries);
@@ -309,16 +321,17 @@ fn what_cannot_be_opened_for_its_contexts_is_not_tried_again_for_the_choice_that
 
 #[test]
 fn a_context_appears_while_a_client_is_connected() {
-    let shared = Shared::new("", "", blockhaul_block::fence(device(SIZE, Completion::Deferred)));
+    let shared =
+        SharedDevice::new("", "", blockhaul_block::fence(device(SIZE, CompletionOrder::Deferred)));
     let fixture = serve_exports(shared.clone());
     let names = ["base:allocation", "test:piece"];
-    let (mut before, old) = fixture.client_with_contexts(Replies::Extended, &names);
+    let (mut before, old) = fixture.client_with_contexts(ReplyForm::Extended, &names);
     assert_eq!(old.len(), 1, "the other one does not exist yet");
 
     let mut facts = Model::all_facts(SIZE);
     facts.contexts.push("test:piece".to_string());
     let model = Model::with_facts(facts).with_content(content(0, SIZE as usize));
-    let device = blockhaul_block::fence(ModelDevice::new(model, Completion::Deferred));
+    let device = blockhaul_block::fence(ModelDevice::new(model, CompletionOrder::Deferred));
     let switch = shared.switch().clone();
     fixture.runtime.block_on(move || async move {
         switch
@@ -327,10 +340,10 @@ fn a_context_appears_while_a_client_is_connected() {
             .unwrap();
     });
 
-    let (mut after, new) = fixture.client_with_contexts(Replies::Extended, &names);
+    let (mut after, new) = fixture.client_with_contexts(ReplyForm::Extended, &names);
     assert_eq!(new.len(), 2);
     for (client, ids) in [(&mut before, old), (&mut after, new)] {
-        let request = client.request(Command::BlockStatus, 0, SIZE);
+        let request = client.request(CommandCode::BlockStatus, 0, SIZE);
         let answer = client.ask(&request, &[]).unwrap();
         assert_eq!(answer.error, 0, "{}", answer.text);
         let mut answered: Vec<u32> = answer.status.iter().map(|(id, _)| *id).collect();
@@ -347,7 +360,7 @@ impl Narrow {
     fn new() -> Arc<Narrow> {
         let mut facts = Model::all_facts(SIZE);
         facts.contexts.extend(["test:piece", "test:other"].map(str::to_string));
-        Arc::new(Narrow(ModelDevice::new(Model::with_facts(facts), Completion::Deferred)))
+        Arc::new(Narrow(ModelDevice::new(Model::with_facts(facts), CompletionOrder::Deferred)))
     }
 }
 
@@ -356,9 +369,9 @@ impl Device for Narrow {
         self.0.facts()
     }
 
-    fn submit(&self, request: Request) -> Pending {
+    fn submit(&self, request: Request) -> PendingRequest {
         let pending = self.0.submit(request);
-        Pending::start(async move {
+        PendingRequest::start(async move {
             let Reply::Extents(lists) = pending.await? else { return Ok(Reply::Done) };
             let narrow = |run: &Extent| Extent { state: run.state & 0xffff, ..*run };
             let lists = lists.iter().map(|list| list.runs().iter().map(narrow).collect());
@@ -373,10 +386,11 @@ impl Device for Narrow {
 fn several_contexts_end_with_the_last_chunk() {
     let fixture = serve(Narrow::new(), Limits::default());
     let names = ["test:other", "base:allocation", "test:piece"];
-    for replies in [Replies::Structured, Replies::Extended] {
+    for replies in [ReplyForm::Structured, ReplyForm::Extended] {
         let (mut client, ids) = fixture.client_with_contexts(replies, &names);
         for flags in [CommandFlags::NONE, CommandFlags::REQ_ONE] {
-            let request = Header { flags, ..client.request(Command::BlockStatus, 0, SIZE) };
+            let request =
+                RequestHeader { flags, ..client.request(CommandCode::BlockStatus, 0, SIZE) };
             // Reads chunks up to the first with DONE, each for this request.
             let answer = client.ask(&request, &[]).unwrap();
             assert_eq!((answer.error, answer.messages), (0, 3), "{}", answer.text);
@@ -387,7 +401,7 @@ fn several_contexts_end_with_the_last_chunk() {
             assert_eq!(answered, due, "each context once");
         }
         // Nothing follows the last chunk.
-        let flush = client.request(Command::Flush, 0, 0);
+        let flush = client.request(CommandCode::Flush, 0, 0);
         assert_eq!(client.ask(&flush, &[]).unwrap().error, 0);
     }
 }
@@ -401,11 +415,11 @@ fn queries_for_contexts_follow_the_document() {
     let mut facts = Model::all_facts(SIZE);
     // Two of these are no names of contexts.
     facts.contexts.extend(["plain", "test:piece", ":", "test:other"].map(str::to_string));
-    let device = ModelDevice::new(Model::with_facts(facts), Completion::Deferred);
+    let device = ModelDevice::new(Model::with_facts(facts), CompletionOrder::Deferred);
     let fixture = serve(device, Limits::default());
     let mut client = fixture.connect();
     client.hello(3).unwrap();
-    client.negotiate(Replies::Structured).unwrap();
+    client.negotiate(ReplyForm::Structured).unwrap();
     let mut found = |code: u32, queries: &[&str]| {
         let queries = queries.iter().map(|query| (*query).to_string()).collect();
         let mut payload = Vec::new();
@@ -434,19 +448,19 @@ fn queries_for_contexts_follow_the_document() {
 // nbd: chunk.maximum
 #[test]
 fn lists_of_extents_are_within_the_maximum_payload() {
-    let model = device(SIZE, Completion::Immediate);
+    let model = device(SIZE, CompletionOrder::Immediate);
     for at in (0..SIZE).step_by(1024) {
         model.model().apply(blockhaul_block::Request::zero(at, 512)).unwrap();
     }
     for payload in [1000, 4096] {
         let fixture = serve(model.clone(), Limits { payload, ..Limits::default() });
-        for replies in [Replies::Structured, Replies::Extended] {
+        for replies in [ReplyForm::Structured, ReplyForm::Extended] {
             let mut client = fixture.connect();
             client.hello(3).unwrap();
             client.negotiate(replies).unwrap();
             client.select("", &["base:allocation"]).unwrap();
             let (_, _, maximum) = client.go("").unwrap().block_sizes.unwrap();
-            let request = client.request(Command::BlockStatus, 0, SIZE);
+            let request = client.request(CommandCode::BlockStatus, 0, SIZE);
             let answer = client.ask(&request, &[]).unwrap();
             let extents = answer.status[0].1.len();
             assert!(extents > 0 && extents * 16 <= maximum as usize, "{extents} for {maximum}");

@@ -5,15 +5,15 @@ use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use blockhaul_block::Device;
-use blockhaul_catalog::{Exports, Shared};
-use blockhaul_io::{Engine, Listener, Pool, Runtime};
-use blockhaul_server::{Config, Limits, Offers, Server};
-use blockhaul_testkit::model::{Completion, Model, ModelDevice};
+use blockhaul_catalog::{Exports, SharedDevice};
+use blockhaul_io::{IoEngine, Listener, Pool, Runtime};
+use blockhaul_server::{Limits, Offers, Server, ServerConfig};
+use blockhaul_testkit::model::{CompletionOrder, Model, ModelDevice};
 use blockhaul_testkit::peer::Conversation;
-use blockhaul_testkit::tools::{Scratch, until};
-use blockhaul_wire::Replies;
+use blockhaul_testkit::tools::{ScratchDir, until};
+use blockhaul_wire::ReplyForm;
 
-pub const FORMS: [Replies; 3] = [Replies::Simple, Replies::Structured, Replies::Extended];
+pub const FORMS: [ReplyForm; 3] = [ReplyForm::Simple, ReplyForm::Structured, ReplyForm::Extended];
 
 /// The error numbers of the protocol document.
 pub const EPERM: u32 = 1;
@@ -26,31 +26,36 @@ pub const ESHUTDOWN: u32 = 108;
 pub struct Fixture {
     pub server: Arc<Server>,
     pub pool: Pool,
-    pub scratch: Scratch,
+    pub scratch: ScratchDir,
     pub runtime: Runtime,
 }
 
 /// Serves a device on two workers, with 256 MiB of memory.
 pub fn serve(device: Arc<dyn Device>, limits: Limits) -> Fixture {
-    serve_with(device, limits, 256 << 20, Engine::Auto)
+    serve_with(device, limits, 256 << 20, IoEngine::Auto)
 }
 
-pub fn serve_with(device: Arc<dyn Device>, limits: Limits, memory: u64, engine: Engine) -> Fixture {
-    serve_all(Shared::new("", "", blockhaul_block::fence(device)), limits, memory, engine)
+pub fn serve_with(
+    device: Arc<dyn Device>,
+    limits: Limits,
+    memory: u64,
+    engine: IoEngine,
+) -> Fixture {
+    serve_all(SharedDevice::new("", "", blockhaul_block::fence(device)), limits, memory, engine)
 }
 
 /// Serves storage that opens devices for each client.
 pub fn serve_exports(exports: Arc<dyn Exports>) -> Fixture {
-    serve_all(exports, Limits::default(), 256 << 20, Engine::Auto)
+    serve_all(exports, Limits::default(), 256 << 20, IoEngine::Auto)
 }
 
-fn serve_all(exports: Arc<dyn Exports>, limits: Limits, memory: u64, engine: Engine) -> Fixture {
-    let runtime = Runtime::start(&blockhaul_io::Config { workers: 2, engine }).unwrap();
-    let scratch = Scratch::new().unwrap();
+fn serve_all(exports: Arc<dyn Exports>, limits: Limits, memory: u64, engine: IoEngine) -> Fixture {
+    let runtime = Runtime::start(&blockhaul_io::RuntimeConfig { workers: 2, engine }).unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let pool = Pool::new(memory);
     let offers = Offers::default();
-    let tls = blockhaul_server::Tls::Off;
-    let config = Config { exports, limits, offers, pool: pool.clone(), tls };
+    let tls = blockhaul_server::TlsPolicy::Off;
+    let config = ServerConfig { exports, limits, offers, pool: pool.clone(), tls };
     let server = Server::new(config);
     let there = server.clone();
     let path = scratch.socket("server");
@@ -61,7 +66,7 @@ fn serve_all(exports: Arc<dyn Exports>, limits: Limits, memory: u64, engine: Eng
 }
 
 /// A device of `size` bytes, each depending on its offset.
-pub fn device(size: u64, completion: Completion) -> Arc<ModelDevice> {
+pub fn device(size: u64, completion: CompletionOrder) -> Arc<ModelDevice> {
     ModelDevice::new(Model::new(size).with_content(content(0, size as usize)), completion)
 }
 
@@ -76,7 +81,7 @@ impl Fixture {
     }
 
     /// A client that may send requests.
-    pub fn client(&self, replies: Replies) -> Conversation {
+    pub fn client(&self, replies: ReplyForm) -> Conversation {
         let mut client = self.connect();
         client.open("", replies).unwrap();
         client
@@ -85,7 +90,7 @@ impl Fixture {
     /// A client that may also request extents.
     pub fn client_with_contexts(
         &self,
-        replies: Replies,
+        replies: ReplyForm,
         contexts: &[&str],
     ) -> (Conversation, Vec<u32>) {
         let mut client = self.connect();
@@ -127,7 +132,7 @@ impl Fixture {
 
     /// Checks that other clients are still served.
     pub fn is_well(&self) {
-        let mut client = self.client(Replies::Structured);
+        let mut client = self.client(ReplyForm::Structured);
         assert_eq!(client.read(100, 5000).unwrap(), content(100, 5000));
     }
 }

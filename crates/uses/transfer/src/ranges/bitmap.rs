@@ -4,7 +4,7 @@
 
 use blockhaul_backends::support::decode_base64;
 
-use super::coverage::{Contents, Coverage, Kind};
+use super::coverage::{Contents, ListCoverage, ListKind};
 
 /// Bytes of a block.
 const BLOCK: u64 = 64 << 10;
@@ -32,7 +32,7 @@ pub(super) fn parse(text: &str) -> Result<Contents, String> {
             at = end;
         }
     }
-    Ok((found, Some(Coverage { kind: Kind::XapiBitmap, ranges: vec![(0, at)] })))
+    Ok((found, Some(ListCoverage { kind: ListKind::XapiBitmap, ranges: vec![(0, at)] })))
 }
 
 /// Whether a bitmap whose bits reach to `end` is as long as that of a disk.

@@ -92,7 +92,7 @@ mod tests {
 
     #[test]
     fn what_a_command_has_started_ends_with_a_list_that_is_too_long() {
-        let scratch = blockhaul_testkit::tools::Scratch::new().unwrap();
+        let scratch = blockhaul_testkit::tools::ScratchDir::new().unwrap();
         let file = scratch.file("pid");
         let script = format!("sleep 1000 & echo $! >{}; yes", file.display());
         assert_eq!(output(&script, 9).unwrap().len(), 10);

@@ -2,7 +2,7 @@
 
 /// Kinds of lists that say for which part of a disk they are complete.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum ListKind {
     /// Answers of VMware's QueryChangedDiskAreas, each for `startOffset` to `startOffset + length`.
     VmwareAnswers,
     /// Messages of CSI's SnapshotMetadata service, of a volume of `volume_capacity_bytes`.
@@ -15,33 +15,33 @@ pub(super) enum Kind {
 
 /// The part of a disk for which a list is complete.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Coverage {
-    pub(super) kind: Kind,
+pub(super) struct ListCoverage {
+    pub(super) kind: ListKind,
     /// Start and end of ranges.
     pub(super) ranges: Vec<(u64, u64)>,
 }
 
 /// What a parser finds, in any order: start and end of ranges.
-pub(super) type Contents = (Vec<(u64, u64)>, Option<Coverage>);
+pub(super) type Contents = (Vec<(u64, u64)>, Option<ListCoverage>);
 
-impl Kind {
+impl ListKind {
     /// Why a list that reaches to `end` is not of a source of `size` bytes, which is smaller.
     pub(super) fn beyond(self, end: u64, size: u64) -> String {
         let it = match self {
-            Kind::CsiMessages => {
+            ListKind::CsiMessages => {
                 return format!(
                     "the list is of a volume of {end} bytes (volume_capacity_bytes), but the source has \
                      {size} bytes: use the list of this volume"
                 );
             }
-            Kind::XapiBitmap => {
+            ListKind::XapiBitmap => {
                 return format!(
                     "the bitmap is for a disk of about {end} bytes (one bit per 64 KiB), but the source has \
                      {size} bytes: use the bitmap of this disk"
                 );
             }
-            Kind::VmwareAnswers => "startOffset and length of the last answer",
-            Kind::BitmapMap => "the ranges of the map",
+            ListKind::VmwareAnswers => "startOffset and length of the last answer",
+            ListKind::BitmapMap => "the ranges of the map",
         };
         format!("{it} end at {end}, but the source has {size} bytes: use the list of this disk")
     }
@@ -49,16 +49,18 @@ impl Kind {
     /// Why a list is not enough that does not say what it covers.
     pub(super) fn silent(self) -> String {
         let text = match self {
-            Kind::VmwareAnswers => {
+            ListKind::VmwareAnswers => {
                 "no answer of QueryChangedDiskAreas has startOffset and length, which say what it covers: save \
                  the whole answers"
             }
-            Kind::CsiMessages => {
+            ListKind::CsiMessages => {
                 "the messages do not say the size of their volume (volume_capacity_bytes): save the whole \
                  messages"
             }
             // They always do.
-            Kind::BitmapMap | Kind::XapiBitmap => "it does not say what it covers: save all of it",
+            ListKind::BitmapMap | ListKind::XapiBitmap => {
+                "it does not say what it covers: save all of it"
+            }
         };
         text.to_string()
     }
@@ -66,19 +68,19 @@ impl Kind {
     /// Why a list is not enough; `missing`: what is missing, from `at` on.
     pub(super) fn incomplete(self, size: u64, missing: &str, at: u64) -> String {
         match self {
-            Kind::VmwareAnswers => format!(
+            ListKind::VmwareAnswers => format!(
                 "the answers of QueryChangedDiskAreas do not cover all of the source's {size} bytes: \
                  {missing}: query again with startOffset={at} and add the answer"
             ),
-            Kind::CsiMessages => format!(
+            ListKind::CsiMessages => format!(
                 "the list is of a volume of {at} bytes (volume_capacity_bytes), but the source has {size} \
                  bytes: use the list of this volume"
             ),
-            Kind::BitmapMap => format!(
+            ListKind::BitmapMap => format!(
                 "the map does not cover all of the source's {size} bytes: {missing}: save the \
                  whole map"
             ),
-            Kind::XapiBitmap => format!(
+            ListKind::XapiBitmap => format!(
                 "the bitmap is for a disk of about {at} bytes (one bit per 64 KiB), but the source has {size} \
                  bytes: save the whole bitmap"
             ),

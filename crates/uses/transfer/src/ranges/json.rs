@@ -12,8 +12,8 @@
 use serde_json::error::Category;
 use serde_json::{Map, Value};
 
-use super::coverage::{Contents, Coverage, Kind, range};
-use super::unique::Unique;
+use super::coverage::{Contents, ListCoverage, ListKind, range};
+use super::unique::UniqueValue;
 
 /// Names of the members with an offset, and of those with a length.
 const OFFSETS: [&str; 4] = ["offset", "start", "byte_offset", "byteOffset"];
@@ -30,10 +30,10 @@ const MESSAGE_KIND: [&str; 2] = ["block_metadata_type", "blockMetadataType"];
 const MESSAGE_LENGTH: [&str; 2] = ["size_bytes", "sizeBytes"];
 
 pub(super) fn parse(text: &str) -> Result<Contents, String> {
-    let mut reader = Reader::default();
-    let mut values = serde_json::Deserializer::from_str(text).into_iter::<Unique>();
+    let mut reader = RangeReader::default();
+    let mut values = serde_json::Deserializer::from_str(text).into_iter::<UniqueValue>();
     while let Some(value) = values.next() {
-        let Unique(value) = value.map_err(|error| match error.classify() {
+        let UniqueValue(value) = value.map_err(|error| match error.classify() {
             Category::Data => error.to_string(),
             _ => format!("not JSON, or cut off: {error}"),
         })?;
@@ -42,25 +42,25 @@ pub(super) fn parse(text: &str) -> Result<Contents, String> {
     }
     if reader.has_clean {
         let map = std::mem::take(&mut reader.map);
-        reader.cover(Kind::BitmapMap)?.extend(map);
+        reader.cover(ListKind::BitmapMap)?.extend(map);
     }
     Ok((reader.found, reader.coverage))
 }
 
 #[derive(Default)]
-struct Reader {
+struct RangeReader {
     found: Vec<(u64, u64)>,
-    coverage: Option<Coverage>,
+    coverage: Option<ListCoverage>,
     /// The ranges with a description, as nbdinfo prints them.
     map: Vec<(u64, u64)>,
     /// Some of them are clean: then they are the whole map of a bitmap.
     has_clean: bool,
 }
 
-impl Reader {
+impl RangeReader {
     /// The ranges for which a list of this kind is complete.
-    fn cover(&mut self, kind: Kind) -> Result<&mut Vec<(u64, u64)>, String> {
-        let coverage = self.coverage.get_or_insert(Coverage { kind, ranges: Vec::new() });
+    fn cover(&mut self, kind: ListKind) -> Result<&mut Vec<(u64, u64)>, String> {
+        let coverage = self.coverage.get_or_insert(ListCoverage { kind, ranges: Vec::new() });
         if coverage.kind == kind {
             Ok(&mut coverage.ranges)
         } else {
@@ -86,7 +86,7 @@ impl Reader {
 
     fn answer(&mut self, value: &Value, members: &Map<String, Value>) -> Result<(), String> {
         let place = ["startOffset", "length"].map(|name| members.get(name));
-        let covered = self.cover(Kind::VmwareAnswers)?;
+        let covered = self.cover(ListKind::VmwareAnswers)?;
         // An answer without them covers nothing.
         if let [Some(at), Some(len)] = place {
             let place = number(at).zip(number(len)).ok_or_else(|| no_range(value))?;
@@ -98,7 +98,7 @@ impl Reader {
     }
 
     fn message(&mut self, members: &Map<String, Value>) -> Result<(), String> {
-        let covered = self.cover(Kind::CsiMessages)?;
+        let covered = self.cover(ListKind::CsiMessages)?;
         if let Some(capacity) = member(members, &CAPACITY)? {
             let size = number(capacity).ok_or_else(|| {
                 format!("volume_capacity_bytes is not a number of bytes: {}", shortened(capacity))

@@ -20,7 +20,7 @@ use std::path::Path;
 use blockhaul_block::{gaps, join_ranges};
 use blockhaul_io::plain;
 
-use self::coverage::{Contents, Coverage, Kind};
+use self::coverage::{Contents, ListCoverage, ListKind};
 use crate::error::{Result, TransferError, TransferErrorKind, TransferStep};
 
 /// Maximum length of a list in bytes.
@@ -34,7 +34,7 @@ pub(crate) struct RangeList {
     /// Start and end of ranges, joined.
     ranges: Vec<(u64, u64)>,
     /// None for lists that do not say it.
-    coverage: Option<Coverage>,
+    coverage: Option<ListCoverage>,
     /// Bytes of a block, if ranges are in blocks, of which the last may reach beyond the end of the source.
     block: u64,
 }
@@ -108,12 +108,12 @@ impl RangeList {
         {
             *end = size;
         }
-        if let Some(Coverage { kind, ranges: covered }) = coverage {
+        if let Some(ListCoverage { kind, ranges: covered }) = coverage {
             let is_silent = covered.is_empty();
             let covered = join_ranges(covered.clone());
             let end = covered.last().map_or(0, |range| range.1);
             match kind {
-                Kind::XapiBitmap if bitmap::fits(end, size) => {
+                ListKind::XapiBitmap if bitmap::fits(end, size) => {
                     bitmap::clip(&mut ranges, size).map_err(|why| format!("{name}: {why}"))?;
                 }
                 _ if end > size => {

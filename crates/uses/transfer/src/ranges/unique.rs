@@ -6,11 +6,11 @@ use serde::de::{Deserialize, Deserializer, Error, MapAccess, SeqAccess, Visitor}
 use serde_json::{Map, Number, Value};
 
 /// A value without two members of one name in an object, also inside it.
-pub(super) struct Unique(pub(super) Value);
+pub(super) struct UniqueValue(pub(super) Value);
 
-impl<'de> Deserialize<'de> for Unique {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Unique, D::Error> {
-        deserializer.deserialize_any(ValueVisitor).map(Unique)
+impl<'de> Deserialize<'de> for UniqueValue {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<UniqueValue, D::Error> {
+        deserializer.deserialize_any(ValueVisitor).map(UniqueValue)
     }
 }
 
@@ -49,7 +49,7 @@ impl<'de> Visitor<'de> for ValueVisitor {
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut access: A) -> Result<Value, A::Error> {
         let mut entries = Vec::new();
-        while let Some(Unique(entry)) = access.next_element()? {
+        while let Some(UniqueValue(entry)) = access.next_element()? {
             entries.push(entry);
         }
         Ok(Value::Array(entries))
@@ -63,7 +63,7 @@ impl<'de> Visitor<'de> for ValueVisitor {
                     format!("ambiguous: the same object has {name:?} twice: is the list damaged?");
                 return Err(A::Error::custom(text));
             }
-            let Unique(value) = access.next_value()?;
+            let UniqueValue(value) = access.next_value()?;
             members.insert(name, value);
         }
         Ok(Value::Object(members))

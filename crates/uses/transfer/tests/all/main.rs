@@ -5,9 +5,9 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use blockhaul_catalog::{Intent, Registry, Spec};
+use blockhaul_catalog::{DeviceSpec, Intent, Registry};
 use blockhaul_engine::Side;
-use blockhaul_io::{Config, Pool, Runtime};
+use blockhaul_io::{Pool, Runtime, RuntimeConfig};
 use blockhaul_transfer::{
     CopyEnd, CopyReport, CopyRequest, CopySetup, Endpoint, NamedOption, TargetState, TransferError,
     TransferErrorKind, TransferOptions, TransferStep,
@@ -24,7 +24,7 @@ struct Lab {
 impl Lab {
     fn new() -> Lab {
         let folder = tempfile::tempdir().unwrap();
-        let lab = Lab { folder, runtime: Runtime::start(&Config::default()).unwrap() };
+        let lab = Lab { folder, runtime: Runtime::start(&RuntimeConfig::default()).unwrap() };
         fs::write(lab.path("source"), contents(1)).unwrap();
         lab
     }
@@ -35,7 +35,7 @@ impl Lab {
 
     /// A copy of `source` to `target`.
     fn request(&self) -> CopyRequest {
-        let [source, target] = ["source", "target"].map(|name| Spec::Path(self.path(name)));
+        let [source, target] = ["source", "target"].map(|name| DeviceSpec::Path(self.path(name)));
         CopyRequest::new(Endpoint::Device(source), Endpoint::Device(target))
     }
 
@@ -81,9 +81,9 @@ fn a_request_copies_verifies_and_reports() {
 fn open_devices_are_copied_and_keep_the_rest_of_a_target() {
     let lab = Lab::new();
     fs::write(lab.path("target"), contents(2)).unwrap();
-    let [source, target] = ["source", "target"].map(|name| Spec::Path(lab.path(name)));
+    let [source, target] = ["source", "target"].map(|name| DeviceSpec::Path(lab.path(name)));
     lab.runtime.block_on(move || async move {
-        let open = |spec: Spec, intent| async move {
+        let open = |spec: DeviceSpec, intent| async move {
             registry().open(&spec, Vec::new(), intent).await.unwrap()
         };
         let from = open(source.clone(), Intent::READ).await;
@@ -132,11 +132,11 @@ fn fields_that_do_not_go_together_are_named() {
 fn what_is_refused_leaves_the_target_as_it_was() {
     let lab = Lab::new();
     fs::write(lab.path("target"), "old").unwrap();
-    let absent = Endpoint::Device(Spec::Path(lab.path("absent")));
+    let absent = Endpoint::Device(DeviceSpec::Path(lab.path("absent")));
     let error = lab.refused(CopyRequest { source: absent, ..lab.request() });
     assert_eq!((error.kind(), error.side()), (TransferErrorKind::Open, Some(Side::Source)));
     assert_eq!((error.step(), error.remedy()), (TransferStep::OpenSource, "; check the name"));
-    let generated = Endpoint::Device(Spec::parse("pattern:1M".as_ref()).unwrap());
+    let generated = Endpoint::Device(DeviceSpec::parse("pattern:1M".as_ref()).unwrap());
     let error = lab.refused(CopyRequest { target: generated, ..lab.request() });
     assert_eq!((error.step(), error.side()), (TransferStep::OpenTarget, Some(Side::Target)));
     let mut request = lab.request();
@@ -168,6 +168,7 @@ fn an_open_copy_has_changed_nothing_and_a_cancelled_one_says_so() {
 
 /// A copy of nothing.
 fn request_again() -> CopyRequest {
-    let [source, target] = ["zero:1M", "memory:1M"].map(|text| Spec::parse(text.as_ref()).unwrap());
+    let [source, target] =
+        ["zero:1M", "memory:1M"].map(|text| DeviceSpec::parse(text.as_ref()).unwrap());
     CopyRequest::new(Endpoint::Device(source), Endpoint::Device(target))
 }

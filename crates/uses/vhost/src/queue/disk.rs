@@ -4,7 +4,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 use std::time::{Duration, Instant};
 
-use blockhaul_block::{Can, Device, Error, Flags, Flushes, OpKind, Outcome, Pending, Request};
+use blockhaul_block::{
+    Can, Device, Error, Flushes, OpKind, Outcome, PendingRequest, Request, RequestFlags,
+};
 use blockhaul_io::Pool;
 
 use crate::blk::ID;
@@ -13,7 +15,7 @@ use crate::blk::ID;
 const LOG_AGAIN: Duration = Duration::from_secs(1);
 
 /// Who counts the requests of a session. Called on the workers of its queues.
-pub trait Watch: Send + Sync {
+pub trait RequestWatcher: Send + Sync {
     /// The device has a request that did not complete at once.
     fn begun(&self);
 
@@ -28,29 +30,29 @@ pub trait Watch: Send + Sync {
 }
 
 /// What all queues of a session share.
-pub(crate) struct Disk {
+pub(crate) struct VhostDisk {
     device: RwLock<Arc<dyn Device>>,
     flushes: Arc<Flushes>,
     pub(crate) pool: Pool,
     pub(crate) id: [u8; ID],
     /// The driver does not flush: each write is to be durable.
     pub(crate) durable_writes: AtomicBool,
-    pub(crate) watch: Arc<dyn Watch>,
+    pub(crate) watch: Arc<dyn RequestWatcher>,
     logged: Mutex<Option<Instant>>,
 }
 
-impl Disk {
+impl VhostDisk {
     pub(crate) fn new(
         device: Arc<dyn Device>,
         flushes: Arc<Flushes>,
         pool: Pool,
         name: &str,
-        watch: Arc<dyn Watch>,
-    ) -> Arc<Disk> {
+        watch: Arc<dyn RequestWatcher>,
+    ) -> Arc<VhostDisk> {
         let mut id = [0; ID];
         let bytes = &name.as_bytes()[..name.len().min(ID)];
         id[..bytes.len()].copy_from_slice(bytes);
-        Arc::new(Disk {
+        Arc::new(VhostDisk {
             device: RwLock::new(device),
             flushes,
             pool,
@@ -72,9 +74,9 @@ impl Disk {
     }
 
     /// The flags of writes.
-    pub(crate) fn write_flags(&self, can: Can) -> Flags {
+    pub(crate) fn write_flags(&self, can: Can) -> RequestFlags {
         let durable = can.contains(Can::FUA) && self.durable_writes.load(Ordering::Relaxed);
-        if durable { Flags::FUA } else { Flags::empty() }
+        if durable { RequestFlags::FUA } else { RequestFlags::empty() }
     }
 
     /// Submits a request.
@@ -82,8 +84,8 @@ impl Disk {
         &self,
         device: &Arc<dyn Device>,
         request: Request,
-    ) -> Result<Outcome, Pending> {
-        if request.kind() == OpKind::Flush || request.flags.contains(Flags::FUA) {
+    ) -> Result<Outcome, PendingRequest> {
+        if request.kind() == OpKind::Flush || request.flags.contains(RequestFlags::FUA) {
             self.flushes.submit(&**device, request, device.facts().flush_failures_stay)
         } else {
             device.submit(request).now()

@@ -4,15 +4,15 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
 
-use blockhaul_block::{Can, Device, Error, Flags, Kind, OpKind, Outcome, Reply, Request};
+use blockhaul_block::{Can, Device, Error, Kind, OpKind, Outcome, Reply, Request, RequestFlags};
 use blockhaul_io::{Data, Reservation};
 use vm_memory::{Bytes as _, GuestAddress};
 
-use super::Queue;
-use crate::blk::{Command, HEADER, ID, RANGE, Range, SECTOR, Status};
-use crate::chain::{self, Chain, Malformed, Segment};
+use super::QueueTask;
+use crate::blk::{BlkCommand, BlkStatus, DiscardRange, HEADER, ID, RANGE, SECTOR};
+use crate::chain::{self, Chain, MalformedChain, Segment};
 use crate::memory::Memory;
-use crate::ring::Broken;
+use crate::ring::RingError;
 
 /// Of requests that complete at once, one in this many is timed.
 const TIMED: u8 = 16;
@@ -20,7 +20,7 @@ const TIMED: u8 = 16;
 const TRANSFER_MAX: u64 = 32 << 20;
 
 /// A request that was taken from the ring.
-struct Asked {
+struct RingRequest {
     memory: Arc<Memory>,
     head: u16,
     /// The driver's memory for data.
@@ -30,12 +30,12 @@ struct Asked {
 }
 
 /// What the device is asked for.
-struct Wanted {
+struct RequestSummary {
     kind: OpKind,
     len: u64,
 }
 
-impl Queue {
+impl QueueTask {
     /// Carries out the request of a chain. Returns its bytes.
     pub(super) async fn request(
         self: &Rc<Self>,
@@ -43,7 +43,8 @@ impl Queue {
         device: &Arc<dyn Device>,
         head: u16,
     ) -> u64 {
-        let Ok((asked, command, mut readable)) = Asked::read(memory, &self.layout, head) else {
+        let Ok((asked, command, mut readable)) = RingRequest::read(memory, &self.layout, head)
+        else {
             log::debug!("a guest's request is malformed");
             self.give_back(memory, head, 0, false);
             return 0;
@@ -57,22 +58,22 @@ impl Queue {
         };
         chain::after(&mut readable, HEADER);
         let made = match command {
-            Command::Id => {
+            BlkCommand::Id => {
                 self.identify(asked);
                 return 0;
             }
-            Command::Read(at) => self.read(&asked, device, at).await,
-            Command::Write(at) => self.write(&asked, device, at, &readable).await,
-            Command::Flush if device.facts().can.contains(Can::FLUSH) => Ok(Request::flush()),
-            Command::Flush => {
-                self.answer(asked, Status::Ok, 0, false);
+            BlkCommand::Read(at) => self.read(&asked, device, at).await,
+            BlkCommand::Write(at) => self.write(&asked, device, at, &readable).await,
+            BlkCommand::Flush if device.facts().can.contains(Can::FLUSH) => Ok(Request::flush()),
+            BlkCommand::Flush => {
+                self.answer(asked, BlkStatus::Ok, 0, false);
                 return 0;
             }
-            Command::Discard | Command::Zero => ranged(&asked, device, command, &readable),
+            BlkCommand::Discard | BlkCommand::Zero => ranged(&asked, device, command, &readable),
         };
         // Zeroes would take the place of data.
         if self.space.is_lost() {
-            self.give_up(Broken::Lost);
+            self.give_up(RingError::Lost);
             return 0;
         }
         match made {
@@ -90,52 +91,53 @@ impl Queue {
 
     async fn read(
         &self,
-        asked: &Asked,
+        asked: &RingRequest,
         device: &Arc<dyn Device>,
         at: u64,
-    ) -> Result<Request, Status> {
+    ) -> Result<Request, BlkStatus> {
         let len = checked(device, at, chain::total(&asked.writable))?;
         Ok(Request::read(at, self.room(len).await?))
     }
 
     async fn write(
         &self,
-        asked: &Asked,
+        asked: &RingRequest,
         device: &Arc<dyn Device>,
         at: u64,
         readable: &[Segment],
-    ) -> Result<Request, Status> {
+    ) -> Result<Request, BlkStatus> {
         let can = device.facts().can;
         if !can.contains(Can::WRITE) {
-            return Err(Status::Failed);
+            return Err(BlkStatus::Failed);
         }
         let len = checked(device, at, chain::total(readable))?;
         let mut buf = self.room(len).await?.into_buf();
-        chain::gather(&asked.memory, readable, &mut buf).map_err(|Malformed| Status::Failed)?;
+        chain::gather(&asked.memory, readable, &mut buf)
+            .map_err(|MalformedChain| BlkStatus::Failed)?;
         Ok(Request::write(at, Data::from(buf)).with(self.disk.write_flags(can)))
     }
 
     /// Memory for data; the driver is notified of what is done before this waits.
-    async fn room(&self, len: usize) -> Result<Reservation, Status> {
+    async fn room(&self, len: usize) -> Result<Reservation, BlkStatus> {
         if let Some(room) = self.disk.pool.try_reserve(len) {
             return Ok(room);
         }
         self.call_now();
-        self.disk.pool.reserve(len).await.map_err(|_| Status::Failed)
+        self.disk.pool.reserve(len).await.map_err(|_| BlkStatus::Failed)
     }
 
-    fn identify(self: &Rc<Self>, asked: Asked) {
+    fn identify(self: &Rc<Self>, asked: RingRequest) {
         let len = chain::total(&asked.writable).min(ID as u64);
         let id = usize::try_from(len).map_or(&[][..], |len| &self.disk.id[..len]);
         match chain::scatter(&asked.memory, &asked.writable, id) {
-            Ok(()) => self.answer(asked, Status::Ok, len, false),
-            Err(Malformed) => self.answer(asked, Status::Failed, 0, false),
+            Ok(()) => self.answer(asked, BlkStatus::Ok, len, false),
+            Err(MalformedChain) => self.answer(asked, BlkStatus::Failed, 0, false),
         }
     }
 
     /// Submits a request to the device, and answers when it completes.
-    fn submit(self: &Rc<Self>, device: &Arc<dyn Device>, asked: Asked, request: Request) {
-        let wanted = Wanted { kind: request.kind(), len: request.len };
+    fn submit(self: &Rc<Self>, device: &Arc<dyn Device>, asked: RingRequest, request: Request) {
+        let wanted = RequestSummary { kind: request.kind(), len: request.len };
         let begun = self.begin(wanted.kind);
         match self.disk.submit(device, request) {
             Ok(outcome) => {
@@ -144,7 +146,7 @@ impl Queue {
             }
             Err(pending) => {
                 let begun = blockhaul_io::now();
-                let running = Running::begin(self);
+                let running = QueueRequest::begin(self);
                 drop(blockhaul_io::start(async move {
                     let outcome = pending.await;
                     let queue = running.0.clone();
@@ -156,20 +158,26 @@ impl Queue {
         }
     }
 
-    fn complete(self: &Rc<Self>, asked: Asked, wanted: &Wanted, outcome: Outcome, soon: bool) {
+    fn complete(
+        self: &Rc<Self>,
+        asked: RingRequest,
+        wanted: &RequestSummary,
+        outcome: Outcome,
+        soon: bool,
+    ) {
         let done = outcome.and_then(|reply| deliver(&asked, wanted, reply));
         let watch = &self.disk.watch;
         match done {
             Ok(written) => {
                 watch.answered(wanted.kind, Some(wanted.len));
-                self.answer(asked, Status::Ok, written, soon);
+                self.answer(asked, BlkStatus::Ok, written, soon);
             }
             Err(error) => {
                 watch.answered(wanted.kind, None);
                 self.disk.log(&error);
                 let status = match error.kind() {
-                    Kind::Unsupported => Status::Unsupported,
-                    _ => Status::Failed,
+                    Kind::Unsupported => BlkStatus::Unsupported,
+                    _ => BlkStatus::Failed,
                 };
                 self.answer(asked, status, 0, soon);
             }
@@ -177,8 +185,8 @@ impl Queue {
     }
 
     /// Writes the status, and gives the chain back.
-    fn answer(self: &Rc<Self>, asked: Asked, status: Status, written: u64, soon: bool) {
-        let Asked { memory, head, status: at, .. } = asked;
+    fn answer(self: &Rc<Self>, asked: RingRequest, status: BlkStatus, written: u64, soon: bool) {
+        let RingRequest { memory, head, status: at, .. } = asked;
         let status = memory.write_obj(status as u8, at);
         // A status that cannot be written is the driver's fault; it gets its chain back.
         let written = status.map_or(0, |()| u32::try_from(written + 1).unwrap_or(u32::MAX));
@@ -204,75 +212,77 @@ impl Queue {
     }
 }
 
-impl Asked {
+impl RingRequest {
     /// Reads a chain, and the header of its request. The third part is what follows that and the
     /// header itself.
     #[expect(clippy::type_complexity, reason = "three parts of one chain")]
     fn read(
         memory: &Arc<Memory>,
-        ring: &crate::ring::Layout,
+        ring: &crate::ring::RingLayout,
         head: u16,
-    ) -> Result<(Asked, Result<Command, Status>, Vec<Segment>), Malformed> {
+    ) -> Result<(RingRequest, Result<BlkCommand, BlkStatus>, Vec<Segment>), MalformedChain> {
         let Chain { readable, mut writable } = Chain::read(memory, ring, head)?;
-        let status = chain::last_byte(&mut writable).ok_or(Malformed)?;
+        let status = chain::last_byte(&mut writable).ok_or(MalformedChain)?;
         let mut header = [0; HEADER];
         chain::gather(memory, &readable, &mut header)?;
-        let asked = Asked { memory: memory.clone(), head, writable, status };
-        Ok((asked, Command::parse(&header), readable))
+        let asked = RingRequest { memory: memory.clone(), head, writable, status };
+        Ok((asked, BlkCommand::parse(&header), readable))
     }
 }
 
 /// The length of a read or write that is inside the device, and not too long.
-fn checked(device: &Arc<dyn Device>, at: u64, len: u64) -> Result<usize, Status> {
+fn checked(device: &Arc<dyn Device>, at: u64, len: u64) -> Result<usize, BlkStatus> {
     let facts = device.facts();
     let longest = TRANSFER_MAX.min(facts.block.maximum.into());
-    let end = at.checked_add(len).ok_or(Status::Failed)?;
+    let end = at.checked_add(len).ok_or(BlkStatus::Failed)?;
     if len == 0 || !len.is_multiple_of(SECTOR) || len > longest || end > facts.size {
-        return Err(Status::Failed);
+        return Err(BlkStatus::Failed);
     }
-    usize::try_from(len).map_err(|_| Status::Failed)
+    usize::try_from(len).map_err(|_| BlkStatus::Failed)
 }
 
 /// A discard or write zeroes request.
 fn ranged(
-    asked: &Asked,
+    asked: &RingRequest,
     device: &Arc<dyn Device>,
-    command: Command,
+    command: BlkCommand,
     readable: &[Segment],
-) -> Result<Request, Status> {
+) -> Result<Request, BlkStatus> {
     // One range, as the configuration says.
     if chain::total(readable) != RANGE as u64 {
-        return Err(Status::Unsupported);
+        return Err(BlkStatus::Unsupported);
     }
     let mut bytes = [0; RANGE];
-    chain::gather(&asked.memory, readable, &mut bytes).map_err(|Malformed| Status::Failed)?;
-    let Range { at, len, unmap } = Range::parse(&bytes)?;
+    chain::gather(&asked.memory, readable, &mut bytes)
+        .map_err(|MalformedChain| BlkStatus::Failed)?;
+    let DiscardRange { at, len, unmap } = DiscardRange::parse(&bytes)?;
     let facts = device.facts();
     if at.checked_add(len).is_none_or(|end| end > facts.size) {
-        return Err(Status::Failed);
+        return Err(BlkStatus::Failed);
     }
-    let zeroes = command == Command::Zero;
+    let zeroes = command == BlkCommand::Zero;
     // The flag is for zeroes only.
     if unmap && !zeroes {
-        return Err(Status::Unsupported);
+        return Err(BlkStatus::Unsupported);
     }
     let needed = if zeroes { Can::ZERO } else { Can::TRIM };
     if !facts.can.contains(needed | Can::WRITE) {
-        return Err(Status::Unsupported);
+        return Err(BlkStatus::Unsupported);
     }
     Ok(if !zeroes {
         Request::trim(at, len)
     } else if unmap {
         Request::zero(at, len)
     } else {
-        Request::zero(at, len).with(Flags::NO_HOLE)
+        Request::zero(at, len).with(RequestFlags::NO_HOLE)
     })
 }
 
 /// Copies what was read to the driver's memory. Returns the number of bytes.
-fn deliver(asked: &Asked, wanted: &Wanted, reply: Reply) -> Result<u64, Error> {
-    let outside = |Malformed| Error::new(Kind::Invalid, "a buffer is not in the guest's memory");
-    let Asked { memory, writable, .. } = asked;
+fn deliver(asked: &RingRequest, wanted: &RequestSummary, reply: Reply) -> Result<u64, Error> {
+    let outside =
+        |MalformedChain| Error::new(Kind::Invalid, "a buffer is not in the guest's memory");
+    let RingRequest { memory, writable, .. } = asked;
     match (reply, wanted.kind) {
         (Reply::Data(data), OpKind::Read) if data.len() as u64 == wanted.len => {
             data.load()
@@ -290,15 +300,15 @@ fn deliver(asked: &Asked, wanted: &Wanted, reply: Reply) -> Result<u64, Error> {
 }
 
 /// Fills the segments with zeroes.
-fn clear(memory: &Memory, segments: &[Segment]) -> Result<(), Malformed> {
+fn clear(memory: &Memory, segments: &[Segment]) -> Result<(), MalformedChain> {
     for segment in segments {
         let mut at = segment.at.0;
         let mut left = segment.len as usize;
         while left > 0 {
             let part = left.min(Data::ZEROES_MAX);
             let zeroes = Data::zeroes(part);
-            memory.write_slice(zeroes.bytes(), GuestAddress(at)).map_err(|_| Malformed)?;
-            at = at.checked_add(part as u64).ok_or(Malformed)?;
+            memory.write_slice(zeroes.bytes(), GuestAddress(at)).map_err(|_| MalformedChain)?;
+            at = at.checked_add(part as u64).ok_or(MalformedChain)?;
             left -= part;
         }
     }
@@ -306,17 +316,17 @@ fn clear(memory: &Memory, segments: &[Segment]) -> Result<(), Malformed> {
 }
 
 /// A request that the device has; not any more when this is dropped.
-struct Running(Rc<Queue>);
+struct QueueRequest(Rc<QueueTask>);
 
-impl Running {
-    fn begin(queue: &Rc<Queue>) -> Running {
+impl QueueRequest {
+    fn begin(queue: &Rc<QueueTask>) -> QueueRequest {
         queue.running.update(|count| count + 1);
         queue.disk.watch.begun();
-        Running(queue.clone())
+        QueueRequest(queue.clone())
     }
 }
 
-impl Drop for Running {
+impl Drop for QueueRequest {
     fn drop(&mut self) {
         self.0.running.update(|count| count - 1);
         self.0.disk.watch.ended();

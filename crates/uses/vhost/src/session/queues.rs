@@ -3,26 +3,26 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use blockhaul_io::{Remote, Ticket};
+use blockhaul_io::{Ticket, WorkerHandle};
 
-use crate::blk::Features;
-use crate::in_flight::Table;
-use crate::memory::{Regions, Space};
+use crate::blk::BlkFeatures;
+use crate::in_flight::InFlightTable;
+use crate::memory::{GuestSpace, Regions};
 use crate::protocol::{Message, RingAddress};
-use crate::queue::{self, Call, Disk, Start, Stopper};
-use crate::ring::{Broken, Layout, QUEUES_MAX, Ring};
+use crate::queue::{self, Call, QueueStart, Stopper, VhostDisk};
+use crate::ring::{QUEUES_MAX, Ring, RingError, RingLayout};
 
 /// All queues. A queue runs while it is enabled and has a descriptor for notifications.
 pub(super) struct Queues {
-    disk: Arc<Disk>,
-    space: Arc<Space>,
-    features: Features,
-    table: Option<Table>,
-    all: Vec<Queue>,
+    disk: Arc<VhostDisk>,
+    space: Arc<GuestSpace>,
+    features: BlkFeatures,
+    table: Option<InFlightTable>,
+    all: Vec<QueueConfig>,
 }
 
 #[derive(Default)]
-struct Queue {
+struct QueueConfig {
     size: u16,
     address: RingAddress,
     /// Position of the next request.
@@ -30,29 +30,29 @@ struct Queue {
     kick: Option<OwnedFd>,
     call: Arc<Call>,
     enabled: bool,
-    running: Option<Running>,
+    running: Option<QueueRun>,
 }
 
-struct Running {
+struct QueueRun {
     stopper: Stopper,
-    ended: Ticket<Result<u16, Broken>>,
+    ended: Ticket<Result<u16, RingError>>,
 }
 
 impl Queues {
-    pub(super) fn new(disk: Arc<Disk>, space: Arc<Space>) -> Queues {
-        let all = (0..QUEUES_MAX).map(|_| Queue::default()).collect();
-        Queues { disk, space, features: Features::empty(), table: None, all }
+    pub(super) fn new(disk: Arc<VhostDisk>, space: Arc<GuestSpace>) -> Queues {
+        let all = (0..QUEUES_MAX).map(|_| QueueConfig::default()).collect();
+        Queues { disk, space, features: BlkFeatures::empty(), table: None, all }
     }
 
-    pub(super) fn set_features(&mut self, features: Features) {
+    pub(super) fn set_features(&mut self, features: BlkFeatures) {
         self.features = features;
     }
 
-    pub(super) fn set_table(&mut self, table: Table) {
+    pub(super) fn set_table(&mut self, table: InFlightTable) {
         self.table = Some(table);
     }
 
-    fn queue(&mut self, index: u32) -> Result<&mut Queue, String> {
+    fn queue(&mut self, index: u32) -> Result<&mut QueueConfig, String> {
         let queue = usize::try_from(index).ok().and_then(|index| self.all.get_mut(index));
         queue.ok_or_else(|| format!("there is no queue {index}"))
     }
@@ -70,7 +70,8 @@ impl Queues {
         };
         match message {
             Message::SetRingSize { queue, size } => {
-                let size = u16::try_from(size).map_err(|_| Broken::Size(u16::MAX).to_string())?;
+                let size =
+                    u16::try_from(size).map_err(|_| RingError::Size(u16::MAX).to_string())?;
                 self.idle(queue)?.size = size;
             }
             Message::SetRingAddress { queue, address } => self.queue(queue)?.address = address,
@@ -110,7 +111,7 @@ impl Queues {
     }
 
     /// A queue that does not run.
-    fn idle(&mut self, index: u32) -> Result<&mut Queue, String> {
+    fn idle(&mut self, index: u32) -> Result<&mut QueueConfig, String> {
         let queue = self.queue(index)?;
         match queue.running {
             None => Ok(queue),
@@ -129,12 +130,12 @@ impl Queues {
     /// Starts a queue, if it is enabled and has a descriptor for notifications.
     fn start(&mut self, regions: &Regions, index: u32) -> Result<(), String> {
         // Without the optional parts of the protocol, queues are always enabled.
-        let always = !self.features.contains(Features::PROTOCOL_FEATURES);
-        let event_idx = self.features.contains(Features::EVENT_IDX);
+        let always = !self.features.contains(BlkFeatures::PROTOCOL_FEATURES);
+        let event_idx = self.features.contains(BlkFeatures::EVENT_IDX);
         let disk = self.disk.clone();
         let space = self.space.clone();
         let number = u16::try_from(index).unwrap_or(u16::MAX);
-        let entries = |table: &Table, size| {
+        let entries = |table: &InFlightTable, size| {
             let entries = table.queue(number, size);
             entries.ok_or_else(|| format!("the table of requests has no queue {index}"))
         };
@@ -147,8 +148,8 @@ impl Queues {
         if queue.running.is_some() {
             return Ok(());
         }
-        let guest = |user| regions.to_guest(user).ok_or_else(|| Broken::Place.to_string());
-        let layout = Layout {
+        let guest = |user| regions.to_guest(user).ok_or_else(|| RingError::Place.to_string());
+        let layout = RingLayout {
             size,
             descriptors: guest(queue.address.descriptors)?,
             available: guest(queue.address.available)?,
@@ -159,11 +160,11 @@ impl Queues {
         let kick = kick.try_clone().map_err(|error| blockhaul_io::plain(&error))?;
         let base = queue.base;
         let call = queue.call.clone();
-        let start = Start { disk, space, layout, base, kick, call, entries: entries? };
+        let start = QueueStart { disk, space, layout, base, kick, call, entries: entries? };
         let (stopper, stop) = queue::stopper();
-        let worker = Remote::to(blockhaul_io::worker() + usize::from(number));
+        let worker = WorkerHandle::to(blockhaul_io::worker() + usize::from(number));
         let ended = worker.spawn(move || queue::run(start, stop));
-        queue.running = Some(Running { stopper, ended });
+        queue.running = Some(QueueRun { stopper, ended });
         log::debug!("queue {index} of {size} descriptors runs on worker {}", worker.worker());
         Ok(())
     }
@@ -171,7 +172,7 @@ impl Queues {
     /// Stops a queue after the requests that it has taken.
     async fn stop(&mut self, index: u32) -> Result<(), String> {
         let queue = self.queue(index)?;
-        if let Some(Running { stopper, ended }) = queue.running.take() {
+        if let Some(QueueRun { stopper, ended }) = queue.running.take() {
             stopper.stop();
             if let Ok(Ok(base)) = ended.await {
                 queue.base = base;
@@ -184,7 +185,7 @@ impl Queues {
     pub(super) async fn stop_all(&mut self) {
         let mut ending = Vec::new();
         for queue in &mut self.all {
-            if let Some(Running { stopper, ended }) = queue.running.take() {
+            if let Some(QueueRun { stopper, ended }) = queue.running.take() {
                 stopper.stop();
                 ending.push((queue, ended));
             }

@@ -1,20 +1,20 @@
 //! Memory that the program lends to the library for one request.
 
 /// Memory of the program, for one request.
-pub(crate) struct Lent {
+pub(crate) struct ProgramMemory {
     pointer: *mut u8,
     len: usize,
 }
 
 // SAFETY: the program lends the memory to the library until its callback is called; only the
 // request that holds this uses it.
-unsafe impl Send for Lent {}
+unsafe impl Send for ProgramMemory {}
 
-impl Lent {
+impl ProgramMemory {
     /// # Safety
     /// `pointer` is null or leads to `len` bytes that are the library's until the request ends.
-    pub(super) unsafe fn new(pointer: *mut u8, len: usize) -> Option<Lent> {
-        (!pointer.is_null()).then_some(Lent { pointer, len })
+    pub(super) unsafe fn new(pointer: *mut u8, len: usize) -> Option<ProgramMemory> {
+        (!pointer.is_null()).then_some(ProgramMemory { pointer, len })
     }
 
     pub(crate) fn address(&self) -> usize {

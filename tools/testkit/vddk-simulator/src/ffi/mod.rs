@@ -8,10 +8,10 @@ use std::ffi::{CStr, c_char, c_void};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use self::lent::Lent;
-use crate::job::{Answer, Transfer};
+use self::lent::ProgramMemory;
+use crate::job::{Transfer, TransferCallback};
 use crate::query::Query;
-use crate::state::{Login, SIMULATOR, State};
+use crate::state::{LibraryState, Login, SIMULATOR};
 use crate::types::{
     Callback, ConnectParams, CreateParams, FAIL, FILE_ERROR, INVALID, LogFunction, NOT_FOUND, OK,
     OPEN_READ_ONLY, SECTOR, VixError, text,
@@ -200,7 +200,7 @@ pub unsafe extern "C" fn VixDiskLib_Open(
     let Some(path) = (unsafe { string(path) }) else { return INVALID };
     let number = connection.addr();
     let read_only = flags & OPEN_READ_ONLY != 0;
-    let open = |state: &mut State| state.open(number, &path, read_only);
+    let open = |state: &mut LibraryState| state.open(number, &path, read_only);
     match SIMULATOR.run("Open", |settings| settings.open, open) {
         Ok(number) if !handle.is_null() => {
             // SAFETY: not null, and the program's.
@@ -270,7 +270,7 @@ pub unsafe extern "C" fn VixDiskLib_FreeInfo(info: *mut c_void) {
 }
 
 /// # Safety
-/// As [`Lent::new`].
+/// As [`ProgramMemory::new`].
 unsafe fn transfer(
     function: &'static str,
     handle: *mut c_void,
@@ -280,7 +280,7 @@ unsafe fn transfer(
 ) -> Option<Transfer> {
     let len = count.checked_mul(SECTOR).and_then(|len| usize::try_from(len).ok())?;
     // SAFETY: the promise of the caller.
-    let memory = unsafe { Lent::new(pointer, len) }?;
+    let memory = unsafe { ProgramMemory::new(pointer, len) }?;
     let write = function.starts_with("Write");
     Some(Transfer { function, handle: handle.addr(), write, sector, count, memory })
 }
@@ -327,7 +327,7 @@ pub unsafe extern "C" fn VixDiskLib_ReadAsync(
     // SAFETY: the interface of the function.
     let transfer = unsafe { transfer("ReadAsync", handle, sector, count, memory) };
     let (Some(transfer), Some(callback)) = (transfer, callback) else { return INVALID };
-    SIMULATOR.start(transfer, Answer { callback, data: data.addr() })
+    SIMULATOR.start(transfer, TransferCallback { callback, data: data.addr() })
 }
 
 /// # Safety
@@ -344,7 +344,7 @@ pub unsafe extern "C" fn VixDiskLib_WriteAsync(
     // SAFETY: the interface of the function; a write only reads the memory.
     let transfer = unsafe { transfer("WriteAsync", handle, sector, count, memory.cast_mut()) };
     let (Some(transfer), Some(callback)) = (transfer, callback) else { return INVALID };
-    SIMULATOR.start(transfer, Answer { callback, data: data.addr() })
+    SIMULATOR.start(transfer, TransferCallback { callback, data: data.addr() })
 }
 
 /// # Safety

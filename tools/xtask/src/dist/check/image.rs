@@ -7,16 +7,16 @@ use std::process::Command;
 
 use serde_json::Value;
 
-use super::root::Root;
+use super::root::RootFileSystem;
 use super::{EXPORT_SIZE, server, unpack};
 use crate::dist::build::{self, Flavour};
 use crate::dist::sums;
-use crate::{Outcome, run};
+use crate::{TaskResult, run};
 
-pub fn check(image: &Path) -> Outcome {
-    let layout = Root::empty("image-layout")?;
+pub fn check(image: &Path) -> TaskResult {
+    let layout = RootFileSystem::empty("image-layout")?;
     unpack(image, &layout.path("/"))?;
-    let root = Root::empty("image")?;
+    let root = RootFileSystem::empty("image")?;
     let config = unpack_layers(&layout, &root)?;
     let user = config["config"]["User"].as_str().unwrap_or_default();
     let entry = config["config"]["Entrypoint"][0].as_str().unwrap_or_default();
@@ -32,7 +32,7 @@ pub fn check(image: &Path) -> Outcome {
 }
 
 /// Unpacks the layers, and gives the configuration. Digests are those that the index leads to.
-fn unpack_layers(layout: &Root, root: &Root) -> Result<Value, String> {
+fn unpack_layers(layout: &RootFileSystem, root: &RootFileSystem) -> Result<Value, String> {
     let read = |path: &str| -> Result<Value, String> {
         let text = fs::read_to_string(layout.path(path))
             .map_err(|error| format!("cannot read {path} of the image: {error}"))?;
@@ -55,7 +55,7 @@ fn unpack_layers(layout: &Root, root: &Root) -> Result<Value, String> {
 
 /// Copies what the image serves, with verification, and shows information about it. The socket is
 /// named relative to its directory, as names of sockets are short.
-fn use_it(dir: &Path) -> Outcome {
+fn use_it(dir: &Path) -> TaskResult {
     let program = build::program(Flavour::Shared)?.path;
     let ours = |args: &[&str]| run::quiet(Command::new(&program).current_dir(dir).args(args));
     let uri = "nbd+unix:///?socket=s";

@@ -9,11 +9,11 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Instant;
 
-use self::root::Root;
+use self::root::RootFileSystem;
 use super::build::{self, Flavour};
-use super::piece::{Dist, Packages, sorted};
+use super::piece::{DistRun, Packages, sorted};
 use super::{deb, files, tarball};
-use crate::{Outcome, run};
+use crate::{TaskResult, run};
 
 /// Debian releases whose root file systems are used.
 const SUITES: [&str; 2] = ["bookworm", "trixie"];
@@ -49,7 +49,7 @@ rm -r "$dir"
 "#;
 
 /// An error where the check cannot run here.
-pub fn ready() -> Outcome {
+pub fn ready() -> TaskResult {
     for (program, package) in
         [("debootstrap", "debootstrap"), ("unshare", "util-linux"), ("chroot", "coreutils")]
     {
@@ -64,7 +64,7 @@ pub fn ready() -> Outcome {
 }
 
 /// Checks those packages that can be installed.
-pub fn all(dist: &Dist, made: &Packages) -> Outcome {
+pub fn all(dist: &DistRun, made: &Packages) -> TaskResult {
     if ["deb", "rpm", "tar"].iter().any(|name| made.contains_key(name)) {
         for suite in SUITES {
             in_suite(dist, suite, made)?;
@@ -79,7 +79,7 @@ pub fn all(dist: &Dist, made: &Packages) -> Outcome {
     Ok(())
 }
 
-fn timed(piece: &str, place: &str, check: impl FnOnce() -> Outcome) -> Outcome {
+fn timed(piece: &str, place: &str, check: impl FnOnce() -> TaskResult) -> TaskResult {
     let begun = Instant::now();
     check().map_err(|why| format!("{piece} in {place}: {why}"))?;
     let seconds = begun.elapsed().as_secs_f64();
@@ -87,8 +87,8 @@ fn timed(piece: &str, place: &str, check: impl FnOnce() -> Outcome) -> Outcome {
     Ok(())
 }
 
-fn in_suite(dist: &Dist, suite: &str, made: &Packages) -> Outcome {
-    let root = Root::debian(suite)?;
+fn in_suite(dist: &DistRun, suite: &str, made: &Packages) -> TaskResult {
+    let root = RootFileSystem::debian(suite)?;
     let place = format!("Debian {suite}");
     if let Some(package) = made.get("deb") {
         timed("deb", &place, || leaves_nothing(&root, || debian_package(package, &root)))?;
@@ -111,7 +111,7 @@ fn in_suite(dist: &Dist, suite: &str, made: &Packages) -> Outcome {
 }
 
 /// Runs a check, and compares the files before and after it.
-fn leaves_nothing(root: &Root, check: impl FnOnce() -> Outcome) -> Outcome {
+fn leaves_nothing(root: &RootFileSystem, check: impl FnOnce() -> TaskResult) -> TaskResult {
     let before = root.listing()?;
     check()?;
     let after = root.listing()?;
@@ -124,7 +124,7 @@ fn leaves_nothing(root: &Root, check: impl FnOnce() -> Outcome) -> Outcome {
     Err(format!("left or changed: {}; missing or changed: {}", left.join(", "), gone.join(", ")))
 }
 
-fn debian_package(package: &Path, root: &Root) -> Outcome {
+fn debian_package(package: &Path, root: &RootFileSystem) -> TaskResult {
     let inside = "/root/blockhaul.deb";
     files::install(package, &root.path(inside), 0o644)?;
     root.run(&["apt-get", "install", "-qq", "-y", "--no-install-recommends", inside])?;
@@ -135,7 +135,7 @@ fn debian_package(package: &Path, root: &Root) -> Outcome {
 }
 
 /// The packages that the Debian package depends on; the first one of alternatives.
-fn libraries(dist: &Dist, root: &Root) -> Result<Vec<String>, String> {
+fn libraries(dist: &DistRun, root: &RootFileSystem) -> Result<Vec<String>, String> {
     let program = build::program(Flavour::Shared)?;
     let depends = deb::depends(dist, &program.path)?;
     let names = depends.split(", ").filter_map(|entry| entry.split([' ', ':']).next());
@@ -147,7 +147,7 @@ fn libraries(dist: &Dist, root: &Root) -> Result<Vec<String>, String> {
 
 /// There is no root file system of an RPM distribution: its package goes into Debian's, by `rpm`
 /// from outside and without its dependencies.
-fn rpm_package(package: &Path, root: &Root) -> Outcome {
+fn rpm_package(package: &Path, root: &RootFileSystem) -> TaskResult {
     let rpm = |args: &[&str]| {
         let mut command = Command::new("rpm");
         command.arg("--root").arg(root.path("/")).args(args);
@@ -160,15 +160,15 @@ fn rpm_package(package: &Path, root: &Root) -> Outcome {
     rpm(&["-e", "--nodeps", "blockhaul"])
 }
 
-fn shared_tarball(tarball: &Path, name: &str, root: &Root) -> Outcome {
+fn shared_tarball(tarball: &Path, name: &str, root: &RootFileSystem) -> TaskResult {
     unpack(tarball, &root.path("/opt"))?;
     jobs(root, &format!("/opt/{name}/bin/blockhaul"), false)?;
     root.run(&["rm", "-r", &format!("/opt/{name}")]).map(drop)
 }
 
 /// The static program in a root file system with nothing else: no shell, no /proc, no /dev.
-fn static_tarball(tarball: &Path) -> Outcome {
-    let root = Root::empty("static")?;
+fn static_tarball(tarball: &Path) -> TaskResult {
+    let root = RootFileSystem::empty("static")?;
     unpack(tarball, &root.path("/"))?;
     let program = program_below(&root)?;
     let mut command = root.command(&[]);
@@ -184,19 +184,19 @@ fn static_tarball(tarball: &Path) -> Outcome {
 }
 
 /// The program in the only directory of a root file system, as seen from inside.
-fn program_below(root: &Root) -> Result<String, String> {
+fn program_below(root: &RootFileSystem) -> Result<String, String> {
     let top = sorted(&root.path("/"))?;
     let [dir] = top.as_slice() else { return Err(format!("the tarball has {top:?}")) };
     Ok(format!("/{}/bin/blockhaul", dir.file_name().unwrap_or_default().display()))
 }
 
-fn jobs(root: &Root, program: &str, names: bool) -> Outcome {
+fn jobs(root: &RootFileSystem, program: &str, names: bool) -> TaskResult {
     let names = if names { "names" } else { "no-names" };
     let text = root.run(&["sh", "-c", JOBS, "sh", program, names])?;
     println!("  {}", text.lines().next().unwrap_or_default());
     Ok(())
 }
 
-fn unpack(tarball: &Path, dir: &Path) -> Outcome {
+fn unpack(tarball: &Path, dir: &Path) -> TaskResult {
     run::quiet(Command::new("tar").arg("-xf").arg(tarball).arg("-C").arg(dir)).map(drop)
 }

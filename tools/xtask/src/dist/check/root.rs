@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::{Outcome, apt, run};
+use crate::{TaskResult, apt, run};
 
 /// What changes whenever packages are installed and removed, whatever they are.
 const VOLATILE: &[&str] = &[
@@ -25,7 +25,7 @@ const VOLATILE: &[&str] = &[
 ];
 
 /// A root file system that may be changed.
-pub struct Root {
+pub struct RootFileSystem {
     dir: PathBuf,
 }
 
@@ -33,14 +33,14 @@ fn roots() -> PathBuf {
     run::target().join("dist-roots")
 }
 
-impl Root {
+impl RootFileSystem {
     /// A copy of a fresh Debian, which is fetched once.
-    pub fn debian(suite: &str) -> Result<Root, String> {
+    pub fn debian(suite: &str) -> Result<RootFileSystem, String> {
         let base = roots().join(suite);
         if !base.is_dir() {
             fetch(suite, &base)?;
         }
-        let root = Root::empty(&format!("{suite}-work"))?;
+        let root = RootFileSystem::empty(&format!("{suite}-work"))?;
         run::quiet(
             Command::new("cp").args(["-a", "--reflink=auto"]).arg(base.join(".")).arg(&root.dir),
         )?;
@@ -48,8 +48,8 @@ impl Root {
     }
 
     /// An empty directory.
-    pub fn empty(name: &str) -> Result<Root, String> {
-        let root = Root { dir: roots().join(name) };
+    pub fn empty(name: &str) -> Result<RootFileSystem, String> {
+        let root = RootFileSystem { dir: roots().join(name) };
         if root.dir.exists() {
             root.clear()?;
         }
@@ -99,13 +99,13 @@ impl Root {
     }
 
     /// Removes the root file system.
-    pub fn remove(self) -> Outcome {
+    pub fn remove(self) -> TaskResult {
         self.clear()
     }
 
     /// Removes everything, unless something is still mounted inside: what is mounted must not be
     /// removed with it.
-    fn clear(&self) -> Outcome {
+    fn clear(&self) -> TaskResult {
         let mounts = fs::read_to_string("/proc/mounts")
             .map_err(|error| format!("cannot read /proc/mounts: {error}"))?;
         let dir = fs::canonicalize(&self.dir)
@@ -138,10 +138,10 @@ fn mounted_below<'a>(mounts: &'a str, dir: &Path) -> Option<&'a str> {
 }
 
 /// Fetches a minimal Debian from the mirror of this machine.
-fn fetch(suite: &str, base: &Path) -> Outcome {
+fn fetch(suite: &str, base: &Path) -> TaskResult {
     let archives = apt::debian_archives(Path::new("/etc/apt"))?;
     let archive = archives.first().ok_or("this machine has no Debian mirror")?;
-    let part = Root::empty(&format!("{suite}.part"))?;
+    let part = RootFileSystem::empty(&format!("{suite}.part"))?;
     println!("fetching Debian {suite}");
     let mut command = Command::new("debootstrap");
     command.args(["--variant=minbase", suite]).arg(&part.dir).arg(&archive.uri);

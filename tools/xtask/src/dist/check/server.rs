@@ -7,13 +7,17 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::Outcome;
+use crate::TaskResult;
 
 /// Longer than a server takes to start or to stop.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Starts a server, waits for its socket, uses it, and stops it.
-pub fn with(mut command: Command, socket: &Path, use_it: impl FnOnce() -> Outcome) -> Outcome {
+pub fn with(
+    mut command: Command,
+    socket: &Path,
+    use_it: impl FnOnce() -> TaskResult,
+) -> TaskResult {
     let mut server = command
         .stdin(Stdio::null())
         .stdout(Stdio::null())
@@ -24,7 +28,7 @@ pub fn with(mut command: Command, socket: &Path, use_it: impl FnOnce() -> Outcom
     used.and(stopped)
 }
 
-fn listens(server: &mut Child, socket: &Path) -> Outcome {
+fn listens(server: &mut Child, socket: &Path) -> TaskResult {
     let begun = Instant::now();
     while !socket.exists() {
         let ended =
@@ -41,7 +45,7 @@ fn listens(server: &mut Child, socket: &Path) -> Outcome {
 }
 
 /// Asks process 1 of the root to end, as `podman stop` does, and waits for it.
-fn stop(server: &mut Child) -> Outcome {
+fn stop(server: &mut Child) -> TaskResult {
     let asked = ask(server);
     let begun = Instant::now();
     while asked.is_ok() && begun.elapsed() < PATIENCE {
@@ -58,7 +62,7 @@ fn stop(server: &mut Child) -> Outcome {
 }
 
 /// Sends SIGTERM to the process in the namespace.
-fn ask(server: &Child) -> Outcome {
+fn ask(server: &Child) -> TaskResult {
     let outer = server.id();
     let children = fs::read_to_string(format!("/proc/{outer}/task/{outer}/children"))
         .map_err(|error| format!("cannot find the server's process: {error}"))?;

@@ -17,16 +17,16 @@ mod parse;
 use std::sync::Arc;
 
 use blockhaul_block::{Device, Error, Kind, Result};
-use blockhaul_catalog::{Backend, Opened, Opening, Param, ParamKind, Target};
+use blockhaul_catalog::{Backend, BackendTarget, OpenFuture, OpenedDevice, Param, ParamKind};
 
 use blockhaul_backends::support::MemoryDevice;
 use blockhaul_backends::support::{decode_base64, operand};
 use image::DataImage;
 
 /// The backend `data:TEXT`.
-pub struct Data;
+pub struct DataBackend;
 
-impl Backend for Data {
+impl Backend for DataBackend {
     fn schemes(&self) -> &'static [&'static str] {
         &["data"]
     }
@@ -81,17 +81,17 @@ blockhaul copy 'data:"boot" @510 0x55 0xaa' boot.raw
         true
     }
 
-    fn open(&self, target: Target) -> Opening<Opened> {
+    fn open(&self, target: BackendTarget) -> OpenFuture<OpenedDevice> {
         Box::pin(async move {
             // Reads files and runs scripts.
             let made = blockhaul_io::offload(move || make(&target)).await;
             let device = made.map_err(|_| Error::new(Kind::Io, "data: was not made"))??;
-            Ok(Opened::from(Arc::new(device) as Arc<dyn Device>))
+            Ok(OpenedDevice::from(Arc::new(device) as Arc<dyn Device>))
         })
     }
 }
 
-fn make(target: &Target) -> Result<MemoryDevice> {
+fn make(target: &BackendTarget) -> Result<MemoryDevice> {
     let args = &target.args;
     if let [(name, _), ..] = args.others() {
         let text = format!("data: {name}= is no option, and variables are not supported");

@@ -17,13 +17,13 @@ use blockhaul_io::{Buf, Data};
 
 pub use self::view::AsQcow2;
 
-use self::plan::{REFCOUNT_ORDER, Tables};
+use self::plan::{REFCOUNT_ORDER, StreamTables};
 use super::error::usage;
 use super::header::MAGIC;
 use crate::block_plan::BlockPlan;
 use crate::bytes::index;
 use crate::image_view::changed;
-use crate::pack::{Ahead, Made, Packing, pool};
+use crate::pack::{ClusterEncoding, ClusterReadAhead, CompressedClusters, pool};
 
 /// Bytes of tables and small clusters that are passed on at once.
 const PIECE: usize = 256 << 10;
@@ -55,11 +55,11 @@ pub struct StreamOptions {
 }
 
 impl StreamOptions {
-    fn packing(self) -> Packing {
+    fn packing(self) -> ClusterEncoding {
         match self.codec {
-            None => Packing::Plain,
-            Some(Codec::Zstd(level)) => Packing::Zstd(level),
-            Some(Codec::Deflate(level)) => Packing::Deflate(level),
+            None => ClusterEncoding::Plain,
+            Some(Codec::Zstd(level)) => ClusterEncoding::Zstd(level),
+            Some(Codec::Deflate(level)) => ClusterEncoding::Deflate(level),
         }
     }
 }
@@ -72,7 +72,7 @@ impl Default for StreamOptions {
 }
 
 /// What takes the bytes of an image, in order.
-pub trait Sink {
+pub trait StreamSink {
     /// Takes the next bytes. The image is given up after an error.
     fn write(&mut self, bytes: Data) -> impl Future<Output = Result<()>>;
 }
@@ -89,10 +89,10 @@ pub trait Sink {
 pub async fn stream(
     source: &Arc<dyn Device>,
     options: StreamOptions,
-    sink: &mut impl Sink,
+    sink: &mut impl StreamSink,
 ) -> Result<u64> {
     let (tables, made) = plan(source, options).await?;
-    let mut out = Out { sink, gathered: Vec::new(), at: 0 };
+    let mut out = StreamOutput { sink, gathered: Vec::new(), at: 0 };
     write_tables(&tables, options, &mut out).await?;
     write_data(source, options, &tables, &made, &mut out).await?;
     out.pad_to(tables.len()).await?;
@@ -102,7 +102,10 @@ pub async fn stream(
 
 /// Plans the image of a disk; also the clusters that were compressed for that, as far as there is
 /// memory.
-async fn plan(source: &Arc<dyn Device>, options: StreamOptions) -> Result<(Tables, Made)> {
+async fn plan(
+    source: &Arc<dyn Device>,
+    options: StreamOptions,
+) -> Result<(StreamTables, CompressedClusters)> {
     let cluster_bits = check(options)?;
     let size = source.facts().size.checked_next_multiple_of(512).unwrap_or(u64::MAX);
     let cluster = 1 << cluster_bits;
@@ -110,9 +113,9 @@ async fn plan(source: &Arc<dyn Device>, options: StreamOptions) -> Result<(Table
     plan.find_data(source).await?;
     let made = match options.codec {
         Some(_) => plan.measure(source, options.packing(), options.memory).await?,
-        None => Made::new(0),
+        None => CompressedClusters::new(0),
     };
-    Ok((Tables::new(plan, size)?, made))
+    Ok((StreamTables::new(plan, size)?, made))
 }
 
 /// The cluster size as a power of two.
@@ -133,14 +136,14 @@ fn check(options: StreamOptions) -> Result<u32> {
 }
 
 /// Passes bytes on in pieces.
-struct Out<'a, S> {
+struct StreamOutput<'a, S> {
     sink: &'a mut S,
     gathered: Vec<u8>,
     /// Bytes so far, with those that are gathered.
     at: u64,
 }
 
-impl<S: Sink> Out<'_, S> {
+impl<S: StreamSink> StreamOutput<'_, S> {
     async fn bytes(&mut self, bytes: &[u8]) -> Result<()> {
         self.gathered.extend_from_slice(bytes);
         self.at += bytes.len() as u64;
@@ -180,9 +183,9 @@ impl<S: Sink> Out<'_, S> {
 }
 
 async fn write_tables(
-    tables: &Tables,
+    tables: &StreamTables,
     options: StreamOptions,
-    out: &mut Out<'_, impl Sink>,
+    out: &mut StreamOutput<'_, impl StreamSink>,
 ) -> Result<()> {
     for cluster in 0..tables.parts.data {
         out.bytes(&table(tables, options, cluster)).await?;
@@ -191,7 +194,7 @@ async fn write_tables(
 }
 
 /// A cluster of the image before its data.
-fn table(tables: &Tables, options: StreamOptions, cluster: u64) -> Vec<u8> {
+fn table(tables: &StreamTables, options: StreamOptions, cluster: u64) -> Vec<u8> {
     if cluster > 0 {
         return tables.table(cluster);
     }
@@ -201,7 +204,7 @@ fn table(tables: &Tables, options: StreamOptions, cluster: u64) -> Vec<u8> {
 }
 
 /// The header, without extensions ("Header"), and the end of the list of extensions.
-fn header(tables: &Tables, options: StreamOptions) -> Vec<u8> {
+fn header(tables: &StreamTables, options: StreamOptions) -> Vec<u8> {
     let parts = tables.parts;
     let bits = tables.cluster().trailing_zeros();
     let mut bytes = vec![0; index(HEADER_LEN.into()) + 8];
@@ -227,13 +230,13 @@ fn header(tables: &Tables, options: StreamOptions) -> Vec<u8> {
 async fn write_data(
     source: &Arc<dyn Device>,
     options: StreamOptions,
-    tables: &Tables,
-    made: &Made,
-    out: &mut Out<'_, impl Sink>,
+    tables: &StreamTables,
+    made: &CompressedClusters,
+    out: &mut StreamOutput<'_, impl StreamSink>,
 ) -> Result<()> {
     let numbers = tables.placed(0).map(|placed| placed.number);
     let pool = pool(tables.cluster());
-    let ahead = Ahead::new(source, &pool, tables.cluster(), options.packing(), numbers);
+    let ahead = ClusterReadAhead::new(source, &pool, tables.cluster(), options.packing(), numbers);
     let mut ahead = ahead.with_made(made);
     let mut placed = tables.placed(0);
     while let Some(piece) = ahead.next().await {

@@ -7,7 +7,7 @@ use blockhaul_block::Result;
 
 use crate::block_plan::BlockPlan;
 use crate::bytes::index;
-use crate::pack::{SECTOR, Stored};
+use crate::pack::{ClusterStorage, SECTOR};
 use crate::qcow2::error::usage;
 
 /// Width of refcounts, as a power of two of bits: 16 bits, the default of QEMU.
@@ -22,16 +22,16 @@ const COMPRESSED: u64 = 1 << 62;
 
 /// A cluster of the disk that is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Placed {
+pub(super) struct StreamCluster {
     /// Its number.
     pub(super) number: u64,
     /// Offset of its data in the image, and length there, both in bytes.
     pub(super) host: u64,
     pub(super) len: u64,
-    pub(super) stored: Stored,
+    pub(super) stored: ClusterStorage,
 }
 
-impl Placed {
+impl StreamCluster {
     /// The offset after its data.
     pub(super) fn end(&self) -> u64 {
         self.host + self.len
@@ -39,17 +39,17 @@ impl Placed {
 }
 
 /// Where a cluster goes if the data has this length so far; none if it is not stored.
-fn place(cluster: u64, next: u64, stored: Stored) -> Option<(u64, u64)> {
+fn place(cluster: u64, next: u64, stored: ClusterStorage) -> Option<(u64, u64)> {
     match stored {
-        Stored::Not => None,
-        Stored::Plain => Some((next.next_multiple_of(cluster), cluster)),
-        Stored::Packed(sectors) => Some((next, u64::from(sectors) * SECTOR)),
+        ClusterStorage::Not => None,
+        ClusterStorage::Plain => Some((next.next_multiple_of(cluster), cluster)),
+        ClusterStorage::Packed(sectors) => Some((next, u64::from(sectors) * SECTOR)),
     }
 }
 
 /// Offsets and lengths of all parts of the image, in clusters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Parts {
+pub(super) struct StreamLayout {
     pub(super) refcount_table: u64,
     pub(super) refcount_table_len: u64,
     pub(super) refcount_blocks: u64,
@@ -62,10 +62,10 @@ pub(super) struct Parts {
     pub(super) end: u64,
 }
 
-impl Parts {
+impl StreamLayout {
     /// # Errors
     /// If the disk is too large for the cluster size.
-    fn of(cluster: u64, size: u64, l2_len: u64, data_len: u64) -> Result<Parts> {
+    fn of(cluster: u64, size: u64, l2_len: u64, data_len: u64) -> Result<StreamLayout> {
         let l1_entries = size.div_ceil(cluster).div_ceil(cluster / 8).max(1);
         let l1_len = (l1_entries * 8).div_ceil(cluster);
         if l1_entries * 8 > L1_MAX {
@@ -91,7 +91,7 @@ impl Parts {
         let l1 = refcount_blocks + blocks;
         let l2 = l1 + l1_len;
         let data = l1 + l1_len + l2_len;
-        Ok(Parts {
+        Ok(StreamLayout {
             refcount_table: 1,
             refcount_table_len: table,
             refcount_blocks,
@@ -115,31 +115,31 @@ struct Group {
     number: u64,
     /// Where their data begins, relative to that of all groups, in bytes.
     start: u64,
-    clusters: Vec<Stored>,
+    clusters: Vec<ClusterStorage>,
 }
 
 /// The tables of an image, made as they are needed. Entries that do not exist are 0.
-pub(super) struct Tables {
+pub(super) struct StreamTables {
     cluster_bits: u32,
     /// Size of the disk in bytes.
     pub(super) size: u64,
     /// In order.
     groups: Vec<Group>,
-    pub(super) parts: Parts,
+    pub(super) parts: StreamLayout,
 }
 
-impl Tables {
+impl StreamTables {
     /// Finds the place of everything. Memory depends on the data, not on the size of the disk: 4 bytes for each
     /// cluster of the L2 tables that are needed.
     ///
     /// # Errors
     /// If the disk is too large for the cluster size.
-    pub(super) fn new(plan: BlockPlan, size: u64) -> Result<Tables> {
+    pub(super) fn new(plan: BlockPlan, size: u64) -> Result<StreamTables> {
         let cluster = plan.unit;
         let mut next = 0;
         let mut groups = Vec::with_capacity(plan.tables.len());
         for (number, clusters) in plan.tables {
-            if clusters.iter().all(|stored| *stored == Stored::Not) {
+            if clusters.iter().all(|stored| *stored == ClusterStorage::Not) {
                 continue;
             }
             let start = next;
@@ -148,8 +148,8 @@ impl Tables {
             }
             groups.push(Group { number, start, clusters });
         }
-        let parts = Parts::of(cluster, size, groups.len() as u64, next)?;
-        Ok(Tables { cluster_bits: cluster.trailing_zeros(), size, groups, parts })
+        let parts = StreamLayout::of(cluster, size, groups.len() as u64, next)?;
+        Ok(StreamTables { cluster_bits: cluster.trailing_zeros(), size, groups, parts })
     }
 
     /// Cluster size in bytes.
@@ -169,14 +169,14 @@ impl Tables {
 
     /// The clusters that are stored, with their places in the image, in order: from the group on
     /// whose data contains the byte at `host` of the image.
-    pub(super) fn placed(&self, host: u64) -> impl Iterator<Item = Placed> + '_ {
+    pub(super) fn placed(&self, host: u64) -> impl Iterator<Item = StreamCluster> + '_ {
         let start = self.offset(self.parts.data);
         let behind = self.groups.partition_point(|group| group.start + start <= host);
         let groups = self.groups.get(behind.saturating_sub(1)..).unwrap_or_default();
         groups.iter().flat_map(move |group| self.placed_in(group))
     }
 
-    fn placed_in<'a>(&'a self, group: &'a Group) -> impl Iterator<Item = Placed> + 'a {
+    fn placed_in<'a>(&'a self, group: &'a Group) -> impl Iterator<Item = StreamCluster> + 'a {
         let cluster = self.cluster();
         let start = self.offset(self.parts.data);
         let mut next = group.start;
@@ -185,7 +185,7 @@ impl Tables {
         numbers.zip(clusters).filter_map(move |(number, stored)| {
             let (host, len) = place(cluster, next, stored)?;
             next = host + len;
-            Some(Placed { number, host: start + host, len, stored })
+            Some(StreamCluster { number, host: start + host, len, stored })
         })
     }
 
@@ -243,7 +243,7 @@ impl Tables {
 
     /// A cluster of the image that belongs to a table, after the header.
     pub(super) fn table(&self, cluster: u64) -> Vec<u8> {
-        let Parts { refcount_table, refcount_blocks, l1, l2, .. } = self.parts;
+        let StreamLayout { refcount_table, refcount_blocks, l1, l2, .. } = self.parts;
         let longs = self.cluster() / 8;
         let entries = |first: u64| first * longs..(first + 1) * longs;
         if cluster >= l2 {
@@ -262,11 +262,11 @@ impl Tables {
     }
 
     /// The L2 entry of a cluster.
-    fn entry(&self, placed: Placed) -> u64 {
+    fn entry(&self, placed: StreamCluster) -> u64 {
         match placed.stored {
-            Stored::Not => 0,
-            Stored::Plain => placed.host | COPIED,
-            Stored::Packed(sectors) => {
+            ClusterStorage::Not => 0,
+            ClusterStorage::Plain => placed.host | COPIED,
+            ClusterStorage::Packed(sectors) => {
                 let more = u64::from(sectors.saturating_sub(1));
                 COMPRESSED | more << (62 - (self.cluster_bits - 8)) | placed.host
             }
@@ -287,16 +287,16 @@ mod tests {
         let mut plan = BlockPlan::new(1 << 16, 1 << 13);
         // 100 sectors, 100 sectors across the end of a cluster, a plain cluster, and one sector.
         for (number, stored) in [
-            (0, Stored::Packed(100)),
-            (3, Stored::Packed(100)),
-            (4, Stored::Plain),
-            (9000, Stored::Packed(1)),
+            (0, ClusterStorage::Packed(100)),
+            (3, ClusterStorage::Packed(100)),
+            (4, ClusterStorage::Plain),
+            (9000, ClusterStorage::Packed(1)),
         ] {
             plan.set(number, stored);
         }
-        plan.set(5, Stored::Not);
-        plan.set(20_000, Stored::Not);
-        let tables = Tables::new(plan, 1 << 30).unwrap();
+        plan.set(5, ClusterStorage::Not);
+        plan.set(20_000, ClusterStorage::Not);
+        let tables = StreamTables::new(plan, 1 << 30).unwrap();
         let parts = tables.parts;
         assert_eq!((parts.l1, parts.l2, parts.data, parts.end), (3, 4, 6, 10));
         let counts: Vec<_> = tables.refcounts(0).take(11).collect();
@@ -316,7 +316,7 @@ mod tests {
     #[test]
     fn a_disk_too_large_for_its_clusters_is_refused() {
         let refused =
-            |cluster, size| Tables::new(BlockPlan::new(cluster, cluster / 8), size).is_err();
+            |cluster, size| StreamTables::new(BlockPlan::new(cluster, cluster / 8), size).is_err();
         assert!(refused(512, 1 << 40) && !refused(1 << 16, 1 << 40));
         assert!(refused(1 << 16, i64::MAX as u64));
     }

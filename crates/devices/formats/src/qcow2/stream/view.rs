@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use blockhaul_block::{Device, Error, Result};
-use blockhaul_catalog::{Backend, Opened, Opening, Param, ParamKind, Target};
+use blockhaul_catalog::{Backend, BackendTarget, OpenFuture, OpenedDevice, Param, ParamKind};
 use blockhaul_io::Pool;
 
-use super::plan::{Placed, Tables};
+use super::plan::{StreamCluster, StreamTables};
 use super::{Codec, StreamOptions, plan, table};
 use crate::image_view::{self, ImagePart, ImageView, changed};
-use crate::pack::{Ahead, Made, pool};
+use crate::pack::{ClusterReadAhead, CompressedClusters, pool};
 use crate::qcow2::error::usage;
 
 /// The backend `as-qcow2:DEVICE`.
@@ -67,20 +67,20 @@ blockhaul copy 'as-qcow2:disk.raw?zstd=3' - > small.qcow2
         ]
     }
 
-    fn open(&self, target: Target) -> Opening<Opened> {
+    fn open(&self, target: BackendTarget) -> OpenFuture<OpenedDevice> {
         Box::pin(async move {
             let options = options(&target)?;
             image_view::open(&target, async |source| {
                 let (tables, made) = plan(source, options).await?;
                 let pool = pool(tables.cluster());
-                Ok(Image { tables, made, options, pool })
+                Ok(Qcow2StreamImage { tables, made, options, pool })
             })
             .await
         })
     }
 }
 
-fn options(target: &Target) -> Result<StreamOptions> {
+fn options(target: &BackendTarget) -> Result<StreamOptions> {
     let usual = StreamOptions::default();
     let cluster = target.args.size("cluster").unwrap_or(usual.cluster.into());
     let cluster = u32::try_from(cluster).map_err(|_| usage("the cluster size is above 2M"))?;
@@ -97,15 +97,15 @@ fn options(target: &Target) -> Result<StreamOptions> {
 }
 
 /// What all handles share.
-struct Image {
-    tables: Tables,
-    made: Made,
+struct Qcow2StreamImage {
+    tables: StreamTables,
+    made: CompressedClusters,
     options: StreamOptions,
     /// Memory for clusters of the source.
     pool: Pool,
 }
 
-impl ImageView for Image {
+impl ImageView for Qcow2StreamImage {
     const SCHEME: &'static str = "as-qcow2";
 
     fn len(&self) -> u64 {
@@ -142,7 +142,7 @@ impl ImageView for Image {
     }
 }
 
-impl Image {
+impl Qcow2StreamImage {
     async fn put_tables(&self, part: &mut ImagePart<'_>) {
         let cluster = self.tables.cluster();
         let end = part.end().div_ceil(cluster).min(self.tables.parts.data);
@@ -154,12 +154,13 @@ impl Image {
     }
 
     async fn put_data(&self, source: &Arc<dyn Device>, part: &mut ImagePart<'_>) -> Result<()> {
-        let Image { tables, made, options, pool } = self;
+        let Qcow2StreamImage { tables, made, options, pool } = self;
         let (at, end) = (part.at.max(tables.offset(tables.parts.data)), part.end());
         let placed = tables.placed(at).skip_while(|placed| placed.end() <= at);
-        let wanted: Vec<Placed> = placed.take_while(|placed| placed.host < end).collect();
+        let wanted: Vec<StreamCluster> = placed.take_while(|placed| placed.host < end).collect();
         let numbers = wanted.iter().map(|placed| placed.number);
-        let ahead = Ahead::new(source, pool, tables.cluster(), options.packing(), numbers);
+        let ahead =
+            ClusterReadAhead::new(source, pool, tables.cluster(), options.packing(), numbers);
         let mut ahead = ahead.with_made(made);
         let mut places = wanted.iter();
         while let Some(piece) = ahead.next().await {

@@ -2,12 +2,12 @@
 
 use blockhaul_block::{Error, Kind, Result};
 
-use super::writer::{OFFSET_MAX, Refcounts, Writer};
+use super::writer::{ImageWriter, OFFSET_MAX, Refcounts};
 use crate::bytes::index;
-use crate::qcow2::cache::{Freed, Stage};
+use crate::qcow2::cache::{FreedClusters, WriteStage};
 use crate::qcow2::error::damaged;
 use crate::qcow2::header::REFCOUNT_TABLE_AT;
-use crate::qcow2::parts::Parts;
+use crate::qcow2::parts::ImageParts;
 use crate::qcow2::words::bytes_of;
 use crate::storage;
 
@@ -28,27 +28,27 @@ pub(super) struct Clusters {
 }
 
 /// Where the refcount of a cluster is.
-pub(in crate::qcow2) struct Counter {
+pub(in crate::qcow2) struct RefcountPlace {
     /// The offset of its slice in the file.
     pub(super) slice: u64,
     /// Its number in the slice.
     pub(super) number: u64,
 }
 
-impl Parts {
+impl ImageParts {
     /// Refcounts in a block, and in a slice of one.
-    pub(super) fn counters(&self, writer: &Writer) -> (u64, u64) {
+    pub(super) fn counters(&self, writer: &ImageWriter) -> (u64, u64) {
         let per_word = writer.width.per_word();
         (self.image.layout.cluster() / 8 * per_word, self.image.slice / 8 * per_word)
     }
 
     /// Where the refcount of a cluster is; none if there is no block for it.
-    pub(super) fn counter(&self, writer: &Writer, cluster: u64) -> Option<Counter> {
+    pub(super) fn counter(&self, writer: &ImageWriter, cluster: u64) -> Option<RefcountPlace> {
         let (per_block, per_slice) = self.counters(writer);
         let block = *writer.refcounts().entries.get(index(cluster / per_block))?;
         let inside = cluster % per_block;
         let slice = block + inside / per_slice * self.image.slice;
-        (block != 0).then_some(Counter { slice, number: inside % per_slice })
+        (block != 0).then_some(RefcountPlace { slice, number: inside % per_slice })
     }
 
     /// Allocates from 1 to `most` clusters that lie together.
@@ -62,7 +62,11 @@ impl Parts {
     }
 
     /// The same for a caller that holds the lock `allocating`.
-    pub(super) async fn allocate_in_turn(&self, writer: &Writer, most: u64) -> Result<Clusters> {
+    pub(super) async fn allocate_in_turn(
+        &self,
+        writer: &ImageWriter,
+        most: u64,
+    ) -> Result<Clusters> {
         let mut next = writer.places().next;
         let mut looked = 0_u64;
         loop {
@@ -102,21 +106,21 @@ impl Parts {
     /// Sets refcounts in a slice; false if it must be read again.
     pub(super) fn count(
         &self,
-        writer: &Writer,
+        writer: &ImageWriter,
         slice: u64,
         numbers: std::ops::Range<u64>,
         value: u64,
     ) -> bool {
-        let set = |words: &mut [u64], _: &mut Vec<Freed>| {
+        let set = |words: &mut [u64], _: &mut Vec<FreedClusters>| {
             for number in numbers {
                 writer.width.set(words, number, value);
             }
         };
-        self.image.cache.change(slice, Stage::Early, set).is_some()
+        self.image.cache.change(slice, WriteStage::Early, set).is_some()
     }
 
     /// Clusters that were just counted as used.
-    fn taken(&self, writer: &Writer, first: u64, count: u64) -> Result<Clusters> {
+    fn taken(&self, writer: &ImageWriter, first: u64, count: u64) -> Result<Clusters> {
         let mut places = writer.places();
         if let Some(table) = (first..first + count).find(|one| places.tables.contains(one)) {
             return Err(damaged(format!("cluster {table} has a table, and a refcount of 0")));
@@ -139,15 +143,15 @@ impl Parts {
         self.release_in_turn(writer, clusters).await;
     }
 
-    /// The same for clusters of [`Parts::clusters_for`]. Those of an external data file have no refcounts.
+    /// The same for clusters of [`ImageParts::clusters_for`]. Those of an external data file have no refcounts.
     pub(super) async fn release_data(&self, clusters: Clusters) {
         if !self.is_external {
             self.release(clusters).await;
         }
     }
 
-    /// The same as [`Parts::release`] for a caller that holds the lock `allocating`.
-    pub(super) async fn release_in_turn(&self, writer: &Writer, clusters: Clusters) {
+    /// The same as [`ImageParts::release`] for a caller that holds the lock `allocating`.
+    pub(super) async fn release_in_turn(&self, writer: &ImageWriter, clusters: Clusters) {
         for cluster in clusters.first..clusters.first + clusters.count {
             let Some(counter) = self.counter(writer, cluster) else { continue };
             if self.image.load(&self.file, counter.slice).await.is_ok() {
@@ -160,7 +164,7 @@ impl Parts {
 
     /// Makes the refcount block of a cluster: nothing that it describes is in use, so that it can be
     /// the first of its own clusters.
-    async fn add_block(&self, writer: &Writer, cluster: u64) -> Result<()> {
+    async fn add_block(&self, writer: &ImageWriter, cluster: u64) -> Result<()> {
         let (per_block, _) = self.counters(writer);
         let number = cluster / per_block;
         if number >= writer.refcounts().entries.len() as u64 {
@@ -189,7 +193,7 @@ impl Parts {
 
     /// Makes a longer refcount table, which has an entry for block `needed`, behind all clusters
     /// that have refcounts.
-    pub(super) async fn grow_table(&self, writer: &Writer, needed: u64) -> Result<()> {
+    pub(super) async fn grow_table(&self, writer: &ImageWriter, needed: u64) -> Result<()> {
         let layout = self.image.layout;
         let (per_block, _) = self.counters(writer);
         let (old_offset, old_clusters, mut entries) = {
@@ -243,7 +247,7 @@ impl Parts {
         let mut places = writer.places();
         places.tables.retain(|cluster| !(old..old + old_clusters).contains(cluster));
         drop(places);
-        self.image.cache.free(Freed { first: old, count: old_clusters });
+        self.image.cache.free(FreedClusters { first: old, count: old_clusters });
         Ok(())
     }
 }

@@ -3,10 +3,10 @@
 use blockhaul_block::Result;
 
 use crate::bytes::index;
-use crate::qcow2::cache::Freed;
-use crate::qcow2::parts::Parts;
+use crate::qcow2::cache::FreedClusters;
+use crate::qcow2::parts::ImageParts;
 
-impl Parts {
+impl ImageParts {
     /// Clears the entries of all clusters from `first` on, and frees what they refer to. Nothing
     /// else may use the image, whose `size` covers all of its L1 table.
     ///
@@ -55,7 +55,7 @@ impl Parts {
         let entries = words.iter().step_by(index(layout.entry_words()));
         let freed = entries.filter_map(|&entry| layout.refers_to(entry));
         // A flush between the two leaves lost clusters at most.
-        self.set_l1(number, 0, Some(Freed { first, count: 1 })).await?;
+        self.set_l1(number, 0, Some(FreedClusters { first, count: 1 })).await?;
         freed.for_each(|(first, count)| self.drop_clusters(first, count));
         self.writer()?.places().tables.remove(&first);
         Ok(())

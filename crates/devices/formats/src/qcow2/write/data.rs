@@ -4,26 +4,32 @@
 use std::sync::Arc;
 
 use blockhaul_block::{
-    Device, DeviceExt as _, Error, Flags, Kind, Outcome, Pending, Reply, Request, Result,
+    Device, DeviceExt as _, Error, Kind, Outcome, PendingRequest, Reply, Request, RequestFlags,
+    Result,
 };
 use blockhaul_io::Data;
 
 use super::allocate::Clusters;
-use super::writer::{COPY, External};
+use super::writer::{COPY, ExternalData};
 use crate::assembly::RunReader as _;
 use crate::bytes::index;
-use crate::qcow2::entry::{COPIED, Found, Place, Run};
-use crate::qcow2::parts::Parts;
+use crate::qcow2::entry::{COPIED, ClusterPlace, EntryContent, Run};
+use crate::qcow2::parts::ImageParts;
 use crate::storage;
 
 /// Most clusters of one piece.
 const CLUSTERS_MAX: u64 = 2048;
 
 /// Starts a write of a range within the disk.
-pub(in crate::qcow2) fn submit(parts: &Arc<Parts>, at: u64, data: Data, flags: Flags) -> Pending {
+pub(in crate::qcow2) fn submit(
+    parts: &Arc<ImageParts>,
+    at: u64,
+    data: Data,
+    flags: RequestFlags,
+) -> PendingRequest {
     let packs = parts.packs(at, at.saturating_add(data.len() as u64), flags);
     if !packs
-        && !flags.contains(Flags::FUA)
+        && !flags.contains(RequestFlags::FUA)
         && let Some(writer) = parts.image.writer.as_ref().filter(|writer| writer.has_begun())
     {
         let epoch = writer.epoch();
@@ -34,21 +40,21 @@ pub(in crate::qcow2) fn submit(parts: &Arc<Parts>, at: u64, data: Data, flags: F
         }
     }
     let parts = parts.clone();
-    Pending::start(async move {
+    PendingRequest::start(async move {
         parts.write(at, data, packs).await.map_err(|error| parts.before_flush(error))?;
         parts.durable(flags).await
     })
 }
 
 /// The payload of a request, from an offset of the disk on.
-pub(super) struct Payload {
+pub(super) struct WritePayload {
     at: u64,
     data: Data,
 }
 
-impl Payload {
-    pub(super) fn new(at: u64, data: Data) -> Payload {
-        Payload { at, data }
+impl WritePayload {
+    pub(super) fn new(at: u64, data: Data) -> WritePayload {
+        WritePayload { at, data }
     }
 
     fn end(&self) -> u64 {
@@ -66,7 +72,7 @@ impl Payload {
 }
 
 /// A range to write, with what its first and last cluster need.
-struct Piece {
+struct WritePiece {
     /// The range that is written: `data` is in its middle.
     start: u64,
     end: u64,
@@ -75,7 +81,7 @@ struct Piece {
     fresh: bool,
 }
 
-impl Parts {
+impl ImageParts {
     /// The error of a request that failed before its flush, unless another one was the reason.
     pub(super) fn before_flush(&self, error: Error) -> Error {
         let has_failed = self.writer().is_ok_and(|writer| writer.failed.check().is_err());
@@ -83,8 +89,8 @@ impl Parts {
     }
 
     /// Ends a request that changed something.
-    pub(super) async fn durable(&self, flags: Flags) -> Outcome {
-        if flags.contains(Flags::FUA) {
+    pub(super) async fn durable(&self, flags: RequestFlags) -> Outcome {
+        if flags.contains(RequestFlags::FUA) {
             self.flush().await?;
         }
         Ok(Reply::Done)
@@ -133,11 +139,11 @@ impl Parts {
         if packs {
             return self.write_packed(at, data).await;
         }
-        self.write_locked(Payload::new(at, data)).await
+        self.write_locked(WritePayload::new(at, data)).await
     }
 
     /// The same for a range whose clusters are locked.
-    pub(super) async fn write_locked(&self, mut data: Payload) -> Result<()> {
+    pub(super) async fn write_locked(&self, mut data: WritePayload) -> Result<()> {
         let mut next = data.at;
         let end = data.end();
         while next < end {
@@ -150,7 +156,13 @@ impl Parts {
     }
 
     /// Writes the first part of a range that has one L2 table; returns its end.
-    async fn write_some(&self, table: u64, at: u64, end: u64, data: &mut Payload) -> Result<u64> {
+    async fn write_some(
+        &self,
+        table: u64,
+        at: u64,
+        end: u64,
+        data: &mut WritePayload,
+    ) -> Result<u64> {
         let layout = self.image.layout;
         let cluster_end = |at: u64| ((at | (layout.cluster() - 1)) + 1).min(end);
         let first = self.found(table, at).await?;
@@ -191,14 +203,14 @@ impl Parts {
         }
     }
 
-    async fn found(&self, table: u64, at: u64) -> Result<Found> {
+    async fn found(&self, table: u64, at: u64) -> Result<EntryContent> {
         let entry = self.l2_entry(table, at).await?;
         self.image.layout_now().found(self.words_of(&entry), at)
     }
 
     /// The range that must be written for a range of a cluster: whole subclusters where these have
     /// no data yet, all of the cluster if there is data elsewhere.
-    fn widened(&self, at: u64, end: u64, found: Found) -> (u64, u64) {
+    fn widened(&self, at: u64, end: u64, found: EntryContent) -> (u64, u64) {
         let layout = self.image.layout;
         let cluster = at & !(layout.cluster() - 1);
         let cluster_end = cluster + layout.cluster();
@@ -217,13 +229,13 @@ impl Parts {
         &self,
         table: u64,
         (at, end): (u64, u64),
-        (host, found): (u64, Found),
-        data: &mut Payload,
+        (host, found): (u64, EntryContent),
+        data: &mut WritePayload,
     ) -> Result<()> {
         let layout = self.image.layout;
         let (start, stop) = self.widened(at, end, found);
         let host_start = host + (start & (layout.cluster() - 1));
-        let piece = Piece { start, end: stop, host: host_start, fresh: false };
+        let piece = WritePiece { start, end: stop, host: host_start, fresh: false };
         self.extend_data(host + layout.cluster());
         self.write_piece(piece, at, data.part(at, end)).await?;
         let touched = layout.touched(at, end);
@@ -250,8 +262,8 @@ impl Parts {
         table: u64,
         (at, end): (u64, u64),
         count: u64,
-        found: (Found, Found),
-        data: &mut Payload,
+        found: (EntryContent, EntryContent),
+        data: &mut WritePayload,
     ) -> Result<u64> {
         let layout = self.image.layout;
         let bits = layout.cluster_bits;
@@ -267,7 +279,7 @@ impl Parts {
         let last_start = ((until - 1) >> bits << bits).max(at);
         let stop = self.widened(last_start, until, last).1;
         let host = (clusters.first << bits) + (start & (layout.cluster() - 1));
-        let piece = Piece { start, end: stop, host, fresh: clusters.fresh };
+        let piece = WritePiece { start, end: stop, host, fresh: clusters.fresh };
         if let Err(error) = self.write_piece(piece, at, data.part(at, until)).await {
             self.release_data(clusters).await;
             return Err(error);
@@ -292,7 +304,7 @@ impl Parts {
     /// each has its own place.
     pub(super) async fn clusters_for(&self, at: u64, count: u64) -> Result<Clusters> {
         let layout = self.image.layout;
-        if self.writer()?.external == External::None {
+        if self.writer()?.external == ExternalData::None {
             return self.allocate(count).await;
         }
         let first = at >> layout.cluster_bits;
@@ -305,8 +317,8 @@ impl Parts {
     }
 
     /// Writes a piece: `data`, which is for `at`, and around it what the disk has there.
-    async fn write_piece(&self, piece: Piece, at: u64, data: Data) -> Result<()> {
-        let Piece { start, end, host, fresh } = piece;
+    async fn write_piece(&self, piece: WritePiece, at: u64, data: Data) -> Result<()> {
+        let WritePiece { start, end, host, fresh } = piece;
         let until = at + data.len() as u64;
         // What the data file ends before cannot be written, and is not read either.
         let end = end.min(start + self.data.facts().size.saturating_sub(host)).max(until);
@@ -339,9 +351,9 @@ impl Parts {
     /// Whether a run reads as zeroes, as far as the tables of this image say.
     fn is_zero(&self, run: &Run) -> bool {
         match (run.place, &self.backing) {
-            (Place::Zero { .. } | Place::Unallocated, None) => true,
-            (Place::Zero { .. }, _) => true,
-            (Place::Unallocated, Some(backing)) => run.at >= backing.size,
+            (ClusterPlace::Zero { .. } | ClusterPlace::Unallocated, None) => true,
+            (ClusterPlace::Zero { .. }, _) => true,
+            (ClusterPlace::Unallocated, Some(backing)) => run.at >= backing.size,
             _ => false,
         }
     }

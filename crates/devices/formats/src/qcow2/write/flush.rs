@@ -7,11 +7,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use blockhaul_block::{Device, DeviceExt as _, Result};
 use blockhaul_io::Data;
 
-use super::writer::Writer;
+use super::writer::ImageWriter;
 use crate::bytes::index;
 use crate::qcow2::cache::Slice;
 use crate::qcow2::header::AUTOCLEAR_AT;
-use crate::qcow2::parts::Parts;
+use crate::qcow2::parts::ImageParts;
 use crate::qcow2::words::bytes_of;
 use crate::storage;
 
@@ -28,7 +28,7 @@ pub fn data_was_lost() -> bool {
     LOST.load(Ordering::Relaxed)
 }
 
-impl Parts {
+impl ImageParts {
     /// Makes everything durable that had completed before.
     pub(in crate::qcow2) async fn flush(&self) -> Result<()> {
         let writer = self.writer()?;
@@ -47,7 +47,7 @@ impl Parts {
     }
 
     /// Whether changes of tables are not in the file yet.
-    pub(in crate::qcow2) fn is_behind(&self, writer: &Writer) -> bool {
+    pub(in crate::qcow2) fn is_behind(&self, writer: &ImageWriter) -> bool {
         self.image.cache.behind().0 || writer.has_waiting()
     }
 
@@ -56,7 +56,7 @@ impl Parts {
         if self.image.cache.behind().1 { self.flush().await } else { Ok(()) }
     }
 
-    async fn write_back(&self, writer: &Writer) -> Result<()> {
+    async fn write_back(&self, writer: &ImageWriter) -> Result<()> {
         let batch = self.image.cache.take(false);
         if batch.is_empty() && !writer.has_waiting() {
             return self.sync().await;
@@ -96,7 +96,7 @@ impl Parts {
     }
 
     /// Flushes between two writes of tables.
-    pub(super) async fn barrier(&self, writer: &Writer) -> Result<()> {
+    pub(super) async fn barrier(&self, writer: &ImageWriter) -> Result<()> {
         writer.failed.check()?;
         storage::flush(&self.file).await.inspect_err(|error| writer.failed.note(error))
     }
@@ -153,8 +153,8 @@ async fn next<F: Future<Output = Result<()>>>(
     flying.pop_front()?.await.err()
 }
 
-impl Writer {
-    /// Whether requests may change the image without [`Parts::begin`].
+impl ImageWriter {
+    /// Whether requests may change the image without [`ImageParts::begin`].
     pub(in crate::qcow2) fn has_begun(&self) -> bool {
         self.has_begun.load(Ordering::Acquire)
     }
@@ -170,7 +170,7 @@ impl Writer {
     }
 }
 
-impl Drop for Parts {
+impl Drop for ImageParts {
     /// Writes the changed tables when the last handle is closed.
     fn drop(&mut self) {
         let Some(writer) = &self.image.writer else { return };
@@ -188,7 +188,8 @@ impl Drop for Parts {
         let packed = self.packed.clone();
         let worker = self.worker.clone();
         writer.enter();
-        let parts = Parts { image, file, data, is_external, backing: None, pieces, packed, worker };
+        let parts =
+            ImageParts { image, file, data, is_external, backing: None, pieces, packed, worker };
         let spawned = self.worker.spawn_last(move || async move {
             if let Err(error) = parts.flush().await {
                 // Another attempt would not tell what is lost.

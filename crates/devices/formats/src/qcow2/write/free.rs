@@ -4,17 +4,17 @@ use std::sync::Arc;
 
 use blockhaul_block::{Can, DeviceExt as _, Result};
 
-use super::allocate::Counter;
-use super::writer::{Writer, lock};
+use super::allocate::RefcountPlace;
+use super::writer::{ImageWriter, lock};
 use crate::bytes::index;
-use crate::qcow2::cache::Freed;
-use crate::qcow2::parts::Parts;
+use crate::qcow2::cache::FreedClusters;
+use crate::qcow2::parts::ImageParts;
 use crate::storage;
 
-impl Writer {
+impl ImageWriter {
     /// Clusters have one reference less, in the file as well: they are free when the requests of
     /// now have ended.
-    pub(super) fn retire(&self, freed: Vec<Freed>) {
+    pub(super) fn retire(&self, freed: Vec<FreedClusters>) {
         if !freed.is_empty() {
             let old = std::mem::take(&mut *lock(&self.epoch));
             lock(&self.waiting).push_back((old, freed));
@@ -22,7 +22,7 @@ impl Writer {
     }
 
     /// What no request can still use.
-    fn ripe(&self) -> Vec<Freed> {
+    fn ripe(&self) -> Vec<FreedClusters> {
         let mut waiting = lock(&self.waiting);
         let mut all = Vec::new();
         // A later epoch may end before an earlier one.
@@ -42,15 +42,15 @@ impl Writer {
     }
 }
 
-impl Parts {
+impl ImageParts {
     /// Lowers the refcounts of all clusters that no request can still use. Space below is freed,
     /// too, if possible. A refcount that cannot be read stays: the cluster is then lost until the
     /// image is repaired.
-    pub(super) async fn apply_freed(&self, writer: &Writer) {
+    pub(super) async fn apply_freed(&self, writer: &ImageWriter) {
         let mut last = Vec::new();
         {
             let _turn = writer.allocating.lock().await;
-            for Freed { first, count } in writer.ripe() {
+            for FreedClusters { first, count } in writer.ripe() {
                 for cluster in first..first + count {
                     match self.lower(writer, cluster).await {
                         Ok(true) => {
@@ -70,7 +70,8 @@ impl Parts {
         self.trim_below(&last).await;
         let _turn = writer.allocating.lock().await;
         for &cluster in &last {
-            if let Some((Counter { slice, number }, 1)) = self.refcount(writer, cluster).await {
+            if let Some((RefcountPlace { slice, number }, 1)) = self.refcount(writer, cluster).await
+            {
                 self.count(writer, slice, number..number + 1, 0);
             }
         }
@@ -83,9 +84,9 @@ impl Parts {
     /// A refcount and its place.
     pub(in crate::qcow2) async fn refcount(
         &self,
-        writer: &Writer,
+        writer: &ImageWriter,
         cluster: u64,
-    ) -> Option<(Counter, u64)> {
+    ) -> Option<(RefcountPlace, u64)> {
         let counter = self.counter(writer, cluster)?;
         let slice = self.image.load(&self.file, counter.slice).await.ok()?;
         let value = writer.width.get(&slice, counter.number)?;
@@ -93,10 +94,10 @@ impl Parts {
     }
 
     /// Lowers a refcount, but not from 1 to 0: true if that is due.
-    async fn lower(&self, writer: &Writer, cluster: u64) -> Result<bool> {
+    async fn lower(&self, writer: &ImageWriter, cluster: u64) -> Result<bool> {
         loop {
             let found = self.refcount(writer, cluster).await;
-            let Some((Counter { slice, number }, value)) = found else {
+            let Some((RefcountPlace { slice, number }, value)) = found else {
                 let text = format!("the refcount of cluster {cluster} cannot be read");
                 return Err(crate::qcow2::error::damaged(text));
             };
@@ -123,7 +124,7 @@ impl Parts {
         for cluster in first..first + count {
             loop {
                 let found = self.refcount(writer, cluster).await;
-                let Some((Counter { slice, number }, value @ 1..)) = found else {
+                let Some((RefcountPlace { slice, number }, value @ 1..)) = found else {
                     let text = format!("cluster {cluster} is in use, and has no refcount");
                     return Err(crate::qcow2::error::damaged(text));
                 };

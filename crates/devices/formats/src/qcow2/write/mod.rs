@@ -7,8 +7,8 @@
 //! 1. Data, copied data and new tables are written when a request arrives, to clusters to which
 //!    nothing in the file refers.
 //! 2. A flush first writes the refcounts of all clusters that were allocated
-//!    ([`Early`](super::cache::Stage)), and flushes the files.
-//! 3. Then it writes the entries that refer to these clusters ([`Late`](super::cache::Stage)), and
+//!    ([`Early`](super::cache::WriteStage)), and flushes the files.
+//! 3. Then it writes the entries that refer to these clusters ([`Late`](super::cache::WriteStage)), and
 //!    flushes again.
 //! 4. What these entries referred to before has one reference less from then on. Its clusters are
 //!    used again only now, when also no request is left that may have found them in an entry.
@@ -44,4 +44,4 @@ mod writer;
 pub(super) mod zero;
 
 pub use flush::data_was_lost;
-pub(super) use writer::{Writer, refuse_bitmaps};
+pub(super) use writer::{ImageWriter, refuse_bitmaps};

@@ -3,47 +3,47 @@
 
 use std::collections::VecDeque;
 
-use blockhaul_block::{DeviceExt as _, Error, Flags, Kind, Result};
+use blockhaul_block::{DeviceExt as _, Error, Kind, RequestFlags, Result};
 use blockhaul_io::{Buf, Data, Reservation, Ticket};
 
-use super::data::Payload;
-use super::writer::Writer;
-use super::zero::Erase;
+use super::data::WritePayload;
+use super::writer::ImageWriter;
+use super::zero::EraseMode;
 use crate::bytes::index;
-use crate::pack::{self, Form};
-use crate::qcow2::parts::Parts;
+use crate::pack::{self, ClusterForm};
+use crate::qcow2::parts::ImageParts;
 use crate::storage;
 
 /// A piece of a write that is compressed.
-struct Flying {
+struct CompressionInFlight {
     at: u64,
     end: u64,
-    ticket: Ticket<(Buf, Vec<Form>)>,
+    ticket: Ticket<(Buf, Vec<ClusterForm>)>,
 }
 
 /// A piece that was compressed.
-struct Piece {
+struct CompressedPiece {
     /// Its range on the disk.
     at: u64,
     end: u64,
     /// How each of its clusters is stored.
-    forms: Vec<Form>,
+    forms: Vec<ClusterForm>,
     /// The data of those that are compressed, one behind the other.
     bytes: Data,
 }
 
 /// Places of compressed clusters, in order.
-struct Placed {
+struct PackedPlaces {
     /// Offset and length in bytes.
     all: Vec<(u64, u64)>,
     /// Number of those that have an entry.
     used: usize,
 }
 
-impl Parts {
+impl ImageParts {
     /// Whether clusters of a write are compressed.
-    pub(super) fn packs(&self, at: u64, end: u64, flags: Flags) -> bool {
-        let wanted = self.image.packs || flags.contains(Flags::COMPRESS);
+    pub(super) fn packs(&self, at: u64, end: u64, flags: RequestFlags) -> bool {
+        let wanted = self.image.packs || flags.contains(RequestFlags::COMPRESS);
         let (first, last) = self.whole_clusters(at, end);
         wanted && !self.is_external && first < last
     }
@@ -64,11 +64,11 @@ impl Parts {
         let (first, last) = self.whole_clusters(at, end);
         let part = |from: u64, to: u64| data.slice(index(from - at), index(to - from));
         if at < first {
-            self.write_locked(Payload::new(at, part(at, first))).await?;
+            self.write_locked(WritePayload::new(at, part(at, first))).await?;
         }
         self.write_clusters(first, part(first, last)).await?;
         if last < end {
-            self.write_locked(Payload::new(last, part(last, end))).await?;
+            self.write_locked(WritePayload::new(last, part(last, end))).await?;
         }
         Ok(())
     }
@@ -77,7 +77,7 @@ impl Parts {
     async fn write_clusters(&self, at: u64, data: Data) -> Result<()> {
         let writer = self.writer()?;
         let piece = pack::BATCH.max(self.image.layout.cluster());
-        let zeroes = self.zeroes_with_entries(writer, Erase::Zero);
+        let zeroes = self.zeroes_with_entries(writer, EraseMode::Zero);
         let end = at + data.len() as u64;
         let mut flying = VecDeque::new();
         let mut next = at;
@@ -90,17 +90,18 @@ impl Parts {
                 };
                 let part = data.slice(index(next - at), index(until - next));
                 let ticket = self.start_packing(part, room, zeroes);
-                flying.push_back(Flying { at: next, end: until, ticket });
+                flying.push_back(CompressionInFlight { at: next, end: until, ticket });
                 next = until;
             }
-            let Some(Flying { at: start, end: stop, ticket }) = flying.pop_front() else {
+            let Some(CompressionInFlight { at: start, end: stop, ticket }) = flying.pop_front()
+            else {
                 return Ok(());
             };
             let lost = |lost| Error::new(Kind::Io, "qcow2: cannot compress").because(lost);
             let (out, forms) = ticket.await.map_err(lost)?;
             self.make_room().await?;
             let part = data.slice(index(start - at), index(stop - start));
-            let piece = Piece { at: start, end: stop, forms, bytes: out.into() };
+            let piece = CompressedPiece { at: start, end: stop, forms, bytes: out.into() };
             self.store_piece(writer, piece, &part).await?;
         }
     }
@@ -108,7 +109,7 @@ impl Parts {
     /// Memory for a compressed piece. Waits for others only if `waits`: own pieces may hold all of it.
     async fn pack_room(
         &self,
-        writer: &Writer,
+        writer: &ImageWriter,
         len: u64,
         waits: bool,
     ) -> Result<Option<Reservation>> {
@@ -124,7 +125,7 @@ impl Parts {
         data: Data,
         room: Reservation,
         zeroes: bool,
-    ) -> Ticket<(Buf, Vec<Form>)> {
+    ) -> Ticket<(Buf, Vec<ClusterForm>)> {
         let packing = self.image.packing();
         let cluster = index(self.image.layout.cluster());
         blockhaul_io::offload(move || {
@@ -135,17 +136,22 @@ impl Parts {
     }
 
     /// Stores a piece: compressed data first, then the clusters in order.
-    async fn store_piece(&self, writer: &Writer, mut piece: Piece, data: &Data) -> Result<()> {
+    async fn store_piece(
+        &self,
+        writer: &ImageWriter,
+        mut piece: CompressedPiece,
+        data: &Data,
+    ) -> Result<()> {
         let lens = piece.forms.iter().filter_map(|form| match form {
-            Form::Packed(len) => Some(*len as u64),
+            ClusterForm::Packed(len) => Some(*len as u64),
             _ => None,
         });
         let lens: Vec<u64> = lens.collect();
         let places = self.place(&lens).await?;
         // What has no place is plain.
-        let packed = piece.forms.iter_mut().filter(|form| matches!(form, Form::Packed(_)));
-        packed.skip(places.len()).for_each(|form| *form = Form::Plain);
-        let mut placed = Placed { all: places.into_iter().zip(lens).collect(), used: 0 };
+        let packed = piece.forms.iter_mut().filter(|form| matches!(form, ClusterForm::Packed(_)));
+        packed.skip(places.len()).for_each(|form| *form = ClusterForm::Plain);
+        let mut placed = PackedPlaces { all: places.into_iter().zip(lens).collect(), used: 0 };
         let stored = async {
             self.write_places(&placed.all, &piece.bytes).await?;
             self.store_clusters(writer, &piece, &mut placed, data).await
@@ -179,24 +185,29 @@ impl Parts {
     /// Makes the entries of compressed clusters, and writes the others.
     async fn store_clusters(
         &self,
-        writer: &Writer,
-        piece: &Piece,
-        placed: &mut Placed,
+        writer: &ImageWriter,
+        piece: &CompressedPiece,
+        placed: &mut PackedPlaces,
         data: &Data,
     ) -> Result<()> {
         let cluster = self.image.layout.cluster();
         let mut at = piece.at;
-        let is_same = |one: &Form, next: &Form| {
-            matches!(one, Form::Packed(_)) && matches!(next, Form::Packed(_)) || one == next
+        let is_same = |one: &ClusterForm, next: &ClusterForm| {
+            matches!(one, ClusterForm::Packed(_)) && matches!(next, ClusterForm::Packed(_))
+                || one == next
         };
         for run in piece.forms.chunk_by(is_same) {
             let end = piece.end.min(at + run.len() as u64 * cluster);
             match run.first() {
-                Some(Form::Zero) => self.erase_whole(writer, (at, end), Erase::Zero).await?,
-                Some(Form::Packed(_)) => self.set_packed(at, run.len() as u64, placed).await?,
+                Some(ClusterForm::Zero) => {
+                    self.erase_whole(writer, (at, end), EraseMode::Zero).await?
+                }
+                Some(ClusterForm::Packed(_)) => {
+                    self.set_packed(at, run.len() as u64, placed).await?
+                }
                 _ => {
                     let part = data.slice(index(at - piece.at), index(end - at));
-                    self.write_locked(Payload::new(at, part)).await?;
+                    self.write_locked(WritePayload::new(at, part)).await?;
                 }
             }
             at = end;
@@ -205,7 +216,7 @@ impl Parts {
     }
 
     /// Makes the entries of `count` clusters from `at` on, with the next places.
-    async fn set_packed(&self, at: u64, count: u64, placed: &mut Placed) -> Result<()> {
+    async fn set_packed(&self, at: u64, count: u64, placed: &mut PackedPlaces) -> Result<()> {
         let layout = self.image.layout;
         let mut next = at >> layout.cluster_bits;
         let end = next + count;

@@ -2,17 +2,17 @@
 
 use blockhaul_block::Result;
 
-use super::allocate::{Clusters, Counter};
-use super::writer::{Tail, Writer};
-use crate::qcow2::cache::Freed;
-use crate::qcow2::parts::Parts;
+use super::allocate::{Clusters, RefcountPlace};
+use super::writer::{ImageWriter, Tail};
+use crate::qcow2::cache::FreedClusters;
+use crate::qcow2::parts::ImageParts;
 
-impl Parts {
+impl ImageParts {
     /// Places for compressed data of these lengths, each shorter than a cluster: offsets in the file. There
     /// are fewer if the rest is not to be compressed. Each place is a reference to its clusters.
     ///
     /// # Errors
-    /// Those of [`Parts::allocate`]: no place is taken then.
+    /// Those of [`ImageParts::allocate`]: no place is taken then.
     pub(super) async fn place(&self, lens: &[u64]) -> Result<Vec<u64>> {
         let writer = self.writer()?;
         let _turn = writer.allocating.lock().await;
@@ -39,19 +39,19 @@ impl Parts {
         for (at, len) in places {
             let first = at >> bits;
             let count = ((at + len - 1) >> bits) - first + 1;
-            self.image.cache.free(Freed { first, count });
+            self.image.cache.free(FreedClusters { first, count });
         }
     }
 
     /// No two writes rewrite the same block of the device.
-    fn align_tail(&self, writer: &Writer) {
+    fn align_tail(&self, writer: &ImageWriter) {
         let unit = u64::from(self.file.facts().rewrite_unit.max(1));
         let tail = &mut writer.places().tail;
         tail.next = tail.next.next_multiple_of(unit).min(tail.end);
     }
 
     /// A place for `len` bytes of `left` that are to come; none if they are not to be compressed.
-    async fn place_one(&self, writer: &Writer, len: u64, left: u64) -> Result<Option<u64>> {
+    async fn place_one(&self, writer: &ImageWriter, len: u64, left: u64) -> Result<Option<u64>> {
         let layout = self.image.layout;
         let (bits, cluster) = (layout.cluster_bits, layout.cluster());
         // A cluster would hold the data of one entry only.
@@ -85,10 +85,10 @@ impl Parts {
     }
 
     /// Counts one more reference to a cluster with compressed data; false if it can have no more.
-    async fn raise_shared(&self, writer: &Writer, cluster: u64) -> Result<bool> {
+    async fn raise_shared(&self, writer: &ImageWriter, cluster: u64) -> Result<bool> {
         loop {
             let found = self.refcount(writer, cluster).await;
-            let Some((Counter { slice, number }, value @ 1..)) = found else {
+            let Some((RefcountPlace { slice, number }, value @ 1..)) = found else {
                 let text = format!("cluster {cluster} is in use, and has no refcount");
                 return Err(crate::qcow2::error::damaged(text));
             };

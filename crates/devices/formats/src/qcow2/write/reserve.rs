@@ -5,14 +5,14 @@ use blockhaul_io::Data;
 
 use super::allocate::Clusters;
 use crate::bytes::index;
-use crate::qcow2::entry::{ALL_UNITS, COPIED, Layout};
-use crate::qcow2::parts::Parts;
+use crate::qcow2::entry::{ALL_UNITS, COPIED, EntryLayout};
+use crate::qcow2::parts::ImageParts;
 use crate::storage;
 
 /// Clusters that are allocated at a time.
 const STRETCH: u64 = 4096;
 
-impl Parts {
+impl ImageParts {
     /// Allocates clusters for a range of the disk that reads as zeroes, where it has none: zeroes are
     /// written to them if `writes`, or if the space was used before. An external data file is left as it is.
     /// Nothing else may use the image.
@@ -68,7 +68,7 @@ impl Parts {
         let mut free = 0;
         for (number, &entry) in (first..end).zip(entries) {
             let at = number << layout.cluster_bits;
-            let has_space = Layout::is_compressed(entry) || layout.space(entry, at)?.is_some();
+            let has_space = EntryLayout::is_compressed(entry) || layout.space(entry, at)?.is_some();
             match (has_space, free) {
                 (true, 0) => skipped += 1,
                 (false, 0..STRETCH) => free += 1,

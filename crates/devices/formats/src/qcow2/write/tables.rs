@@ -5,15 +5,15 @@ use std::sync::atomic::Ordering;
 use blockhaul_block::{Error, Result};
 
 use super::allocate::Clusters;
-use super::writer::Writer;
+use super::writer::ImageWriter;
 use crate::bytes::index;
-use crate::qcow2::cache::{Freed, Stage};
+use crate::qcow2::cache::{FreedClusters, WriteStage};
 use crate::qcow2::entry::COPIED;
-use crate::qcow2::parts::Parts;
+use crate::qcow2::parts::ImageParts;
 use crate::qcow2::words::bytes_of;
 use crate::storage;
 
-impl Parts {
+impl ImageParts {
     /// The L2 table of a place on the disk, made or copied if that is necessary to change it.
     pub(super) async fn own_table(&self, at: u64) -> Result<u64> {
         let writer = self.writer()?;
@@ -44,7 +44,7 @@ impl Parts {
     /// Writes a new table, with the entries of the old one. Nothing in the file refers to it yet.
     async fn make_table(
         &self,
-        writer: &Writer,
+        writer: &ImageWriter,
         number: u64,
         old: Option<u64>,
         clusters: Clusters,
@@ -65,7 +65,8 @@ impl Parts {
         for (place, words) in words.chunks(index(slice / 8)).enumerate() {
             self.image.cache.keep(table + place as u64 * slice, words.into());
         }
-        let freed = old.map(|old| Freed { first: old >> self.image.layout.cluster_bits, count: 1 });
+        let freed =
+            old.map(|old| FreedClusters { first: old >> self.image.layout.cluster_bits, count: 1 });
         self.set_l1(number, table | COPIED, freed).await?;
         writer.places().tables.insert(clusters.first);
         Ok(table)
@@ -76,19 +77,19 @@ impl Parts {
         &self,
         number: u64,
         value: u64,
-        freed: Option<Freed>,
+        freed: Option<FreedClusters>,
     ) -> Result<()> {
         let place = self.image.l1_at + number * 8;
         let slice = place - place % self.image.slice;
         loop {
             self.image.load(&self.file, slice).await?;
-            let set = |words: &mut [u64], all: &mut Vec<Freed>| {
+            let set = |words: &mut [u64], all: &mut Vec<FreedClusters>| {
                 if let Some(word) = words.get_mut(index((place - slice) / 8)) {
                     *word = value;
                 }
                 all.extend(freed);
             };
-            if self.image.cache.change(slice, Stage::Late, set).is_some() {
+            if self.image.cache.change(slice, WriteStage::Late, set).is_some() {
                 break;
             }
         }
@@ -131,14 +132,14 @@ impl Parts {
             self.image.load(&self.file, offset).await?;
             let place = byte % slice / 8 / layout.entry_words();
             let count = (per_slice - place).min(clusters.end - next);
-            let set = |words: &mut [u64], all: &mut Vec<Freed>| {
+            let set = |words: &mut [u64], all: &mut Vec<FreedClusters>| {
                 let entries = words.chunks_mut(words_each).skip(index(place)).take(index(count));
                 for (number, words) in (next..).zip(entries) {
                     let freed = change(number, words).and_then(|entry| layout.refers_to(entry));
-                    all.extend(freed.map(|(first, count)| Freed { first, count }));
+                    all.extend(freed.map(|(first, count)| FreedClusters { first, count }));
                 }
             };
-            if self.image.cache.change(offset, Stage::Late, set).is_some() {
+            if self.image.cache.change(offset, WriteStage::Late, set).is_some() {
                 next += count;
             }
         }
@@ -146,7 +147,7 @@ impl Parts {
     }
 
     /// Makes the entries of new clusters, for the clusters of the disk from `number` on, as
-    /// [`Parts::set_l2`] does. After an error, the new clusters without an entry are free again.
+    /// [`ImageParts::set_l2`] does. After an error, the new clusters without an entry are free again.
     pub(super) async fn set_new(
         &self,
         table: u64,

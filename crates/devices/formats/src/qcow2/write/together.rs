@@ -5,9 +5,9 @@ use std::ops::Range;
 use blockhaul_block::Result;
 
 use super::allocate::full;
-use super::writer::Writer;
+use super::writer::ImageWriter;
 use crate::bytes::index;
-use crate::qcow2::parts::Parts;
+use crate::qcow2::parts::ImageParts;
 use crate::qcow2::words::bytes_of;
 use crate::storage;
 
@@ -15,7 +15,7 @@ use crate::storage;
 const STRETCH: u64 = 16 << 10;
 
 /// Where clusters go.
-struct Run {
+struct TableRun {
     /// Number of the first cluster.
     first: u64,
     /// Numbers of the refcount blocks that are missing. Their clusters follow the others.
@@ -24,7 +24,7 @@ struct Run {
     end: u64,
 }
 
-impl Parts {
+impl ImageParts {
     /// Allocates `count` clusters that lie together, at least one; returns the number of the first.
     /// More than one are at the end of a file. Nothing else may use the image.
     ///
@@ -63,14 +63,14 @@ impl Parts {
 
     /// Frees clusters to which nothing in the file refers any longer.
     pub(in crate::qcow2) fn drop_clusters(&self, first: u64, count: u64) {
-        self.image.cache.free(crate::qcow2::cache::Freed { first, count });
+        self.image.cache.free(crate::qcow2::cache::FreedClusters { first, count });
     }
 
     /// Looks for free clusters: behind the end of a file, or anywhere in a device of a fixed length.
-    async fn find_run(&self, writer: &Writer, count: u64) -> Result<Run> {
+    async fn find_run(&self, writer: &ImageWriter, count: u64) -> Result<TableRun> {
         let (per_block, _) = self.counters(writer);
         let grows = self.file.facts().grows_from.is_some();
-        let start = |parts: &Parts| {
+        let start = |parts: &ImageParts| {
             if grows {
                 parts.image.layout_now().file_len().div_ceil(parts.image.layout.cluster())
             } else {
@@ -99,7 +99,7 @@ impl Parts {
             }
             match self.last_used(writer, first..end).await? {
                 Some(used) => first = used + 1,
-                None => return Ok(Run { first, blocks, end }),
+                None => return Ok(TableRun { first, blocks, end }),
             }
         }
     }
@@ -108,7 +108,7 @@ impl Parts {
     /// one that is there, after one that is not.
     fn missing(
         &self,
-        writer: &Writer,
+        writer: &ImageWriter,
         first: u64,
         count: u64,
     ) -> std::result::Result<Range<u64>, u64> {
@@ -130,7 +130,7 @@ impl Parts {
     }
 
     /// The last cluster of a range that has a refcount.
-    async fn last_used(&self, writer: &Writer, range: Range<u64>) -> Result<Option<u64>> {
+    async fn last_used(&self, writer: &ImageWriter, range: Range<u64>) -> Result<Option<u64>> {
         let mut last = None;
         for cluster in range {
             let Some(counter) = self.counter(writer, cluster) else { continue };
@@ -146,7 +146,7 @@ impl Parts {
     }
 
     /// Counts a cluster as used, if there is a block for it.
-    async fn count_one(&self, writer: &Writer, cluster: u64) -> Result<()> {
+    async fn count_one(&self, writer: &ImageWriter, cluster: u64) -> Result<()> {
         let Some(counter) = self.counter(writer, cluster) else { return Ok(()) };
         let numbers = counter.number..counter.number + 1;
         loop {
@@ -159,7 +159,7 @@ impl Parts {
     }
 
     /// Makes refcount blocks behind `count` new clusters, which count these and themselves.
-    async fn add_blocks(&self, writer: &Writer, run: &Run, count: u64) -> Result<()> {
+    async fn add_blocks(&self, writer: &ImageWriter, run: &TableRun, count: u64) -> Result<()> {
         // What the present blocks count comes before what refers to it.
         self.flush().await?;
         let (per_block, _) = self.counters(writer);

@@ -9,8 +9,8 @@ use blockhaul_io::{FifoLock, Pool, RangeLocks};
 
 use crate::bytes::index;
 use crate::pack;
-use crate::qcow2::cache::Freed;
-use crate::qcow2::entry::Layout;
+use crate::qcow2::cache::FreedClusters;
+use crate::qcow2::entry::EntryLayout;
 use crate::qcow2::error::{damaged, unsupported};
 use crate::qcow2::header::{Header, RefcountTable, autoclear, incompatible};
 use crate::qcow2::refcount::Width;
@@ -27,7 +27,7 @@ pub(super) const COPIES: u64 = 8;
 
 /// The external data file of an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum External {
+pub(super) enum ExternalData {
     None,
     /// Its clusters have the same offsets as on the disk.
     Mapped,
@@ -39,9 +39,9 @@ pub(super) enum External {
 pub(in crate::qcow2) type Epoch = Arc<()>;
 
 /// State of an image that is written, shared by all handles.
-pub(in crate::qcow2) struct Writer {
+pub(in crate::qcow2) struct ImageWriter {
     pub(super) width: Width,
-    pub(super) external: External,
+    pub(super) external: ExternalData,
     /// Number of clusters that the image file can have.
     pub(super) limit: u64,
     /// Auto-clear features that the file must no longer have before the first change.
@@ -50,7 +50,7 @@ pub(in crate::qcow2) struct Writer {
     pub(super) refcounts: Mutex<Refcounts>,
     /// One task changes refcounts at a time.
     pub(super) allocating: Arc<FifoLock>,
-    pub(super) places: Mutex<Places>,
+    pub(super) places: Mutex<AllocationState>,
     /// Clusters of the disk whose entries change.
     pub(super) clusters: Arc<RangeLocks>,
     /// Entries of the L1 table whose L2 table is made.
@@ -62,7 +62,7 @@ pub(in crate::qcow2) struct Writer {
     pub(super) failed: FailedFlush,
     pub(super) epoch: Mutex<Epoch>,
     /// What is free when the requests of an epoch have ended.
-    pub(super) waiting: Mutex<VecDeque<(Epoch, Vec<Freed>)>>,
+    pub(super) waiting: Mutex<VecDeque<(Epoch, Vec<FreedClusters>)>>,
     /// Memory for pieces that are put together.
     pub(super) copies: Pool,
     /// Memory for pieces that are compressed.
@@ -80,7 +80,7 @@ pub(super) struct Refcounts {
 }
 
 /// Where clusters are allocated.
-pub(super) struct Places {
+pub(super) struct AllocationState {
     /// No cluster before this one is free.
     pub(super) next: u64,
     /// Clusters from this one on were never used, and read as zeroes.
@@ -101,7 +101,7 @@ pub(super) struct Tail {
     pub(super) end: u64,
 }
 
-impl Places {
+impl AllocationState {
     /// No more compressed data goes to a cluster, which is about to be free.
     pub(super) fn leave(&mut self, cluster: u64, cluster_bits: u32) {
         let Tail { next, end } = self.tail;
@@ -111,7 +111,7 @@ impl Places {
     }
 }
 
-impl Writer {
+impl ImageWriter {
     /// Reads what is needed to write to an image. Changes nothing.
     ///
     /// # Errors
@@ -119,9 +119,9 @@ impl Writer {
     pub(in crate::qcow2) async fn open(
         file: &Arc<dyn Device>,
         header: &Header,
-        layout: Layout,
+        layout: EntryLayout,
         l1: &[u64],
-    ) -> Result<Writer> {
+    ) -> Result<ImageWriter> {
         refuse_marks(header)?;
         let table = header.refcounts;
         let len = u64::from(table.clusters) << header.cluster_bits;
@@ -155,17 +155,17 @@ impl Writer {
         for one in snapshot::list(file, layout.file_len(), header).await? {
             add(one.l1.offset, u64::from(one.l1.entries) * 8);
         }
-        Ok(Writer::new(file, header, layout, entries, tables))
+        Ok(ImageWriter::new(file, header, layout, entries, tables))
     }
 
     /// The state for an image with this refcount table. `tables` has the clusters of its tables.
     pub(in crate::qcow2) fn new(
         file: &Arc<dyn Device>,
         header: &Header,
-        layout: Layout,
+        layout: EntryLayout,
         entries: Vec<u64>,
         tables: HashSet<u64>,
-    ) -> Writer {
+    ) -> ImageWriter {
         let facts = file.facts();
         let RefcountTable { offset, clusters, order } = header.refcounts;
         let known = header.autoclear & autoclear::KNOWN;
@@ -175,11 +175,11 @@ impl Writer {
             None => u64::MAX,
         };
         let external = match (header.has(incompatible::DATA_FILE), header.has_raw_data_file()) {
-            (false, _) => External::None,
-            (true, false) => External::Mapped,
-            (true, true) => External::Raw,
+            (false, _) => ExternalData::None,
+            (true, false) => ExternalData::Mapped,
+            (true, true) => ExternalData::Raw,
         };
-        Writer {
+        ImageWriter {
             width: Width::of_order(order),
             external,
             limit: facts.size.min(OFFSET_MAX) >> header.cluster_bits,
@@ -187,7 +187,7 @@ impl Writer {
             has_begun: AtomicBool::new(known == header.autoclear),
             refcounts: Mutex::new(Refcounts { offset, clusters: clusters.into(), entries }),
             allocating: Arc::default(),
-            places: Mutex::new(Places { next: 1, fresh, tables, tail: Tail::default() }),
+            places: Mutex::new(AllocationState { next: 1, fresh, tables, tail: Tail::default() }),
             clusters: Arc::default(),
             tables: Arc::default(),
             flushing: Arc::default(),
@@ -209,7 +209,7 @@ impl Writer {
         lock(&self.epoch).clone()
     }
 
-    pub(super) fn places(&self) -> MutexGuard<'_, Places> {
+    pub(super) fn places(&self) -> MutexGuard<'_, AllocationState> {
         lock(&self.places)
     }
 
@@ -242,7 +242,7 @@ fn refuse_marks(header: &Header) -> Result<()> {
 pub(in crate::qcow2) async fn refuse_bitmaps(
     file: &Arc<dyn Device>,
     header: &Header,
-    layout: Layout,
+    layout: EntryLayout,
 ) -> Result<()> {
     let bitmaps = bitmap::kept_right(file, layout.file_len(), header).await?;
     if let Some(name) = bitmaps.first() {

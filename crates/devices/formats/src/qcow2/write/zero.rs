@@ -2,21 +2,23 @@
 
 use std::sync::Arc;
 
-use blockhaul_block::{Can, DeviceExt as _, Error, Flags, Kind, Pending, Request, Result};
+use blockhaul_block::{
+    Can, DeviceExt as _, Error, Kind, PendingRequest, Request, RequestFlags, Result,
+};
 use blockhaul_io::Data;
 
 use super::allocate::Clusters;
-use super::data::Payload;
-use super::writer::{External, Writer};
+use super::data::WritePayload;
+use super::writer::{ExternalData, ImageWriter};
 use crate::bytes::index;
-use crate::qcow2::parts::Parts;
+use crate::qcow2::parts::ImageParts;
 
 /// Clusters whose entries are changed without a pause.
 const STRETCH: u64 = 16 << 10;
 
 /// What becomes of a range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::qcow2) enum Erase {
+pub(in crate::qcow2) enum EraseMode {
     /// It reads as zeroes.
     Zero,
     /// It reads as zeroes, and space for it stays allocated.
@@ -27,29 +29,30 @@ pub(in crate::qcow2) enum Erase {
 
 /// Starts a zero or trim request within the disk.
 pub(in crate::qcow2) fn submit(
-    parts: &Arc<Parts>,
+    parts: &Arc<ImageParts>,
     range: (u64, u64),
     trim: bool,
-    flags: Flags,
-) -> Pending {
-    let erase = match (trim, flags.contains(Flags::NO_HOLE)) {
-        (true, _) => Erase::Trim,
-        (false, true) => Erase::Keep,
-        (false, false) => Erase::Zero,
+    flags: RequestFlags,
+) -> PendingRequest {
+    let erase = match (trim, flags.contains(RequestFlags::NO_HOLE)) {
+        (true, _) => EraseMode::Trim,
+        (false, true) => EraseMode::Keep,
+        (false, false) => EraseMode::Zero,
     };
     let parts = parts.clone();
-    Pending::start(async move {
+    PendingRequest::start(async move {
         let erased = parts.erase(range, erase, flags).await;
         erased.map_err(|error| parts.before_flush(error))?;
         parts.durable(flags).await
     })
 }
 
-impl Parts {
+impl ImageParts {
     /// Whether zero requests change entries only.
     pub(in crate::qcow2) fn zeroes_fast(&self) -> bool {
         let has_flag = self.image.layout.has_zero() || self.backing.is_none();
-        let raw = self.image.writer.as_ref().is_some_and(|writer| writer.external == External::Raw);
+        let raw =
+            self.image.writer.as_ref().is_some_and(|writer| writer.external == ExternalData::Raw);
         has_flag && !raw
     }
 
@@ -57,11 +60,11 @@ impl Parts {
     pub(in crate::qcow2) async fn erase(
         &self,
         (at, end): (u64, u64),
-        erase: Erase,
-        flags: Flags,
+        erase: EraseMode,
+        flags: RequestFlags,
     ) -> Result<()> {
-        let keep_slow = erase == Erase::Keep && !self.image.layout.has_zero();
-        if flags.contains(Flags::FAST) && (!self.zeroes_fast() || keep_slow) {
+        let keep_slow = erase == EraseMode::Keep && !self.image.layout.has_zero();
+        if flags.contains(RequestFlags::FAST) && (!self.zeroes_fast() || keep_slow) {
             let text = "zeroing is not faster than writing here";
             return Err(Error::new(Kind::Unsupported, text));
         }
@@ -70,7 +73,11 @@ impl Parts {
         let bits = self.image.layout.cluster_bits;
         let _turn = writer.clusters.lock(at >> bits, ((end - 1) >> bits) + 1).await;
         if !self.zeroes_with_entries(writer, erase) {
-            return if erase == Erase::Trim { Ok(()) } else { self.write_zeroes(at, end).await };
+            return if erase == EraseMode::Trim {
+                Ok(())
+            } else {
+                self.write_zeroes(at, end).await
+            };
         }
         // Entries say something about whole clusters, but for the last one of the disk, which may
         // be short. Clusters with subclusters can have more than that.
@@ -84,9 +91,9 @@ impl Parts {
     /// say it.
     pub(super) async fn erase_whole(
         &self,
-        writer: &Writer,
+        writer: &ImageWriter,
         (first, last): (u64, u64),
-        erase: Erase,
+        erase: EraseMode,
     ) -> Result<()> {
         let mut next = first;
         while next < last {
@@ -103,13 +110,13 @@ impl Parts {
     }
 
     /// Whether entries can say what a request wants.
-    pub(super) fn zeroes_with_entries(&self, writer: &Writer, erase: Erase) -> bool {
+    pub(super) fn zeroes_with_entries(&self, writer: &ImageWriter, erase: EraseMode) -> bool {
         match erase {
             // The raw file has to have the zeroes itself.
-            _ if writer.external == External::Raw => false,
-            Erase::Keep => self.image.layout.has_zero(),
+            _ if writer.external == ExternalData::Raw => false,
+            EraseMode::Keep => self.image.layout.has_zero(),
             // Version 2 has entries for nothing only, which shows the backing file.
-            Erase::Zero | Erase::Trim => {
+            EraseMode::Zero | EraseMode::Trim => {
                 let is_alone = self.backing.is_none() && !self.image.is_rebased;
                 self.image.layout.has_zero() || is_alone
             }
@@ -117,11 +124,11 @@ impl Parts {
     }
 
     /// A range within a cluster.
-    async fn erase_edge(&self, at: u64, end: u64, erase: Erase) -> Result<()> {
-        if at >= end || erase == Erase::Trim {
+    async fn erase_edge(&self, at: u64, end: u64, erase: EraseMode) -> Result<()> {
+        if at >= end || erase == EraseMode::Trim {
             return Ok(());
         }
-        if erase == Erase::Zero && !self.image.is_rebased && self.reads_zero(at, end).await? {
+        if erase == EraseMode::Zero && !self.image.is_rebased && self.reads_zero(at, end).await? {
             return Ok(());
         }
         self.write_zeroes(at, end).await
@@ -129,7 +136,7 @@ impl Parts {
 
     /// Writes zeroes to a range whose clusters are locked.
     async fn write_zeroes(&self, at: u64, end: u64) -> Result<()> {
-        let raw = self.writer()?.external == External::Raw;
+        let raw = self.writer()?.external == ExternalData::Raw;
         let mut next = at;
         while next < end {
             self.make_room().await?;
@@ -142,7 +149,7 @@ impl Parts {
                 self.data.submit(Request::zero(next, len)).await?;
                 self.mark_zero(next, next + len).await?;
             } else {
-                self.write_locked(Payload::new(next, data)).await?;
+                self.write_locked(WritePayload::new(next, data)).await?;
             }
             next += len;
         }
@@ -170,7 +177,7 @@ impl Parts {
             } else {
                 // Data or not: the file has the zeroes, and the rest of the cluster.
                 let data = Data::zeroes(index(until - next));
-                self.write_locked(Payload::new(next, data)).await?;
+                self.write_locked(WritePayload::new(next, data)).await?;
             }
             next = until;
         }
@@ -178,7 +185,13 @@ impl Parts {
     }
 
     /// Whole clusters that have one L2 table.
-    async fn erase_clusters(&self, writer: &Writer, at: u64, end: u64, erase: Erase) -> Result<()> {
+    async fn erase_clusters(
+        &self,
+        writer: &ImageWriter,
+        at: u64,
+        end: u64,
+        erase: EraseMode,
+    ) -> Result<()> {
         let layout = self.image.layout;
         let has_table = {
             let number = at / layout.l2_covers();
@@ -186,16 +199,16 @@ impl Parts {
         };
         let is_zero = !self.image.is_rebased
             && self.backing.as_ref().is_none_or(|backing| at >= backing.size);
-        if !has_table && (erase == Erase::Trim || (erase == Erase::Zero && is_zero)) {
+        if !has_table && (erase == EraseMode::Trim || (erase == EraseMode::Zero && is_zero)) {
             return Ok(());
         }
         self.discard_below(writer, at, end, erase).await;
         let table = self.own_table(at).await?;
         let numbers = at >> layout.cluster_bits..end.div_ceil(layout.cluster());
-        if erase == Erase::Keep {
+        if erase == EraseMode::Keep {
             return self.reserve_zeroes(table, numbers).await;
         }
-        let nothing = erase == Erase::Trim && self.backing.is_none() || !layout.has_zero();
+        let nothing = erase == EraseMode::Trim && self.backing.is_none() || !layout.has_zero();
         let entry = if nothing { [0, 0] } else { layout.zero_entry(None) };
         self.set_l2(table, numbers, |_, words| {
             let old = words.first().copied();
@@ -264,7 +277,7 @@ impl Parts {
         let end = clusters.count << layout.cluster_bits;
         let end = (at + end).min(self.data.facts().size);
         if at < end {
-            let zero = Request::zero(at, end - at).with(Flags::NO_HOLE);
+            let zero = Request::zero(at, end - at).with(RequestFlags::NO_HOLE);
             self.data.submit(zero).await?;
         }
         if self.data.facts().grows_from.is_some() && at < end {
@@ -276,9 +289,10 @@ impl Parts {
     }
 
     /// Frees the space of clusters in an external data file: their entries refer to it no longer.
-    async fn discard_below(&self, writer: &Writer, at: u64, end: u64, erase: Erase) {
+    async fn discard_below(&self, writer: &ImageWriter, at: u64, end: u64, erase: EraseMode) {
         let end = end.min(self.data.facts().size);
-        let wanted = writer.external == External::Mapped && erase == Erase::Trim && at < end;
+        let wanted =
+            writer.external == ExternalData::Mapped && erase == EraseMode::Trim && at < end;
         if wanted
             && self.data.facts().can.contains(Can::TRIM)
             && let Err(error) = self.data.submit(Request::trim(at, end - at)).await

@@ -7,7 +7,7 @@ use std::sync::{Arc, Weak};
 
 use io_uring::Submitter;
 
-use crate::memory::{Block, Pages};
+use crate::memory::{AlignedBlock, PageOwner};
 
 /// Maximum number of registered blocks.
 const MOST: usize = 64;
@@ -17,15 +17,15 @@ const MOST_BYTES: usize = 16 << 20;
 
 /// Blocks of memory that one ring has registered.
 #[derive(Default)]
-pub(super) struct Fixed {
+pub(super) struct FixedBuffers {
     /// By index in the ring's own table.
-    registered: Vec<Option<Registered>>,
+    registered: Vec<Option<RegisteredBlock>>,
     bytes: usize,
-    state: State,
+    state: RegistrationState,
 }
 
 #[derive(Default, PartialEq)]
-enum State {
+enum RegistrationState {
     #[default]
     New,
     Usable,
@@ -33,21 +33,21 @@ enum State {
     Refused,
 }
 
-struct Registered {
+struct RegisteredBlock {
     /// Refers to the pages that the kernel holds. Not alive if the block is freed or has other
     /// pages.
-    pages: Weak<Pages>,
+    pages: Weak<PageOwner>,
     bytes: usize,
 }
 
-impl Fixed {
+impl FixedBuffers {
     /// The index of a block in the ring's table; registers the block if necessary.
-    pub(super) fn number(&mut self, ring: &Submitter<'_>, block: &Block) -> Option<u16> {
+    pub(super) fn number(&mut self, ring: &Submitter<'_>, block: &AlignedBlock) -> Option<u16> {
         let pages = block.pages()?;
-        if self.state == State::Refused {
+        if self.state == RegistrationState::Refused {
             return None;
         }
-        let is_it = |registered: &Option<Registered>| {
+        let is_it = |registered: &Option<RegisteredBlock>| {
             registered
                 .as_ref()
                 .is_some_and(|registered| registered.pages.as_ptr() == Arc::as_ptr(pages))
@@ -60,8 +60,13 @@ impl Fixed {
     }
 
     /// Registers the block, if there is a free index.
-    fn learn(&mut self, ring: &Submitter<'_>, block: &Block, pages: &Arc<Pages>) -> Option<usize> {
-        if self.state == State::New {
+    fn learn(
+        &mut self,
+        ring: &Submitter<'_>,
+        block: &AlignedBlock,
+        pages: &Arc<PageOwner>,
+    ) -> Option<usize> {
+        if self.state == RegistrationState::New {
             let table = ring.register_buffers_sparse(u32::try_from(MOST).ok()?);
             self.note(table)?;
             self.registered.resize_with(MOST, || None);
@@ -74,14 +79,14 @@ impl Fixed {
         self.note(tell(ring, place, block.memory()))?;
         self.bytes += block.size();
         self.registered[place] =
-            Some(Registered { pages: Arc::downgrade(pages), bytes: block.size() });
+            Some(RegisteredBlock { pages: Arc::downgrade(pages), bytes: block.size() });
         Some(place)
     }
 
     /// Unregisters pages that no block has any more.
     fn forget_lost(&mut self, ring: &Submitter<'_>) -> Option<()> {
         for place in 0..self.registered.len() {
-            let lost = |registered: &mut Registered| registered.pages.strong_count() == 0;
+            let lost = |registered: &mut RegisteredBlock| registered.pages.strong_count() == 0;
             let Some(registered) = self.registered[place].take_if(lost) else { continue };
             self.bytes -= registered.bytes;
             self.note(tell(ring, place, NOTHING))?;
@@ -92,10 +97,10 @@ impl Fixed {
     /// After a refusal, stop registering: most likely the limit of locked memory is reached.
     fn note(&mut self, result: std::io::Result<()>) -> Option<()> {
         self.state = match &result {
-            Ok(()) => State::Usable,
+            Ok(()) => RegistrationState::Usable,
             Err(error) => {
                 log::debug!("the ring learns no memory: {error}");
-                State::Refused
+                RegistrationState::Refused
             }
         };
         result.ok()
@@ -109,7 +114,7 @@ fn tell(ring: &Submitter<'_>, place: usize, memory: libc::iovec) -> std::io::Res
     let place = u32::try_from(place).expect("far fewer places");
     // SAFETY: the kernel takes hold of the pages behind the memory now, and does not use its
     // address later. An operation names the index only while its block has these very pages
-    // (`Fixed::number`).
+    // (`FixedBuffers::number`).
     unsafe { ring.register_buffers_update(place, &[memory], None) }
 }
 
@@ -143,7 +148,7 @@ mod tests {
     fn a_block_is_registered_until_it_has_other_pages() {
         // Needs io_uring; the other driver has its own tests.
         let Ok(mut ring) = IoUring::new(8) else { return };
-        let mut fixed = Fixed::default();
+        let mut fixed = FixedBuffers::default();
         let small = Buf::unpooled(4096);
         assert_eq!(fixed.number(&ring.submitter(), small.block()), None, "no gain by small ones");
 
@@ -176,9 +181,9 @@ mod tests {
     #[test]
     fn no_more_is_registered_than_may_be() {
         let Ok(ring) = IoUring::new(8) else { return };
-        let mut fixed = Fixed::default();
+        let mut fixed = FixedBuffers::default();
         for (count, size) in [(MOST, 64 << 10), (4, MOST_BYTES / 4)] {
-            let blocks: Vec<_> = (0..=count).map(|_| Block::new(size)).collect();
+            let blocks: Vec<_> = (0..=count).map(|_| AlignedBlock::new(size)).collect();
             let mut number = |block| fixed.number(&ring.submitter(), block);
             assert_eq!(blocks.iter().filter(|&block| number(block).is_some()).count(), count);
             assert_eq!(fixed.bytes, count * size);

@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use io_uring::{IoUring, Probe, opcode, squeue, types};
 
-use self::fixed::Fixed;
-use super::api::{Done, Driver, FileOp, Interest, Sleep};
+use self::fixed::FixedBuffers;
+use super::api::{Driver, FileOp, Interest, OpCompletion, SleepLimit};
 use super::spin::Spin;
 use crate::sys::Wakeup;
 
@@ -35,10 +35,10 @@ const GATHER_USEC: u32 = 50;
 /// `user_data` of operations whose completion is ignored.
 const IGNORE: u64 = u64::MAX - 1;
 
-pub(crate) struct Uring {
+pub(crate) struct UringDriver {
     ring: IoUring,
     /// Memory registered with the ring.
-    fixed: Fixed,
+    fixed: FixedBuffers,
     wakeup: Arc<Wakeup>,
     wake_armed: bool,
     /// File operations by slot: the kernel may access their memory until they complete.
@@ -100,13 +100,13 @@ fn make_ring() -> io::Result<IoUring> {
     Ok(ring)
 }
 
-impl Uring {
-    pub(crate) fn new(wakeup: Arc<Wakeup>) -> io::Result<Uring> {
+impl UringDriver {
+    pub(crate) fn new(wakeup: Arc<Wakeup>) -> io::Result<UringDriver> {
         let ring = make_ring()?;
         let gathers = ring.params().is_feature_min_timeout();
-        Ok(Uring {
+        Ok(UringDriver {
             ring,
-            fixed: Fixed::default(),
+            fixed: FixedBuffers::default(),
             wakeup,
             wake_armed: false,
             ops: Vec::new(),
@@ -140,18 +140,18 @@ impl Uring {
     }
 
     /// Submits what was collected and spins for a while.
-    fn look(&mut self, sleep: Sleep) -> io::Result<bool> {
+    fn look(&mut self, sleep: SleepLimit) -> io::Result<bool> {
         if !self.ring.submission().is_empty() {
             harmless(self.ring.submit())?;
         }
-        let Uring { ring, spin, .. } = self;
+        let UringDriver { ring, spin, .. } = self;
         Ok(spin.look(sleep.most(), || {
             // Completion work waits for a call (the first), or has been done without one.
             ring.submission().taskrun() || !ring.completion().is_empty()
         }))
     }
 
-    fn reap(&mut self, done: &mut Vec<Done>) {
+    fn reap(&mut self, done: &mut Vec<OpCompletion>) {
         for completion in self.ring.completion() {
             match completion.user_data() {
                 IGNORE => {}
@@ -163,14 +163,14 @@ impl Uring {
                     let slot = usize::try_from(slot).expect("slots are table indexes");
                     let op = self.ops.get_mut(slot).and_then(Option::take);
                     self.writes -= usize::from(matches!(op, Some(FileOp::Write { .. })));
-                    done.push(Done { slot, result: completion.result(), op });
+                    done.push(OpCompletion { slot, result: completion.result(), op });
                 }
             }
         }
     }
 }
 
-impl Driver for Uring {
+impl Driver for UringDriver {
     fn arm(&mut self, fd: RawFd, interest: Interest, slot: usize) {
         let events = match interest {
             Interest::Readable => libc::POLLIN | libc::POLLRDHUP,
@@ -256,7 +256,12 @@ impl Driver for Uring {
         self.push(&entry);
     }
 
-    fn turn(&mut self, sleep: Sleep, may_look: bool, done: &mut Vec<Done>) -> io::Result<()> {
+    fn turn(
+        &mut self,
+        sleep: SleepLimit,
+        may_look: bool,
+        done: &mut Vec<OpCompletion>,
+    ) -> io::Result<()> {
         let entered = self.enter(sleep, may_look);
         self.reap(done);
         match self.failed.take() {
@@ -266,9 +271,9 @@ impl Driver for Uring {
     }
 }
 
-impl Uring {
+impl UringDriver {
     /// The part of a turn that enters the kernel.
-    fn enter(&mut self, sleep: Sleep, may_look: bool) -> io::Result<()> {
+    fn enter(&mut self, sleep: SleepLimit, may_look: bool) -> io::Result<()> {
         if !self.wake_armed {
             self.wake_armed = true;
             let fd = types::Fd(self.wakeup.as_raw_fd());
@@ -278,28 +283,28 @@ impl Uring {
         }
         let many = self.gathers && self.writes >= WRITES_MANY;
         let (sleep, begun) = match sleep {
-            Sleep::No => (sleep, None),
+            SleepLimit::No => (sleep, None),
             _ if many || !may_look => (sleep, None),
             _ if !self.spin.looks() => (sleep, Some(Instant::now())),
-            _ => (if self.look(sleep)? { Sleep::No } else { sleep }, None),
+            _ => (if self.look(sleep)? { SleepLimit::No } else { sleep }, None),
         };
         let result = match sleep {
-            Sleep::Forever if many => {
+            SleepLimit::Forever if many => {
                 let args = types::SubmitArgs::new().min_wait_usec(GATHER_USEC);
                 self.ring.submitter().submit_with_args(self.writes / GATHER_PART, &args)
             }
-            Sleep::AtMost(time) if many => {
+            SleepLimit::AtMost(time) if many => {
                 let time = types::Timespec::from(time);
                 let args = types::SubmitArgs::new().timespec(&time).min_wait_usec(GATHER_USEC);
                 self.ring.submitter().submit_with_args(self.writes / GATHER_PART, &args)
             }
-            Sleep::Forever => self.ring.submit_and_wait(1),
-            Sleep::No => {
+            SleepLimit::Forever => self.ring.submit_and_wait(1),
+            SleepLimit::No => {
                 let args = types::SubmitArgs::new();
                 let zero = types::Timespec::from(Duration::ZERO);
                 self.ring.submitter().submit_with_args(1, &args.timespec(&zero))
             }
-            Sleep::AtMost(time) => {
+            SleepLimit::AtMost(time) => {
                 let time = types::Timespec::from(time);
                 let args = types::SubmitArgs::new().timespec(&time);
                 self.ring.submitter().submit_with_args(1, &args)
@@ -324,7 +329,7 @@ fn harmless(result: io::Result<usize>) -> io::Result<()> {
     }
 }
 
-impl Drop for Uring {
+impl Drop for UringDriver {
     fn drop(&mut self) {
         // The worker ends when no file operation is in flight, but receives may be; after a failure
         // of the ring any operation may be. The memory must outlive the ring, so it is leaked

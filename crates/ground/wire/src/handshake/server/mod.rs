@@ -1,7 +1,7 @@
 //! The server's side of the handshake.
 //!
 //! ```text
-//! Handshake::new ── greeting
+//! ServerHandshake::new ── greeting
 //!   loop: receive ── NeedMore        read more
 //!                 ── Export          answer_export
 //!                 ── List            answer_list
@@ -11,16 +11,16 @@
 //!                 ── Transmission    send, serve
 //! ```
 
-use crate::option::{BlockSizeInfo, Context, Infos, OptionError};
-use crate::{ExportFlags, Headers, Replies, limits, magic};
+use crate::option::{BlockSizeInfo, InfoSet, MetaContext, OptionError};
+use crate::{ExportFlags, ReplyForm, RequestForm, limits, magic};
 
 mod machine;
 
-pub use machine::Handshake;
+pub use machine::ServerHandshake;
 
 /// What a server offers in every handshake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Config {
+pub struct HandshakeConfig {
     /// Offer fixed newstyle. Without it only EXPORT_NAME is accepted (for tests of old clients).
     pub fixed_newstyle: bool,
     /// Let clients omit the zeroes after the reply to EXPORT_NAME.
@@ -28,12 +28,12 @@ pub struct Config {
     /// Offer STRUCTURED_REPLY.
     pub structured: bool,
     /// Offer EXTENDED_HEADERS. The server must then also accept payloads of BLOCK_STATUS
-    /// ([`crate::request::Filter`]), as [`ExportFlags::BLOCK_STATUS_PAYLOAD`] is announced.
+    /// ([`crate::request::StatusFilter`]), as [`ExportFlags::BLOCK_STATUS_PAYLOAD`] is announced.
     pub extended: bool,
     /// Offer LIST_META_CONTEXT and SET_META_CONTEXT.
     pub meta_contexts: bool,
     /// TLS.
-    pub tls: Tls,
+    pub tls: TlsRequirement,
     /// Maximum number of options; [`limits::OPTIONS_PER_EXPORT`] more for each listed export.
     pub options: u32,
     /// Queries in one option about contexts; at most [`limits::QUERIES`].
@@ -42,16 +42,16 @@ pub struct Config {
     pub name: usize,
 }
 
-impl Default for Config {
+impl Default for HandshakeConfig {
     /// Everything but TLS, within the usual limits.
-    fn default() -> Config {
-        Config {
+    fn default() -> HandshakeConfig {
+        HandshakeConfig {
             fixed_newstyle: true,
             no_zeroes: true,
             structured: true,
             extended: true,
             meta_contexts: true,
-            tls: Tls::Off,
+            tls: TlsRequirement::Off,
             options: limits::OPTIONS,
             queries: limits::QUERIES,
             name: limits::STRING,
@@ -61,7 +61,7 @@ impl Default for Config {
 
 /// The TLS mode of a server ("Server-side requirements").
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum Tls {
+pub enum TlsRequirement {
     /// NOTLS: STARTTLS is refused.
     #[default]
     Off,
@@ -74,26 +74,26 @@ pub enum Tls {
 
 /// An event, and what the caller must do.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Event {
+pub enum ServerHandshakeEvent {
     /// The next message is at least `bytes` long, counted from the first byte that was not
-    /// consumed. A buffer of [`Handshake::MAX_MESSAGE`] bytes always suffices.
+    /// consumed. A buffer of [`ServerHandshake::MAX_MESSAGE`] bytes always suffices.
     NeedMore {
         /// Number of bytes required for the next call.
         bytes: usize,
     },
-    /// The client queries or chooses an export; answer with [`Handshake::answer_export`].
+    /// The client queries or chooses an export; answer with [`ServerHandshake::answer_export`].
     Export {
         /// The export's name; empty for the default one.
         name: String,
         /// Requested items of information (handled by the handshake).
-        wants: Infos,
+        wants: InfoSet,
         /// Whether transmission follows on success.
         go: bool,
     },
-    /// The client lists the exports; answer with [`Handshake::answer_list`].
+    /// The client lists the exports; answer with [`ServerHandshake::answer_list`].
     List,
     /// The client lists or selects contexts of an export; answer with
-    /// [`Handshake::answer_contexts`].
+    /// [`ServerHandshake::answer_contexts`].
     MetaContext {
         /// The export's name; empty for the default one.
         export: String,
@@ -103,25 +103,25 @@ pub enum Event {
         /// Whether the contexts are selected for the session, not only listed.
         set: bool,
     },
-    /// Send `out`, start TLS, then call [`Handshake::tls_started`].
+    /// Send `out`, start TLS, then call [`ServerHandshake::tls_started`].
     StartTls,
     /// Send `out`, if the client still receives, and close.
     Abort,
     /// Send `out`; requests follow.
-    Transmission(Box<Negotiated>),
+    Transmission(Box<ServerHandshakeResult>),
 }
 
 /// The result of the negotiation.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Negotiated {
+pub struct ServerHandshakeResult {
     /// The export, by the name that the client sent.
     pub export: String,
     /// The form of requests.
-    pub headers: Headers,
+    pub headers: RequestForm,
     /// The form of replies.
-    pub replies: Replies,
+    pub replies: ReplyForm,
     /// The contexts for BLOCK_STATUS; empty: it is refused.
-    pub contexts: Vec<Context>,
+    pub contexts: Vec<MetaContext>,
     /// Flags as sent to the client; requests that need others may be refused.
     pub flags: ExportFlags,
     /// Whether the client requested and received the block sizes in GO, and so must obey them.
@@ -132,7 +132,7 @@ pub struct Negotiated {
 
 /// The server's information about an export.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
-pub struct ExportInfo {
+pub struct ExportReply {
     /// Its size in bytes.
     pub size: u64,
     /// Its flags. HAS_FLAGS is added; SEND_DF, SEND_FAST_ZERO and BLOCK_STATUS_PAYLOAD are adjusted
@@ -151,17 +151,17 @@ pub struct ExportInfo {
 /// A refusal of a client's request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Refusal {
+pub struct OptionRefusal {
     /// Why, for programs.
     pub error: OptionError,
     /// Why, for users; cut to the protocol's maximum.
     pub text: String,
 }
 
-impl Refusal {
+impl OptionRefusal {
     /// A refusal with a text.
-    pub fn new(error: OptionError, text: impl Into<String>) -> Refusal {
-        Refusal { error, text: text.into() }
+    pub fn new(error: OptionError, text: impl Into<String>) -> OptionRefusal {
+        OptionRefusal { error, text: text.into() }
     }
 }
 

@@ -3,11 +3,15 @@
 use proptest::prelude::{ProptestConfig, any, prop_assert, prop_assert_eq};
 use proptest::proptest;
 
-use blockhaul_wire::handshake::Protocol;
+use blockhaul_wire::handshake::GreetingForm;
 use blockhaul_wire::handshake::client;
-use blockhaul_wire::handshake::negotiation::{End, Negotiation, Step, Wants};
-use blockhaul_wire::handshake::server::{self, Config, Handshake as Server, Tls};
-use blockhaul_wire::{BlockSizeInfo, Error, ExportFlags, Headers, Infos, Replies};
+use blockhaul_wire::handshake::negotiation::{
+    Negotiation, NegotiationGoal, NegotiationOptions, NegotiationStep,
+};
+use blockhaul_wire::handshake::server::{
+    self, HandshakeConfig, ServerHandshake as Server, TlsRequirement,
+};
+use blockhaul_wire::{BlockSizeInfo, ExportFlags, InfoSet, ProtocolError, ReplyForm, RequestForm};
 
 use super::{FLAGS, answer};
 
@@ -37,10 +41,10 @@ impl Pipe {
 
 /// Runs a negotiation against a server; returns both results.
 pub(crate) fn negotiate(
-    config: Config,
-    wants: Wants,
+    config: HandshakeConfig,
+    wants: NegotiationOptions,
     cuts: &[u8],
-) -> (Result<client::Negotiated, Error>, Option<server::Negotiated>) {
+) -> (Result<client::ClientHandshakeResult, ProtocolError>, Option<server::ServerHandshakeResult>) {
     let mut cuts = cuts.iter().copied().cycle();
     let mut up = Pipe::new();
     let mut down = Pipe::new();
@@ -54,10 +58,10 @@ pub(crate) fn negotiate(
                 Ok((used, step)) => {
                     down.consume(used);
                     match step {
-                        Step::NeedMore { .. } => {}
-                        Step::Transmission(negotiated) => ours = Some(Ok(*negotiated)),
-                        Step::StartTls => client.tls_started().unwrap(),
-                        Step::Options => panic!("{step:?}"),
+                        NegotiationStep::NeedMore { .. } => {}
+                        NegotiationStep::Transmission(negotiated) => ours = Some(Ok(*negotiated)),
+                        NegotiationStep::StartTls => client.tls_started().unwrap(),
+                        NegotiationStep::Options => panic!("{step:?}"),
                     }
                 }
                 Err(error) => ours = Some(Err(error)),
@@ -68,9 +72,11 @@ pub(crate) fn negotiate(
                 Ok((used, event)) => {
                     up.consume(used);
                     match event {
-                        server::Event::NeedMore { .. } => {}
-                        server::Event::Transmission(negotiated) => theirs = Some(Some(*negotiated)),
-                        server::Event::Abort => theirs = Some(None),
+                        server::ServerHandshakeEvent::NeedMore { .. } => {}
+                        server::ServerHandshakeEvent::Transmission(negotiated) => {
+                            theirs = Some(Some(*negotiated))
+                        }
+                        server::ServerHandshakeEvent::Abort => theirs = Some(None),
                         event => match answer(&mut server, event, &mut down.bytes) {
                             Ok(()) => {}
                             Err(_) => theirs = Some(None),
@@ -111,24 +117,24 @@ proptest! {
         (want_extended, want_structured, want_contexts, default_export) in any::<(bool, bool, bool, bool)>(),
         (name, description, block_size, known) in any::<(bool, bool, bool, bool)>(),
         tls in proptest::sample::select(vec![
-            (Tls::Off, false), (Tls::Offered, false), (Tls::Offered, true), (Tls::Required, true),
+            (TlsRequirement::Off, false), (TlsRequirement::Offered, false), (TlsRequirement::Offered, true), (TlsRequirement::Required, true),
         ]),
         cuts in proptest::collection::vec(any::<u8>(), 1..20),
     ) {
         let (tls, want_tls) = tls;
-        let config = Config {
-            fixed_newstyle, no_zeroes, structured, extended, meta_contexts, tls, ..Config::default()
+        let config = HandshakeConfig {
+            fixed_newstyle, no_zeroes, structured, extended, meta_contexts, tls, ..HandshakeConfig::default()
         };
-        let infos = Infos { name, description, block_size };
+        let infos = InfoSet { name, description, block_size };
         let selected = ["x-test:one", "base:allocation", "nobody:knows"].map(str::to_owned);
-        let wants = Wants {
+        let wants = NegotiationOptions {
             export: if !known { "nope" } else if default_export { "" } else { "a" }.to_owned(),
             contexts: if want_contexts { selected.to_vec() } else { Vec::new() },
             tls: want_tls,
             extended: want_extended,
             structured: want_structured,
             infos,
-            end: End::Transmission,
+            end: NegotiationGoal::Transmission,
         };
         let (ours, theirs) = negotiate(config, wants.clone(), &cuts);
         if want_tls && !fixed_newstyle {
@@ -159,30 +165,30 @@ proptest! {
 
         // The result is the expected one.
         let replies = match fixed_newstyle {
-            true if extended && want_extended => Replies::Extended,
-            true if structured && want_structured => Replies::Structured,
-            _ => Replies::Simple,
+            true if extended && want_extended => ReplyForm::Extended,
+            true if structured && want_structured => ReplyForm::Structured,
+            _ => ReplyForm::Simple,
         };
-        let extended = replies == Replies::Extended;
+        let extended = replies == ReplyForm::Extended;
         prop_assert_eq!(ours.replies, replies);
-        prop_assert_eq!(ours.headers, if extended { Headers::Extended } else { Headers::Compact });
-        let with_contexts = replies != Replies::Simple && meta_contexts && want_contexts;
+        prop_assert_eq!(ours.headers, if extended { RequestForm::Extended } else { RequestForm::Compact });
+        let with_contexts = replies != ReplyForm::Simple && meta_contexts && want_contexts;
         let ids: Vec<u32> = ours.contexts.iter().map(|context| context.id).collect();
         prop_assert_eq!(ids, if with_contexts { vec![17, 4] } else { vec![] });
         let flags = FLAGS
-            .with(ExportFlags::SEND_DF, replies != Replies::Simple)
+            .with(ExportFlags::SEND_DF, replies != ReplyForm::Simple)
             .with(ExportFlags::BLOCK_STATUS_PAYLOAD, extended && with_contexts);
         prop_assert_eq!(ours.info.flags, flags);
         prop_assert_eq!(ours.info.size, 1 << 40);
         let sizes = BlockSizeInfo { minimum: 512, ..BlockSizeInfo::DEFAULT };
         if fixed_newstyle {
-            prop_assert_eq!(ours.protocol, Protocol::FixedNewstyle);
+            prop_assert_eq!(ours.protocol, GreetingForm::FixedNewstyle);
             prop_assert_eq!(ours.info.block_sizes, Some(sizes));
             prop_assert_eq!(theirs.obeys_block_sizes, block_size);
             prop_assert_eq!(ours.info.name, name.then(|| "a".to_owned()));
             prop_assert_eq!(ours.info.description, description.then(|| "the first".to_owned()));
         } else {
-            prop_assert_eq!(ours.protocol, Protocol::Newstyle);
+            prop_assert_eq!(ours.protocol, GreetingForm::Newstyle);
             prop_assert!(!theirs.obeys_block_sizes);
             prop_assert_eq!(ours.info.block_sizes, None);
         }

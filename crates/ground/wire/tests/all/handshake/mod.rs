@@ -9,20 +9,22 @@ mod rules;
 mod wrong_clients;
 mod wrong_servers;
 
-use blockhaul_wire::handshake::Protocol;
-use blockhaul_wire::handshake::client::{self, Handshake as Client};
-use blockhaul_wire::handshake::server::{self, Config, ExportInfo, Handshake as Server, Refusal};
+use blockhaul_wire::handshake::GreetingForm;
+use blockhaul_wire::handshake::client::{self, ClientHandshake as Client};
+use blockhaul_wire::handshake::server::{
+    self, ExportReply, HandshakeConfig, OptionRefusal, ServerHandshake as Server,
+};
 use blockhaul_wire::option::{OptionHeader, OptionReplyHeader, ReplyCode};
 use blockhaul_wire::{
-    BlockSizeInfo, Context, Error, ExportFlags, ListEntry, OptionCode, OptionError,
+    BlockSizeInfo, ExportFlags, ListEntry, MetaContext, OptionCode, OptionError, ProtocolError,
 };
 
 const FLAGS: ExportFlags = ExportFlags::from_bits(0xded);
 
 /// A server with the exports "a" (with all information) and "b" (only a size); "" is "a".
-fn export(name: &str) -> Result<ExportInfo, Refusal> {
+fn export(name: &str) -> Result<ExportReply, OptionRefusal> {
     match name {
-        "" | "a" => Ok(ExportInfo {
+        "" | "a" => Ok(ExportReply {
             size: 1 << 40,
             flags: FLAGS,
             block_sizes: Some(BlockSizeInfo { minimum: 512, ..BlockSizeInfo::DEFAULT }),
@@ -30,36 +32,42 @@ fn export(name: &str) -> Result<ExportInfo, Refusal> {
             name: Some("a".to_owned()),
             description: Some("the first".to_owned()),
         }),
-        "b" => Ok(ExportInfo { size: 5, ..ExportInfo::default() }),
-        _ => Err(Refusal::new(OptionError::Unknown, format!("no export {name:?} here\x1b"))),
+        "b" => Ok(ExportReply { size: 5, ..ExportReply::default() }),
+        _ => Err(OptionRefusal::new(OptionError::Unknown, format!("no export {name:?} here\x1b"))),
     }
 }
 
-fn contexts(queries: &[String], set: bool) -> Vec<Context> {
+fn contexts(queries: &[String], set: bool) -> Vec<MetaContext> {
     let known = ["base:allocation", "x-test:one"].iter().zip([17, 4]);
     let wanted = |name: &str| queries.iter().any(|query| query == name);
     let list_all = !set && queries.is_empty();
     known
         .filter(|(name, _)| list_all || wanted(name))
-        .map(|(name, id)| Context { id, name: (*name).to_owned() })
+        .map(|(name, id)| MetaContext { id, name: (*name).to_owned() })
         .collect()
 }
 
 /// Answers an event like that server.
-fn answer(server: &mut Server, event: server::Event, out: &mut Vec<u8>) -> Result<(), Error> {
+fn answer(
+    server: &mut Server,
+    event: server::ServerHandshakeEvent,
+    out: &mut Vec<u8>,
+) -> Result<(), ProtocolError> {
     match event {
-        server::Event::Export { name, .. } => server.answer_export(export(&name), out),
-        server::Event::List => {
+        server::ServerHandshakeEvent::Export { name, .. } => {
+            server.answer_export(export(&name), out)
+        }
+        server::ServerHandshakeEvent::List => {
             let entry = |name: &str, text: &str| ListEntry {
                 name: name.to_owned(),
                 description: text.to_owned(),
             };
             server.answer_list(Ok(&[entry("a", "the first"), entry("b", "")]), out)
         }
-        server::Event::MetaContext { queries, set, .. } => {
+        server::ServerHandshakeEvent::MetaContext { queries, set, .. } => {
             server.answer_contexts(Ok(contexts(&queries, set)), out)
         }
-        server::Event::StartTls => server.tls_started(),
+        server::ServerHandshakeEvent::StartTls => server.tls_started(),
         event => panic!("{event:?}"),
     }
 }
@@ -71,33 +79,37 @@ struct Talk {
     client: Client,
     up: Vec<u8>,
     down: Vec<u8>,
-    served: Option<server::Negotiated>,
+    served: Option<server::ServerHandshakeResult>,
 }
 
 impl Talk {
-    fn new(config: Config) -> Talk {
+    fn new(config: HandshakeConfig) -> Talk {
         let mut down = Vec::new();
         let server = Server::new(config, &mut down);
         let mut talk = Talk { server, client: Client::new(), up: Vec::new(), down, served: None };
-        assert_eq!(talk.event(), client::Event::Greeted(Protocol::FixedNewstyle));
+        assert_eq!(
+            talk.event(),
+            client::ClientHandshakeEvent::Greeted(GreetingForm::FixedNewstyle)
+        );
         talk
     }
 
     fn ask(
         &mut self,
-        option: impl FnOnce(&mut Client, &mut Vec<u8>) -> Result<(), Error>,
-    ) -> client::Event {
+        option: impl FnOnce(&mut Client, &mut Vec<u8>) -> Result<(), ProtocolError>,
+    ) -> client::ClientHandshakeEvent {
         option(&mut self.client, &mut self.up).unwrap();
         self.event()
     }
 
-    fn event(&mut self) -> client::Event {
+    fn event(&mut self) -> client::ClientHandshakeEvent {
         loop {
             let (used, event) = self.server.receive(&self.up, &mut self.down).unwrap();
             self.up.drain(..used);
             match event {
-                server::Event::NeedMore { .. } | server::Event::Abort => break,
-                server::Event::Transmission(negotiated) => {
+                server::ServerHandshakeEvent::NeedMore { .. }
+                | server::ServerHandshakeEvent::Abort => break,
+                server::ServerHandshakeEvent::Transmission(negotiated) => {
                     self.served = Some(*negotiated);
                     break;
                 }
@@ -110,17 +122,21 @@ impl Talk {
     }
 }
 
-fn refused(event: client::Event) -> OptionError {
+fn refused(event: client::ClientHandshakeEvent) -> OptionError {
     match event {
-        client::Event::Refused { reason, .. } => reason,
+        client::ClientHandshakeEvent::Refused { reason, .. } => reason,
         event => panic!("{event:?}"),
     }
 }
 
-fn names(event: client::Event) -> Vec<String> {
+fn names(event: client::ClientHandshakeEvent) -> Vec<String> {
     match event {
-        client::Event::Contexts(contexts) => contexts.into_iter().map(|c| c.name).collect(),
-        client::Event::Listed(entries) => entries.into_iter().map(|e| e.name).collect(),
+        client::ClientHandshakeEvent::Contexts(contexts) => {
+            contexts.into_iter().map(|c| c.name).collect()
+        }
+        client::ClientHandshakeEvent::Listed(entries) => {
+            entries.into_iter().map(|e| e.name).collect()
+        }
         event => panic!("{event:?}"),
     }
 }

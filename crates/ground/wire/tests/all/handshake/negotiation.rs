@@ -1,11 +1,13 @@
 //! The usual sequence of options: with old servers, with required TLS, up to the choice of an
 //! export.
 
-use blockhaul_wire::handshake::Protocol;
-use blockhaul_wire::handshake::negotiation::{End, Negotiation, Step, Wants};
-use blockhaul_wire::handshake::server::{self, Config, Handshake as Server};
+use blockhaul_wire::handshake::GreetingForm;
+use blockhaul_wire::handshake::negotiation::{
+    Negotiation, NegotiationGoal, NegotiationOptions, NegotiationStep,
+};
+use blockhaul_wire::handshake::server::{self, HandshakeConfig, ServerHandshake as Server};
 use blockhaul_wire::option::ReplyCode;
-use blockhaul_wire::{ExportFlags, Headers, OptionCode, OptionError, Replies};
+use blockhaul_wire::{ExportFlags, OptionCode, OptionError, ReplyForm, RequestForm};
 
 use super::{FLAGS, answer, names, option, reply};
 
@@ -21,11 +23,11 @@ fn old_servers_are_spoken_to() {
     bytes.extend_from_slice(&[0, 1]);
     bytes.extend_from_slice(&[0; 124]);
     let mut out = Vec::new();
-    let mut negotiation = Negotiation::new(Wants::new("disk")).unwrap();
+    let mut negotiation = Negotiation::new(NegotiationOptions::new("disk")).unwrap();
     let (used, step) = negotiation.receive(&bytes, &mut out).unwrap();
     assert_eq!(used, bytes.len());
-    let Step::Transmission(negotiated) = step else { panic!("{step:?}") };
-    assert_eq!((negotiated.info.size, negotiated.replies), (77, Replies::Simple));
+    let NegotiationStep::Transmission(negotiated) = step else { panic!("{step:?}") };
+    assert_eq!((negotiated.info.size, negotiated.replies), (77, ReplyForm::Simple));
     assert!(out.ends_with(b"IHAVEOPT\0\0\0\x01\0\0\0\x04disk"));
     // The zeroes were not declined, as the server did not offer that.
     assert_eq!(out[..4], [0, 0, 0, 1]);
@@ -34,11 +36,11 @@ fn old_servers_are_spoken_to() {
     let mut bytes = Vec::new();
     server::oldstyle(88, FLAGS, &mut bytes);
     assert_eq!(bytes.len(), 152);
-    let mut negotiation = Negotiation::new(Wants::new("ignored")).unwrap();
+    let mut negotiation = Negotiation::new(NegotiationOptions::new("ignored")).unwrap();
     let (used, step) = negotiation.receive(&bytes, &mut out).unwrap();
-    let Step::Transmission(negotiated) = step else { panic!("{step:?}") };
+    let NegotiationStep::Transmission(negotiated) = step else { panic!("{step:?}") };
     assert_eq!((used, negotiated.info.size), (152, 88));
-    assert_eq!(negotiated.protocol, Protocol::Oldstyle);
+    assert_eq!(negotiated.protocol, GreetingForm::Oldstyle);
     assert_eq!(negotiated.info.flags, FLAGS.without(ExportFlags::SEND_DF));
 }
 
@@ -50,8 +52,8 @@ fn a_demand_for_tls_is_never_given_up() {
     let greeting = |flags: &[u8]| [&b"NBDMAGICIHAVEOPT"[..], flags].concat();
     let newstyle = greeting(&[0, 0]);
     for (bytes, said) in [(oldstyle, 0), (newstyle, 4)] {
-        for end in [End::Options, End::Transmission] {
-            let wants = Wants { tls: true, end, ..Wants::new("a") };
+        for end in [NegotiationGoal::Options, NegotiationGoal::Transmission] {
+            let wants = NegotiationOptions { tls: true, end, ..NegotiationOptions::new("a") };
             let mut out = Vec::new();
             let mut negotiation = Negotiation::new(wants).unwrap();
             let error = negotiation.receive(&bytes, &mut out).unwrap_err();
@@ -65,7 +67,9 @@ fn a_demand_for_tls_is_never_given_up() {
         let refused = reply(OptionCode::StartTls, ReplyCode::Error(refusal), &[]);
         let bytes = [greeting(&[0, 3]), refused].concat();
         let mut out = Vec::new();
-        let mut negotiation = Negotiation::new(Wants { tls: true, ..Wants::new("a") }).unwrap();
+        let mut negotiation =
+            Negotiation::new(NegotiationOptions { tls: true, ..NegotiationOptions::new("a") })
+                .unwrap();
         let error = negotiation.receive(&bytes, &mut out).unwrap_err();
         assert!(error.to_string().contains("STARTTLS"), "{error}");
         let mut due = vec![0, 0, 0, 3];
@@ -78,22 +82,23 @@ fn a_demand_for_tls_is_never_given_up() {
 #[test]
 fn a_negotiation_can_stop_before_the_export_is_chosen() {
     let mut down = Vec::new();
-    let mut server = Server::new(Config::default(), &mut down);
-    let wants = Wants { end: End::Options, ..Wants::new("a") };
+    let mut server = Server::new(HandshakeConfig::default(), &mut down);
+    let wants =
+        NegotiationOptions { end: NegotiationGoal::Options, ..NegotiationOptions::new("a") };
     let mut negotiation = Negotiation::new(wants).unwrap();
     let mut up = Vec::new();
     loop {
         let (used, step) = negotiation.receive(&down, &mut up).unwrap();
         down.drain(..used);
-        if step == Step::Options {
+        if step == NegotiationStep::Options {
             break;
         }
         let (used, _) = server.receive(&up, &mut down).unwrap();
         up.drain(..used);
     }
     let mut client = negotiation.into_handshake();
-    assert_eq!(client.headers(), Headers::Extended);
-    assert_eq!(client.protocol(), Some(Protocol::FixedNewstyle));
+    assert_eq!(client.headers(), RequestForm::Extended);
+    assert_eq!(client.protocol(), Some(GreetingForm::FixedNewstyle));
     client.list(&mut up).unwrap();
     let (_, event) = server.receive(&up, &mut down).unwrap();
     answer(&mut server, event, &mut down).unwrap();
@@ -113,7 +118,8 @@ fn selected(wishes: &[&str], extended: bool) -> Vec<u8> {
         bytes.extend(reply(OptionCode::StructuredReply, true));
     }
     let contexts = wishes.iter().map(ToString::to_string).collect();
-    let mut negotiation = Negotiation::new(Wants { contexts, ..Wants::new("a") }).unwrap();
+    let mut negotiation =
+        Negotiation::new(NegotiationOptions { contexts, ..NegotiationOptions::new("a") }).unwrap();
     let mut out = Vec::new();
     negotiation.receive(&bytes, &mut out).unwrap();
     let start = out.windows(12).rposition(|part| part == b"IHAVEOPT\0\0\0\x0a").unwrap();

@@ -1,11 +1,13 @@
 //! Rules of the protocol document that no other test of the handshake checks.
 
-use blockhaul_wire::handshake::Protocol;
-use blockhaul_wire::handshake::client::{self, Handshake as Client};
-use blockhaul_wire::handshake::negotiation::{Negotiation, Wants};
-use blockhaul_wire::handshake::server::{self, Config, Handshake as Server, Tls};
+use blockhaul_wire::handshake::GreetingForm;
+use blockhaul_wire::handshake::client::{self, ClientHandshake as Client};
+use blockhaul_wire::handshake::negotiation::{Negotiation, NegotiationOptions};
+use blockhaul_wire::handshake::server::{
+    self, HandshakeConfig, ServerHandshake as Server, TlsRequirement,
+};
 use blockhaul_wire::option::{InfoRequest, OptionHeader, OptionReplyHeader, ReplyCode};
-use blockhaul_wire::{Error, ExportFlags, Infos, OptionCode, OptionError, magic};
+use blockhaul_wire::{ExportFlags, InfoSet, OptionCode, OptionError, ProtocolError, magic};
 
 use super::{FLAGS, Talk, answer, option, refused, reply};
 
@@ -15,7 +17,10 @@ fn greeted(flags: u16) -> (Client, Vec<u8>) {
     let mut out = Vec::new();
     let greeting = [&b"NBDMAGICIHAVEOPT"[..], &flags.to_be_bytes()].concat();
     let (used, event) = client.receive(&greeting, &mut out).unwrap();
-    assert_eq!((used, event), (18, client::Event::Greeted(Protocol::FixedNewstyle)));
+    assert_eq!(
+        (used, event),
+        (18, client::ClientHandshakeEvent::Greeted(GreetingForm::FixedNewstyle))
+    );
     (client, out)
 }
 
@@ -26,7 +31,8 @@ fn replies_to(talk: &mut Talk, code: OptionCode, payload: &[u8]) -> Vec<(ReplyCo
         let (used, event) = talk.server.receive(&talk.up, &mut talk.down).unwrap();
         talk.up.drain(..used);
         match event {
-            server::Event::NeedMore { .. } | server::Event::Transmission(_) => break,
+            server::ServerHandshakeEvent::NeedMore { .. }
+            | server::ServerHandshakeEvent::Transmission(_) => break,
             event => answer(&mut talk.server, event, &mut talk.down).unwrap(),
         }
     }
@@ -55,10 +61,10 @@ fn oldstyle_has_no_handshake_flags() {
 #[test]
 fn a_server_offers_fixed_newstyle_and_no_zeroes_only() {
     let mut out = Vec::new();
-    Server::new(Config::default(), &mut out);
+    Server::new(HandshakeConfig::default(), &mut out);
     assert_eq!(out, [&b"NBDMAGICIHAVEOPT"[..], &[0, 3]].concat());
     out.clear();
-    Server::new(Config { no_zeroes: false, ..Config::default() }, &mut out);
+    Server::new(HandshakeConfig { no_zeroes: false, ..HandshakeConfig::default() }, &mut out);
     assert_eq!(out[16..], [0, 1]);
 }
 
@@ -77,8 +83,8 @@ fn one_option_at_a_time() {
     let (mut client, mut out) = greeted(3);
     client.list(&mut out).unwrap();
     out.clear();
-    let caller = |result: Result<(), Error>| {
-        assert!(matches!(result, Err(Error::Caller { .. })), "{result:?}");
+    let caller = |result: Result<(), ProtocolError>| {
+        assert!(matches!(result, Err(ProtocolError::Caller { .. })), "{result:?}");
     };
     caller(client.list(&mut out));
     caller(client.export_name("a", &mut out));
@@ -89,12 +95,12 @@ fn one_option_at_a_time() {
     let end = reply(OptionCode::List, ReplyCode::Ack, &[]);
     client.receive(&end, &mut out).unwrap();
     assert!(out.is_empty());
-    client.go("a", Infos::default(), &mut out).unwrap();
+    client.go("a", InfoSet::default(), &mut out).unwrap();
     let info = [&[0, 0][..], &9_u64.to_be_bytes(), &[0, 1]].concat();
     let info = reply(OptionCode::Go, ReplyCode::Info, &info);
     let end = reply(OptionCode::Go, ReplyCode::Ack, &[]);
     let (_, event) = client.receive(&[info, end].concat(), &mut out).unwrap();
-    assert!(matches!(event, client::Event::Transmission(_)));
+    assert!(matches!(event, client::ClientHandshakeEvent::Transmission(_)));
     caller(client.abort(&mut out));
     caller(client.list(&mut out));
 }
@@ -102,7 +108,7 @@ fn one_option_at_a_time() {
 // nbd: list.no-data, starttls.no-data, structured.no-data, extended.no-data
 #[test]
 fn options_without_data_have_none() {
-    type Send = fn(&mut Client, &mut Vec<u8>) -> Result<(), Error>;
+    type Send = fn(&mut Client, &mut Vec<u8>) -> Result<(), ProtocolError>;
     let options: [(OptionCode, Send); 5] = [
         (OptionCode::List, Client::list),
         (OptionCode::StartTls, Client::starttls),
@@ -121,8 +127,8 @@ fn options_without_data_have_none() {
 // nbd: starttls.reply
 #[test]
 fn starttls_with_data_is_refused() {
-    for tls in [Tls::Off, Tls::Offered, Tls::Required] {
-        let mut talk = Talk::new(Config { tls, ..Config::default() });
+    for tls in [TlsRequirement::Off, TlsRequirement::Offered, TlsRequirement::Required] {
+        let mut talk = Talk::new(HandshakeConfig { tls, ..HandshakeConfig::default() });
         let replies = replies_to(&mut talk, OptionCode::StartTls, b"now");
         let codes: Vec<_> = replies.into_iter().map(|(code, _)| code).collect();
         assert_eq!(codes, [ReplyCode::Error(OptionError::Invalid)]);
@@ -135,7 +141,7 @@ fn starttls_with_data_is_refused() {
 // nbd: info.unknown-request
 #[test]
 fn unknown_items_are_ignored() {
-    let mut talk = Talk::new(Config::default());
+    let mut talk = Talk::new(HandshakeConfig::default());
     let payload = [&1_u32.to_be_bytes()[..], b"a", &[0, 3, 0x99, 0x99, 0, 1, 0x12, 0x34]].concat();
     let replies = replies_to(&mut talk, OptionCode::Info, &payload);
     let kinds: Vec<_> = replies.iter().map(|(_, payload)| payload.get(..2)).collect();
@@ -152,8 +158,8 @@ fn magic_kind(kind: u16) -> [u8; 2] {
 #[test]
 fn go_repeats_what_info_has_said() {
     for (extended, contexts) in [(false, false), (false, true), (true, false), (true, true)] {
-        for wants in [Infos::default(), Infos::BLOCK_SIZE, Infos::ALL] {
-            let mut talk = Talk::new(Config::default());
+        for wants in [InfoSet::default(), InfoSet::BLOCK_SIZE, InfoSet::ALL] {
+            let mut talk = Talk::new(HandshakeConfig::default());
             if extended {
                 talk.ask(|c, out| c.extended_headers(out))
             } else {
@@ -176,7 +182,7 @@ fn go_repeats_what_info_has_said() {
 }
 
 /// The contexts that a client gets from these replies to LIST_META_CONTEXT, as names.
-fn listed(replies: &[u8]) -> Result<client::Event, Error> {
+fn listed(replies: &[u8]) -> Result<client::ClientHandshakeEvent, ProtocolError> {
     let (mut client, mut out) = greeted(3);
     client.list_meta_contexts("a", &[], &mut out).unwrap();
     client.receive(replies, &mut out).map(|(_, event)| event)
@@ -192,7 +198,7 @@ fn context(id: u32, name: &str) -> Vec<u8> {
 fn numbers_of_listed_contexts_are_ignored() {
     let end = reply(OptionCode::ListMetaContext, ReplyCode::Ack, &[]);
     let replies = [context(7, "base:allocation"), context(7, "x-a:b"), end].concat();
-    let client::Event::Contexts(contexts) = listed(&replies).unwrap() else {
+    let client::ClientHandshakeEvent::Contexts(contexts) = listed(&replies).unwrap() else {
         panic!("no contexts");
     };
     let names: Vec<_> = contexts.iter().map(|context| context.name.as_str()).collect();
@@ -207,7 +213,7 @@ fn contexts_before_an_error_are_discarded() {
     let event = listed(&[context(1, "base:allocation"), end].concat()).unwrap();
     assert_eq!(refused(event), OptionError::TooBig);
 
-    let mut talk = Talk::new(Config::default());
+    let mut talk = Talk::new(HandshakeConfig::default());
     talk.ask(|c, out| c.structured_replies(out));
     let queries = ["base:allocation".to_owned()];
     talk.client.set_meta_contexts("a", &queries, &mut talk.up).unwrap();
@@ -217,8 +223,8 @@ fn contexts_before_an_error_are_discarded() {
     let (_, event) = talk.client.receive(&[selected, end].concat(), &mut Vec::new()).unwrap();
     assert_eq!(refused(event), OptionError::TooBig);
     talk.up.clear();
-    let event = talk.ask(|c, out| c.go("a", Infos::default(), out));
-    let client::Event::Transmission(negotiated) = event else { panic!("{event:?}") };
+    let event = talk.ask(|c, out| c.go("a", InfoSet::default(), out));
+    let client::ClientHandshakeEvent::Transmission(negotiated) = event else { panic!("{event:?}") };
     assert!(negotiated.contexts.is_empty());
 }
 
@@ -234,14 +240,16 @@ fn information_comes_in_any_order() {
     let mut found = Vec::new();
     for order in [[0, 1, 2], [2, 1, 0], [1, 2, 0], [1, 0, 2]] {
         let (mut client, mut out) = greeted(3);
-        client.go("a", Infos::ALL, &mut out).unwrap();
+        client.go("a", InfoSet::ALL, &mut out).unwrap();
         let mut bytes = Vec::new();
         for item in order {
             bytes.extend(reply(OptionCode::Go, ReplyCode::Info, &items[item]));
         }
         bytes.extend(reply(OptionCode::Go, ReplyCode::Ack, &[]));
         let (_, event) = client.receive(&bytes, &mut out).unwrap();
-        let client::Event::Transmission(negotiated) = event else { panic!("{event:?}") };
+        let client::ClientHandshakeEvent::Transmission(negotiated) = event else {
+            panic!("{event:?}")
+        };
         found.push(negotiated.info);
     }
     assert_eq!(found[0].size, 9);
@@ -262,7 +270,8 @@ fn queries_have_a_namespace() {
         let error = client.list_meta_contexts("a", &queries, &mut out).unwrap_err();
         assert!(error.to_string().contains("no namespace"), "{error}");
         client.set_meta_contexts("a", &queries, &mut out).unwrap_err();
-        let wants = Wants { contexts: queries.to_vec(), ..Wants::new("a") };
+        let wants =
+            NegotiationOptions { contexts: queries.to_vec(), ..NegotiationOptions::new("a") };
         Negotiation::new(wants).unwrap_err();
     }
     assert!(out.is_empty());

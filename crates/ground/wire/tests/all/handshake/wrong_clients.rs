@@ -1,12 +1,14 @@
 //! A server's reactions to clients that violate the rules.
 
 use blockhaul_wire::handshake::client;
-use blockhaul_wire::handshake::negotiation::Wants;
-use blockhaul_wire::handshake::server::{self, Config, ExportInfo, Handshake as Server, Tls};
+use blockhaul_wire::handshake::negotiation::NegotiationOptions;
+use blockhaul_wire::handshake::server::{
+    self, ExportReply, HandshakeConfig, ServerHandshake as Server, TlsRequirement,
+};
 use blockhaul_wire::option::{
     InfoRequest, MetaRequest, OptionHeader, OptionReplyHeader, ReplyCode,
 };
-use blockhaul_wire::{Error, ExportFlags, Infos, OptionCode, OptionError, limits, magic};
+use blockhaul_wire::{ExportFlags, InfoSet, OptionCode, OptionError, ProtocolError, limits, magic};
 
 use super::agreement::negotiate;
 use super::{FLAGS, Talk, answer, export, names, option, refused};
@@ -24,10 +26,11 @@ fn replies(mut bytes: &[u8]) -> Vec<(OptionCode, OptionError)> {
     found
 }
 
-type Conversation = (Result<Option<server::Negotiated>, Error>, Vec<(OptionCode, OptionError)>);
+type Conversation =
+    (Result<Option<server::ServerHandshakeResult>, ProtocolError>, Vec<(OptionCode, OptionError)>);
 
 /// A server's reaction to a client's flags and options, and what it refuses.
-fn converse(config: Config, flags: u32, options: &[(u32, &[u8])]) -> Conversation {
+fn converse(config: HandshakeConfig, flags: u32, options: &[(u32, &[u8])]) -> Conversation {
     let mut input = flags.to_be_bytes().to_vec();
     for (code, payload) in options {
         option(OptionCode::from_wire(*code), payload, &mut input);
@@ -40,10 +43,10 @@ fn converse(config: Config, flags: u32, options: &[(u32, &[u8])]) -> Conversatio
         let (consumed, event) = server.receive(&input[used..], &mut out)?;
         used += consumed;
         match event {
-            server::Event::NeedMore { .. } | server::Event::Abort => {
+            server::ServerHandshakeEvent::NeedMore { .. } | server::ServerHandshakeEvent::Abort => {
                 return Ok(None);
             }
-            server::Event::Transmission(negotiated) => return Ok(Some(*negotiated)),
+            server::ServerHandshakeEvent::Transmission(negotiated) => return Ok(Some(*negotiated)),
             event => answer(&mut server, event, &mut out)?,
         }
     };
@@ -56,10 +59,10 @@ fn converse(config: Config, flags: u32, options: &[(u32, &[u8])]) -> Conversatio
 // nbd: handshake.client-flags-match, handshake.options-need-fixed, tls.fixed-newstyle
 #[test]
 fn clients_flags_are_checked() {
-    let config = Config::default();
+    let config = HandshakeConfig::default();
     assert!(converse(config, 4, &[]).0.is_err());
-    assert!(converse(Config { no_zeroes: false, ..config }, 3, &[]).0.is_err());
-    assert!(converse(Config { fixed_newstyle: false, ..config }, 1, &[]).0.is_err());
+    assert!(converse(HandshakeConfig { no_zeroes: false, ..config }, 3, &[]).0.is_err());
+    assert!(converse(HandshakeConfig { fixed_newstyle: false, ..config }, 1, &[]).0.is_err());
     // Without fixed newstyle only EXPORT_NAME is accepted.
     for code in [2, 3, 6, 7, 11, 99] {
         assert!(converse(config, 2, &[(code, &[])]).0.is_err(), "{code}");
@@ -72,14 +75,14 @@ fn clients_flags_are_checked() {
 fn export_name_has_zeroes_unless_they_are_declined() {
     for (flags, len) in [(1u32, 134), (3, 10)] {
         let mut out = Vec::new();
-        let mut server = Server::new(Config::default(), &mut out);
+        let mut server = Server::new(HandshakeConfig::default(), &mut out);
         let mut input = flags.to_be_bytes().to_vec();
         option(OptionCode::ExportName, b"a", &mut input);
         out.clear();
         let (_, event) = server.receive(&input, &mut out).unwrap();
         answer(&mut server, event, &mut out).unwrap();
         let (_, event) = server.receive(&[], &mut out).unwrap();
-        assert!(matches!(event, server::Event::Transmission(_)));
+        assert!(matches!(event, server::ServerHandshakeEvent::Transmission(_)));
         assert_eq!(out.len(), len);
         // Without structured replies DF is not offered.
         let flags = FLAGS.without(ExportFlags::SEND_DF).bits().to_be_bytes();
@@ -101,9 +104,9 @@ fn malformed_and_unknown_options_are_refused_and_survived() {
     let many = [&[0; 4][..], &many.to_be_bytes(), &vec![0; 4 * many as usize]].concat();
     let long = vec![b'x'; limits::OPTION_PAYLOAD + 1];
     let mut nope = Vec::new();
-    InfoRequest { name: "nope".to_owned(), wants: Infos::ALL }.emit(&mut nope);
+    InfoRequest { name: "nope".to_owned(), wants: InfoSet::ALL }.emit(&mut nope);
     let (result, refusals) = converse(
-        Config::default(),
+        HandshakeConfig::default(),
         3,
         &[
             (99, b"anything"),
@@ -155,8 +158,12 @@ fn malformed_and_unknown_options_are_refused_and_survived() {
 
 #[test]
 fn what_is_not_offered_is_not_known() {
-    let config =
-        Config { structured: false, extended: false, meta_contexts: false, ..Config::default() };
+    let config = HandshakeConfig {
+        structured: false,
+        extended: false,
+        meta_contexts: false,
+        ..HandshakeConfig::default()
+    };
     let (_, refusals) = converse(config, 3, &[(8, b""), (11, b""), (9, b""), (10, b"")]);
     assert!(refusals.iter().all(|(_, error)| *error == OptionError::Unsupported));
     assert_eq!(refusals.len(), 4);
@@ -172,8 +179,8 @@ fn export_name_cannot_follow_extended_headers_or_be_malformed() {
         &[(1, &[b'a'; 4097])],
         &[(1, &[b'a'; limits::OPTION_PAYLOAD + 1])],
     ] {
-        let (result, _) = converse(Config::default(), 3, options);
-        assert!(matches!(result, Err(Error::CannotRefuse { .. })), "{result:?}");
+        let (result, _) = converse(HandshakeConfig::default(), 3, options);
+        assert!(matches!(result, Err(ProtocolError::CannotRefuse { .. })), "{result:?}");
     }
 }
 
@@ -184,13 +191,13 @@ fn a_failed_selection_selects_nothing() {
     let queries = vec!["base:allocation".to_owned()];
     MetaRequest { export: "a".to_owned(), queries }.emit(&mut select);
     let mut go = Vec::new();
-    InfoRequest { name: "a".to_owned(), wants: Infos::default() }.emit(&mut go);
-    let (good, _) = converse(Config::default(), 3, &[(11, b""), (10, &select), (7, &go)]);
+    InfoRequest { name: "a".to_owned(), wants: InfoSet::default() }.emit(&mut go);
+    let (good, _) = converse(HandshakeConfig::default(), 3, &[(11, b""), (10, &select), (7, &go)]);
     assert_eq!(good.unwrap().unwrap().contexts.len(), 1);
     let long = vec![0; limits::OPTION_PAYLOAD + 1];
     for bad in [&b"bad"[..], &long] {
         let options = [(11, &b""[..]), (10, &select), (10, bad), (7, &go)];
-        let (result, refusals) = converse(Config::default(), 3, &options);
+        let (result, refusals) = converse(HandshakeConfig::default(), 3, &options);
         assert_eq!(refusals.len(), 1);
         assert!(result.unwrap().unwrap().contexts.is_empty());
     }
@@ -200,10 +207,10 @@ fn a_failed_selection_selects_nothing() {
 // nbd: info.sizes-requested
 #[test]
 fn block_sizes_can_be_required() {
-    let answer = || Ok(ExportInfo { require_block_sizes: true, ..export("a").unwrap() });
-    for (wants, go) in [(Infos::default(), false), (Infos::BLOCK_SIZE, true)] {
+    let answer = || Ok(ExportReply { require_block_sizes: true, ..export("a").unwrap() });
+    for (wants, go) in [(InfoSet::default(), false), (InfoSet::BLOCK_SIZE, true)] {
         let mut out = Vec::new();
-        let mut server = Server::new(Config::default(), &mut out);
+        let mut server = Server::new(HandshakeConfig::default(), &mut out);
         let mut payload = Vec::new();
         InfoRequest { name: "a".to_owned(), wants }.emit(&mut payload);
         let mut input = 3u32.to_be_bytes().to_vec();
@@ -216,7 +223,7 @@ fn block_sizes_can_be_required() {
         assert!(out.windows(sizes.len()).any(|window| window == sizes));
         let (_, event) = server.receive(&[], &mut out).unwrap();
         match event {
-            server::Event::Transmission(negotiated) => {
+            server::ServerHandshakeEvent::Transmission(negotiated) => {
                 assert!(go && negotiated.obeys_block_sizes)
             }
             _ => {
@@ -230,38 +237,39 @@ fn block_sizes_can_be_required() {
 #[test]
 fn floods_end_the_session() {
     let flood = vec![(99, &b""[..]); limits::OPTIONS as usize + 1];
-    let (result, refusals) = converse(Config::default(), 3, &flood);
-    assert!(matches!(result, Err(Error::TooLong { .. })), "{result:?}");
+    let (result, refusals) = converse(HandshakeConfig::default(), 3, &flood);
+    assert!(matches!(result, Err(ProtocolError::TooLong { .. })), "{result:?}");
     assert_eq!(refusals.len(), limits::OPTIONS as usize);
     // Each listed export allows the client some more options, once.
     let mut flood = vec![(3, &b""[..]); 10];
     flood.resize(limits::OPTIONS as usize + 3 * limits::OPTIONS_PER_EXPORT as usize, (99, b""));
-    let (result, refusals) = converse(Config::default(), 3, &flood);
-    assert!(matches!(result, Err(Error::TooLong { .. })), "{result:?}");
+    let (result, refusals) = converse(HandshakeConfig::default(), 3, &flood);
+    assert!(matches!(result, Err(ProtocolError::TooLong { .. })), "{result:?}");
     let more = 2 * limits::OPTIONS_PER_EXPORT;
     assert_eq!(refusals.len() as u32, limits::OPTIONS + more - 10);
     // An excessive payload is not even skipped.
     let mut out = Vec::new();
-    let mut server = Server::new(Config::default(), &mut out);
+    let mut server = Server::new(HandshakeConfig::default(), &mut out);
     let mut input = 3u32.to_be_bytes().to_vec();
     let head = OptionHeader { code: OptionCode::Go, length: limits::OPTION_SKIP + 1 };
     input.extend_from_slice(&head.encode());
-    assert!(matches!(server.receive(&input, &mut out), Err(Error::TooLong { .. })));
+    assert!(matches!(server.receive(&input, &mut out), Err(ProtocolError::TooLong { .. })));
 }
 
 // nbd: tls.mode, tls.starttls-accepted, tls.starttls-twice, tls.reqd, tls.reqd-export-name
 // nbd: tls.reqd-go, tls.no-reqd-after, tls.client-starttls-once, info.forced-tls
 #[test]
 fn nothing_goes_before_tls_where_it_is_required() {
-    let mut talk = Talk::new(Config { tls: Tls::Required, ..Config::default() });
+    let mut talk =
+        Talk::new(HandshakeConfig { tls: TlsRequirement::Required, ..HandshakeConfig::default() });
     for event in [
         talk.ask(|c, out| c.list(out)),
         talk.ask(|c, out| c.extended_headers(out)),
-        talk.ask(|c, out| c.go("a", Infos::default(), out)),
+        talk.ask(|c, out| c.go("a", InfoSet::default(), out)),
     ] {
         assert_eq!(refused(event), OptionError::TlsRequired);
     }
-    assert_eq!(talk.ask(|c, out| c.starttls(out)), client::Event::StartTls);
+    assert_eq!(talk.ask(|c, out| c.starttls(out)), client::ClientHandshakeEvent::StartTls);
     talk.client.tls_started().unwrap();
     assert_eq!(names(talk.ask(|c, out| c.list(out))), ["a", "b"]);
     assert!(talk.client.starttls(&mut Vec::new()).is_err());
@@ -270,10 +278,18 @@ fn nothing_goes_before_tls_where_it_is_required() {
     talk.server.receive(&talk.up, &mut talk.down).unwrap();
     assert_eq!(replies(&talk.down), [(OptionCode::StartTls, OptionError::Invalid)]);
     // EXPORT_NAME cannot be refused.
-    let (result, _) = converse(Config { tls: Tls::Required, ..Config::default() }, 3, &[(1, b"a")]);
-    assert!(matches!(result, Err(Error::CannotRefuse { .. })), "{result:?}");
-    let wants = Wants::new("a");
-    let (ours, _) = negotiate(Config { tls: Tls::Required, ..Config::default() }, wants, &[50]);
+    let (result, _) = converse(
+        HandshakeConfig { tls: TlsRequirement::Required, ..HandshakeConfig::default() },
+        3,
+        &[(1, b"a")],
+    );
+    assert!(matches!(result, Err(ProtocolError::CannotRefuse { .. })), "{result:?}");
+    let wants = NegotiationOptions::new("a");
+    let (ours, _) = negotiate(
+        HandshakeConfig { tls: TlsRequirement::Required, ..HandshakeConfig::default() },
+        wants,
+        &[50],
+    );
     let error = ours.unwrap_err().to_string();
     assert!(error.contains("TLS is required"), "{error}");
 }
@@ -281,9 +297,9 @@ fn nothing_goes_before_tls_where_it_is_required() {
 // nbd: tls.all-after, tls.client-upgrades
 #[test]
 fn bytes_behind_starttls_are_an_attack() {
-    let config = Config { tls: Tls::Offered, ..Config::default() };
+    let config = HandshakeConfig { tls: TlsRequirement::Offered, ..HandshakeConfig::default() };
     let (result, _) = converse(config, 3, &[(5, b""), (7, b"\0\0\0\0\0\0")]);
-    assert!(matches!(result, Err(Error::Unexpected { .. })), "{result:?}");
+    assert!(matches!(result, Err(ProtocolError::Unexpected { .. })), "{result:?}");
 
     let mut talk = Talk::new(config);
     talk.client.starttls(&mut talk.up).unwrap();

@@ -1,17 +1,17 @@
 //! A client's reactions to servers that violate the rules.
 
-use blockhaul_wire::handshake::client::{self, Handshake as Client};
-use blockhaul_wire::handshake::server::Config;
+use blockhaul_wire::handshake::client::{self, ClientHandshake as Client};
+use blockhaul_wire::handshake::server::HandshakeConfig;
 use blockhaul_wire::option::{OptionReplyHeader, ReplyCode};
-use blockhaul_wire::{Error, ExportFlags, Infos, OptionCode, OptionError, limits};
+use blockhaul_wire::{ExportFlags, InfoSet, OptionCode, OptionError, ProtocolError, limits};
 
 use super::{Talk, reply};
 
 /// A client's reaction to a server's bytes, with one option sent after the greeting.
 fn hear(
     bytes: &[u8],
-    send: impl FnOnce(&mut Client, &mut Vec<u8>) -> Result<(), Error>,
-) -> Result<client::Event, Error> {
+    send: impl FnOnce(&mut Client, &mut Vec<u8>) -> Result<(), ProtocolError>,
+) -> Result<client::ClientHandshakeEvent, ProtocolError> {
     let mut out = Vec::new();
     let mut client = Client::new();
     let greeting = [&b"NBDMAGICIHAVEOPT"[..], &[0, 3]].concat();
@@ -32,7 +32,7 @@ fn who_is_no_server_is_told_apart() {
         let error = hear(bytes).unwrap_err().to_string();
         assert_eq!(error, format!("not an NBD server: its greeting was \"{shown}\""));
     }
-    assert!(matches!(hear(b"NBDMA"), Ok((0, client::Event::NeedMore { .. }))));
+    assert!(matches!(hear(b"NBDMA"), Ok((0, client::ClientHandshakeEvent::NeedMore { .. }))));
     let error = Client::new().closed(&[]).unwrap_err().to_string();
     assert!(error.contains("closed before a greeting"), "{error}");
     let error = Client::new().closed(b"NBDM").unwrap_err().to_string();
@@ -43,7 +43,7 @@ fn who_is_no_server_is_told_apart() {
 fn a_servers_replies_are_checked() {
     use OptionCode::{Go, List, SetMetaContext};
     let list = |c: &mut Client, out: &mut Vec<u8>| c.list(out);
-    let go = |c: &mut Client, out: &mut Vec<u8>| c.go("a", Infos::ALL, out);
+    let go = |c: &mut Client, out: &mut Vec<u8>| c.go("a", InfoSet::ALL, out);
     for (bytes, why) in [
         (reply(Go, ReplyCode::Ack, &[]), "answered GO, LIST was sent"),
         (reply(List, ReplyCode::Info, &[]), "answered LIST with Info"),
@@ -62,23 +62,23 @@ fn a_servers_replies_are_checked() {
         code: ReplyCode::Server,
         length: limits::OPTION_REPLY as u32 + 1,
     };
-    assert!(matches!(hear(&head.encode(), list), Err(Error::TooLong { .. })));
+    assert!(matches!(hear(&head.encode(), list), Err(ProtocolError::TooLong { .. })));
 
     // Lists are limited.
     let entry = reply(List, ReplyCode::Server, b"\0\0\0\x01a");
     let most = entry.repeat(limits::EXPORTS);
     assert!(hear(&most, list).is_ok());
-    assert!(matches!(hear(&[most, entry].concat(), list), Err(Error::TooLong { .. })));
+    assert!(matches!(hear(&[most, entry].concat(), list), Err(ProtocolError::TooLong { .. })));
     let big = reply(List, ReplyCode::Server, &[&[0; 4][..], &[b'x'; 4096]].concat());
     let many = big.repeat(limits::LIST_BYTES / 4096 + 1);
-    assert!(matches!(hear(&many, list), Err(Error::TooLong { .. })));
+    assert!(matches!(hear(&many, list), Err(ProtocolError::TooLong { .. })));
     let info = reply(Go, ReplyCode::Info, &[0, 9]);
     assert!(hear(&info.repeat(limits::INFOS), go).is_err());
 
     // A context's number names one context.
     let twice = reply(SetMetaContext, ReplyCode::MetaContext, b"\0\0\0\x01base:x").repeat(2);
     let mut out = Vec::new();
-    let mut talk = Talk::new(Config::default());
+    let mut talk = Talk::new(HandshakeConfig::default());
     talk.ask(|c, out| c.structured_replies(out));
     talk.client.set_meta_contexts("a", &["base:x".to_owned()], &mut out).unwrap();
     let error = talk.client.receive(&twice, &mut out).unwrap_err().to_string();
@@ -89,7 +89,7 @@ fn a_servers_replies_are_checked() {
 #[test]
 fn strange_information_is_tamed() {
     use OptionCode::Go;
-    let go = |c: &mut Client, out: &mut Vec<u8>| c.go("a", Infos::ALL, out);
+    let go = |c: &mut Client, out: &mut Vec<u8>| c.go("a", InfoSet::ALL, out);
     let info = |bytes: &[u8]| reply(Go, ReplyCode::Info, bytes);
     let bytes = [
         // Flags that are invalid without structured replies and WRITE_ZEROES.
@@ -100,7 +100,7 @@ fn strange_information_is_tamed() {
         reply(Go, ReplyCode::Ack, &[]),
     ]
     .concat();
-    let client::Event::Transmission(negotiated) = hear(&bytes, go).unwrap() else {
+    let client::ClientHandshakeEvent::Transmission(negotiated) = hear(&bytes, go).unwrap() else {
         panic!("no transmission");
     };
     let info = negotiated.info;
@@ -110,7 +110,7 @@ fn strange_information_is_tamed() {
 
     let text = [b'x'; 5000];
     let bytes = reply(Go, ReplyCode::Error(OptionError::Unknown), &text);
-    let client::Event::Refused { text, .. } = hear(&bytes, go).unwrap() else {
+    let client::ClientHandshakeEvent::Refused { text, .. } = hear(&bytes, go).unwrap() else {
         panic!("not refused");
     };
     assert_eq!(text.len(), limits::ERROR_TEXT + 3);

@@ -5,10 +5,10 @@ use blockhaul_control::{
     SnapshotRequest,
 };
 use blockhaul_jobs::{NewBitmap, OpenExport, SnapshotConfig};
-use blockhaul_snapshot::{OnFailure, Options, Trim};
+use blockhaul_snapshot::{OnFailure, PointOptions, ViewTrim};
 use serde_json::json;
 
-use super::operations::{Operations, Reply};
+use super::operations::{ControlReply, Operations};
 
 impl Operations {
     pub(super) async fn add_bitmap(
@@ -17,29 +17,29 @@ impl Operations {
         name: &str,
         granularity: u64,
         within: Seconds,
-    ) -> Reply {
+    ) -> ControlReply {
         let export = self.export(export)?;
         let bitmap = NewBitmap { name, granularity, kept: true };
         self.table.add_bitmap(&export, bitmap, within.0).await?;
         Ok(json!({ "done": "added" }))
     }
 
-    pub(super) async fn remove_bitmap(&self, bitmap: BitmapRef) -> Reply {
+    pub(super) async fn remove_bitmap(&self, bitmap: BitmapRef) -> ControlReply {
         self.table.remove_bitmap(&*self.export(&bitmap.export)?, &bitmap.name).await?;
         Ok(json!({ "done": "removed" }))
     }
 
-    pub(super) fn clear_bitmap(&self, bitmap: &BitmapRef) -> Reply {
+    pub(super) fn clear_bitmap(&self, bitmap: &BitmapRef) -> ControlReply {
         self.export(&bitmap.export)?.bitmap(&bitmap.name)?.clear();
         Ok(json!({ "done": "cleared" }))
     }
 
-    pub(super) fn enable_bitmap(&self, bitmap: &BitmapRef, enabled: bool) -> Reply {
+    pub(super) fn enable_bitmap(&self, bitmap: &BitmapRef, enabled: bool) -> ControlReply {
         self.export(&bitmap.export)?.bitmap(&bitmap.name)?.enable(enabled);
         Ok(json!({ "done": if enabled { "enable" } else { "disable" } }))
     }
 
-    pub(super) fn merge_bitmaps(&self, export: &str, name: &str, from: &[String]) -> Reply {
+    pub(super) fn merge_bitmaps(&self, export: &str, name: &str, from: &[String]) -> ControlReply {
         let export = self.export(export)?;
         if from.is_empty() {
             return Err(Refusal::usage("bitmap-merge: \"from\" is an empty list"));
@@ -49,12 +49,12 @@ impl Operations {
     }
 
     /// Serves a point in time of an export as another one.
-    pub(super) async fn add_snapshot(&self, request: SnapshotRequest) -> Reply {
+    pub(super) async fn add_snapshot(&self, request: SnapshotRequest) -> ControlReply {
         let SnapshotRequest { export, name, discard, bitmap, start_bitmap, snapshot, seconds } =
             request;
         let export = self.export(&export)?;
         let options = options(&snapshot);
-        let trim = if discard { Trim::Releases } else { Trim::Refused };
+        let trim = if discard { ViewTrim::Releases } else { ViewTrim::Refused };
         let (start, within) = (start_bitmap, seconds.0);
         let begin = SnapshotConfig { options, bitmap, clears: false, start, trim, within };
         self.table.add_snapshot(export.clone(), &name, &begin).await?;
@@ -64,8 +64,8 @@ impl Operations {
 }
 
 /// How a point in time is kept.
-pub(super) fn options(options: &SnapshotOptions) -> Options {
-    Options {
+pub(super) fn options(options: &SnapshotOptions) -> PointOptions {
+    PointOptions {
         block: options.block,
         directory: options.directory.as_ref().map(Into::into),
         max: options.max.unwrap_or(u64::MAX),

@@ -4,11 +4,11 @@ use std::sync::{Arc, Weak};
 
 use blockhaul_block::OpKind;
 use blockhaul_control::{ClientStatus, Refusal, TlsIdentity};
-use blockhaul_server::{Client, Counts, Disconnected, Server};
+use blockhaul_server::{ConnectedClient, ConnectionCounts, DisconnectResult, Server};
 use serde_json::{Value, json};
 
-use super::operations::{Operations, Reply};
-use crate::serve::stop::{Stop, Stopper};
+use super::operations::{ControlReply, Operations};
+use crate::serve::stop::{StopReason, Stopper};
 
 impl Operations {
     /// The connected clients.
@@ -16,14 +16,14 @@ impl Operations {
         self.server.clients().into_iter().map(status).collect()
     }
 
-    pub(super) fn disconnect(&self, number: u64) -> Reply {
+    pub(super) fn disconnect(&self, number: u64) -> ControlReply {
         let ended = self.server.disconnect(number);
         if ended.is_some() {
             log::info!(connection = number; "connection {number}: disconnected on request");
         }
         match ended {
-            Some(Disconnected::Requested) => Ok(json!({ "done": "told" })),
-            Some(Disconnected::Cut) => Ok(json!({ "done": "cut" })),
+            Some(DisconnectResult::Requested) => Ok(json!({ "done": "told" })),
+            Some(DisconnectResult::Cut) => Ok(json!({ "done": "cut" })),
             None => Err(Refusal::absent(format!("there is no client {number}"))),
         }
     }
@@ -46,7 +46,7 @@ async fn end_when_empty(server: Weak<Server>, stopper: Stopper) {
     while let Some(server) = server.upgrade() {
         let changed = server.changed();
         if server.open() == 0 {
-            return stopper.stop(Stop::Asked);
+            return stopper.stop(StopReason::Asked);
         }
         drop(server);
         // Lost when the server has ended, which is detected above.
@@ -54,8 +54,8 @@ async fn end_when_empty(server: Weak<Server>, stopper: Stopper) {
     }
 }
 
-fn status(client: Client) -> ClientStatus {
-    let Counts { requests, bytes, errors, in_flight, .. } = client.counts;
+fn status(client: ConnectedClient) -> ClientStatus {
+    let ConnectionCounts { requests, bytes, errors, in_flight, .. } = client.counts;
     let named = |counts: [u64; OpKind::ALL.len()]| {
         let names = OpKind::ALL.into_iter().map(|kind| kind.name().to_string());
         names.zip(counts).collect()

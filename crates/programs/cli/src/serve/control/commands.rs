@@ -15,11 +15,11 @@ use serde_json::{Value, json};
 use super::exports;
 use super::operations::Operations;
 use crate::args::ctl::{
-    BitmapName, CopyingOptions, JobNumber, JobOptions, SnapshotOptions, device, layer_change,
+    ExportBitmap, JobControlArgs, JobCopyArgs, JobNumber, SnapshotSetupArgs, device, layer_change,
     named, named_device,
 };
 use crate::args::value::{duration, setting, size};
-use crate::exit::Failure;
+use crate::exit::CommandFailure;
 
 /// Options of `blockhaul ctl`.
 #[derive(Debug, Args)]
@@ -162,7 +162,7 @@ pub enum CtlCommand {
         start_bitmap: Option<String>,
         /// How old contents are saved.
         #[command(flatten)]
-        snapshot: SnapshotOptions,
+        snapshot: SnapshotSetupArgs,
     },
     /// Copy an export as it is at this moment, while clients use it
     ///
@@ -188,7 +188,7 @@ pub enum CtlCommand {
         verify: bool,
         /// How it is copied.
         #[command(flatten)]
-        copying: CopyingOptions,
+        copying: JobCopyArgs,
         /// Copy only what this dirty bitmap of the export shows, onto an earlier backup
         ///
         /// The bitmap is clean from the moment of the backup on; if the job fails, what was dirty
@@ -200,10 +200,10 @@ pub enum CtlCommand {
         start_bitmap: Option<String>,
         /// How old contents are saved.
         #[command(flatten)]
-        snapshot: SnapshotOptions,
+        snapshot: SnapshotSetupArgs,
         /// How the job is controlled.
         #[command(flatten)]
-        job: JobOptions,
+        job: JobControlArgs,
         /// Wait until the job has ended
         #[arg(long)]
         wait: bool,
@@ -226,7 +226,7 @@ pub enum CtlCommand {
         target: OsString,
         /// How it is copied.
         #[command(flatten)]
-        copying: CopyingOptions,
+        copying: JobCopyArgs,
         /// Time that requests in flight may take to complete when the job begins
         #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration)]
         within: Duration,
@@ -249,7 +249,7 @@ pub enum CtlCommand {
         copy_mode: CopyMode,
         /// How the job is controlled.
         #[command(flatten)]
-        job: JobOptions,
+        job: JobControlArgs,
         /// Wait until the job is ready
         #[arg(long)]
         wait: bool,
@@ -273,15 +273,15 @@ pub enum CtlCommand {
         within: Duration,
     },
     /// Remove a dirty bitmap
-    BitmapRemove(BitmapName),
+    BitmapRemove(ExportBitmap),
     /// Make a dirty bitmap clean
-    BitmapClear(BitmapName),
+    BitmapClear(ExportBitmap),
     /// Mark writes in a dirty bitmap again
-    BitmapEnable(BitmapName),
+    BitmapEnable(ExportBitmap),
     /// Mark no more writes in a dirty bitmap
     ///
     /// It keeps what it shows.
-    BitmapDisable(BitmapName),
+    BitmapDisable(ExportBitmap),
     /// Make dirty in a bitmap what is dirty in others
     BitmapMerge {
         /// Name of the export; '' for the one without a name
@@ -391,7 +391,7 @@ pub enum CtlCommand {
 
 impl CtlCommand {
     /// The requests for the server, one after the other.
-    pub fn requests(&self) -> Result<Vec<ControlRequest>, Failure> {
+    pub fn requests(&self) -> Result<Vec<ControlRequest>, CommandFailure> {
         use ControlRequest as R;
         Ok(vec![match self {
             CtlCommand::Clients => R::Clients,
@@ -461,7 +461,7 @@ impl CtlCommand {
                 R::Backup(BackupRequest {
                     export: export.clone(),
                     target: device(target)?,
-                    with: others.collect::<Result<_, Failure>>()?,
+                    with: others.collect::<Result<_, CommandFailure>>()?,
                     options: copying.request(*verify),
                     bitmap: bitmap.clone(),
                     start_bitmap: start_bitmap.clone(),

@@ -4,17 +4,17 @@ use std::ffi::{OsStr, OsString};
 use std::sync::Arc;
 
 use blockhaul_block::Can;
-use blockhaul_catalog::{Adjustable, Spec};
+use blockhaul_catalog::{AdjustableLayer, DeviceSpec};
 use blockhaul_control::{DeviceDescription, ExportStatus, LayerChange, LayerStatus, Refusal};
 use blockhaul_jobs::{ExportConfig, OpenExport};
 use serde_json::json;
 
 use super::bitmaps::bitmaps;
-use super::operations::{Operations, Reply};
+use super::operations::{ControlReply, Operations};
 
 impl Operations {
     /// Changes a setting of a layer.
-    pub(super) fn set(&self, export: &str, layer: &str, name: &str, value: &str) -> Reply {
+    pub(super) fn set(&self, export: &str, layer: &str, name: &str, value: &str) -> ControlReply {
         let (layers, place) = self.layer(export, layer)?;
         let layer = &layers[place];
         layer.set(name, value).map_err(|error| Refusal::usage(error.text()))?;
@@ -23,14 +23,14 @@ impl Operations {
     }
 
     /// Opens another export.
-    pub(super) async fn add_export(&self, name: &str, one: ExportConfig) -> Reply {
+    pub(super) async fn add_export(&self, name: &str, one: ExportConfig) -> ControlReply {
         let warnings = self.table.add(one).await?;
         log::info!(export = name; "added export {name:?}");
         Ok(json!({ "done": "added", "warnings": warnings }))
     }
 
     /// Removes an unused export; with `force` also one in use.
-    pub(super) async fn remove_export(&self, name: &str, force: bool) -> Reply {
+    pub(super) async fn remove_export(&self, name: &str, force: bool) -> ControlReply {
         let all = self.exports();
         let found = all.iter().find(|one| one.name == name);
         let found = found.ok_or_else(|| self.no_export(name))?;
@@ -49,7 +49,7 @@ impl Operations {
     }
 
     /// Puts a layer over an export.
-    pub(super) async fn add_layer(&self, change: LayerChange) -> Reply {
+    pub(super) async fn add_layer(&self, change: LayerChange) -> ControlReply {
         let LayerChange { export, layer, seconds } = change;
         let found = self.export(&export)?;
         self.table.add_layer(&found, &layer, seconds.0).await?;
@@ -58,7 +58,7 @@ impl Operations {
     }
 
     /// Removes a layer of an export.
-    pub(super) async fn remove_layer(&self, change: LayerChange) -> Reply {
+    pub(super) async fn remove_layer(&self, change: LayerChange) -> ControlReply {
         let LayerChange { export, layer, seconds } = change;
         let found = self.export(&export)?;
         let (_, place) = self.layer(&export, &layer)?;
@@ -84,7 +84,11 @@ impl Operations {
 
     /// The layers of an export, and which of them has this name; `NAME:N` selects the nth of that
     /// name, counted from the storage.
-    fn layer(&self, export: &str, layer: &str) -> Result<(Vec<Arc<Adjustable>>, usize), Refusal> {
+    fn layer(
+        &self,
+        export: &str,
+        layer: &str,
+    ) -> Result<(Vec<Arc<AdjustableLayer>>, usize), Refusal> {
         let layers = self.export(export)?.layers();
         let (name, place) = match layer.split_once(':') {
             Some((name, place)) => (name, place.parse::<usize>().ok()),
@@ -164,16 +168,16 @@ pub(super) fn described(
 }
 
 /// The device that a member describes; `member` begins messages.
-pub(super) fn spec(member: &str, device: DeviceDescription) -> Result<Spec, Refusal> {
+pub(super) fn spec(member: &str, device: DeviceDescription) -> Result<DeviceSpec, Refusal> {
     let wrong = |what| Refusal::usage(format!("{member} {what}"));
     match device {
         DeviceDescription::Command(words) if words.is_empty() => Err(wrong("is an empty list")),
         DeviceDescription::Command(words) => {
-            Ok(Spec::Command(words.into_iter().map(OsString::from).collect()))
+            Ok(DeviceSpec::Command(words.into_iter().map(OsString::from).collect()))
         }
-        DeviceDescription::Text(text) => match Spec::parse(OsStr::new(&text)) {
+        DeviceDescription::Text(text) => match DeviceSpec::parse(OsStr::new(&text)) {
             Err(error) => Err(Refusal::usage(error.text())),
-            Ok(Spec::Pipe) => Err(wrong("cannot be the standard output of the server")),
+            Ok(DeviceSpec::Pipe) => Err(wrong("cannot be the standard output of the server")),
             Ok(spec) => Ok(spec),
         },
     }
@@ -183,7 +187,7 @@ fn layers(export: &OpenExport) -> Vec<LayerStatus> {
     export.layers().iter().map(|layer| status(layer)).collect()
 }
 
-fn status(layer: &Adjustable) -> LayerStatus {
+fn status(layer: &AdjustableLayer) -> LayerStatus {
     LayerStatus {
         name: layer.name().to_string(),
         options: layer.values().into_iter().collect(),

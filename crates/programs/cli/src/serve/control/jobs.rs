@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use super::bitmaps::options as snapshot_options;
 use super::copy_options::named_options;
 use super::exports::spec;
-use super::operations::{Operations, Reply};
+use super::operations::{ControlReply, Operations};
 use crate::exit;
 
 impl Operations {
@@ -25,7 +25,7 @@ impl Operations {
     }
 
     /// Begins a backup, with a job for each disk.
-    pub(super) async fn begin_backup(&self, request: BackupRequest) -> Reply {
+    pub(super) async fn begin_backup(&self, request: BackupRequest) -> ControlReply {
         let BackupRequest { export, target, with, options, bitmap, start_bitmap, .. } = request;
         let within = request.seconds.0;
         let settings =
@@ -59,7 +59,7 @@ impl Operations {
     }
 
     /// Begins a mirror.
-    pub(super) async fn begin_mirror(&self, request: MirrorRequest) -> Reply {
+    pub(super) async fn begin_mirror(&self, request: MirrorRequest) -> ControlReply {
         let MirrorRequest { export, target, options, bitmap, sync, copy_mode, .. } = request;
         let initial = match (bitmap, sync) {
             (Some(bitmap), None) => InitialCopy::Dirty(bitmap),
@@ -94,24 +94,24 @@ impl Operations {
         found.ok_or_else(|| Refusal::absent(format!("there is no job {number}")))
     }
 
-    pub(super) fn pause_job(&self, number: u64) -> Reply {
+    pub(super) fn pause_job(&self, number: u64) -> ControlReply {
         let job = self.job(number)?;
         controlled(&job, job.pause(true))
     }
 
-    pub(super) fn limit_job(&self, number: u64, rate: u64) -> Reply {
+    pub(super) fn limit_job(&self, number: u64, rate: u64) -> ControlReply {
         let job = self.job(number)?;
         controlled(&job, job.limit(rate))
     }
 
-    pub(super) fn set_copy_mode(&self, number: u64, mode: CopyMode) -> Reply {
+    pub(super) fn set_copy_mode(&self, number: u64, mode: CopyMode) -> ControlReply {
         let job = self.job(number)?;
         let wrong = || Refusal::usage("job-copy-mode: the job is not a mirror");
         job.mirror().ok_or_else(wrong)?.set_copy_mode(mode);
         controlled(&job, !job.is_over())
     }
 
-    pub(super) fn finalize_job(&self, number: u64) -> Reply {
+    pub(super) fn finalize_job(&self, number: u64) -> ControlReply {
         let job = self.job(number)?;
         if job.status() != JobStatus::Pending {
             return Err(Refusal::failed("the job is not pending"));
@@ -122,7 +122,7 @@ impl Operations {
 
     /// Asks a mirror to complete; `within` is the time that clients may wait, and `switch` says
     /// whether they move to the target.
-    pub(super) fn complete_job(&self, number: u64, within: Seconds, switch: bool) -> Reply {
+    pub(super) fn complete_job(&self, number: u64, within: Seconds, switch: bool) -> ControlReply {
         let job = self.job(number)?;
         if job.is_over() {
             return Err(Refusal::failed("the job has ended"));
@@ -135,7 +135,7 @@ impl Operations {
 
     /// Continues a paused job, or one of an earlier server; `new_moment` says that a backup may become
     /// the disk of now.
-    pub(super) async fn resume_job(&self, number: u64, new_moment: bool) -> Reply {
+    pub(super) async fn resume_job(&self, number: u64, new_moment: bool) -> ControlReply {
         let job = self.job(number)?;
         if job.resumable().is_none() {
             return controlled(&job, job.pause(false));
@@ -147,7 +147,7 @@ impl Operations {
     }
 
     /// Ends a job soon, or forgets one of an earlier server.
-    pub(super) async fn cancel_job(&self, number: u64) -> Reply {
+    pub(super) async fn cancel_job(&self, number: u64) -> ControlReply {
         let job = self.job(number)?;
         if job.resumable().is_none() {
             job.cancel();
@@ -158,7 +158,7 @@ impl Operations {
     }
 
     /// Waits until a job has ended, or a mirror is ready.
-    pub(super) async fn wait_for_job(&self, number: u64, ready: bool) -> Reply {
+    pub(super) async fn wait_for_job(&self, number: u64, ready: bool) -> ControlReply {
         let job = self.job(number)?;
         if ready {
             job.ready().await
@@ -170,7 +170,7 @@ impl Operations {
 }
 
 /// The reply about a job that copies.
-fn controlled(job: &Job, copies: bool) -> Reply {
+fn controlled(job: &Job, copies: bool) -> ControlReply {
     let text = "the job is not copying: it has ended, or clients wait for its end";
     if copies { Ok(described(job)) } else { Err(Refusal::failed(text)) }
 }

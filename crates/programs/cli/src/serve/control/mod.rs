@@ -20,19 +20,19 @@ use std::time::{Duration, Instant};
 
 use blockhaul_control::{ControlRequest, Refusal};
 use blockhaul_io::{Listener, Stream};
-use blockhaul_metrics::Figures;
+use blockhaul_metrics::MetricsWriter;
 use blockhaul_metrics::peer_listener::{self, PeerListener};
-use blockhaul_os::Identity;
+use blockhaul_os::UserIdentity;
 use rustix::fs::Mode;
 use serde_json::{Value, json};
 
 use super::figures;
-use super::listen::Cleanup;
-use super::stop::Stop;
-use crate::exit::{Failure, OPEN, plain};
+use super::listen::CleanupList;
+use super::stop::StopReason;
+use crate::exit::{CommandFailure, OPEN, plain};
 
-use operations::Reply;
-pub use operations::{Operations, Shared};
+use operations::ControlReply;
+pub use operations::{Operations, SharedOperations};
 
 /// Longer requests end the connection.
 const REQUEST_MAX: usize = 64 << 10;
@@ -44,20 +44,24 @@ const IDLE: Duration = Duration::from_secs(60);
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// A control socket that is not served yet.
-pub struct Control {
+pub struct ControlSocket {
     listener: Listener,
     path: PathBuf,
 }
 
-impl Control {
+impl ControlSocket {
     /// Makes the socket, for this user only. Call it before there are other threads, whose files
     /// would get the same mode.
     ///
     /// `option` is the option that names it.
-    pub fn bind(option: &str, path: &Path, cleanup: &Cleanup) -> Result<Control, Failure> {
+    pub fn bind(
+        option: &str,
+        path: &Path,
+        cleanup: &CleanupList,
+    ) -> Result<ControlSocket, CommandFailure> {
         let cannot = |why: &str| {
             let text = format!("{option}: cannot listen on {}: {why}", path.display());
-            Failure::new(OPEN, text)
+            CommandFailure::new(OPEN, text)
         };
         // Absolute, because a background server leaves the current directory.
         let path = std::path::absolute(path).map_err(|error| cannot(&plain(&error)))?;
@@ -71,11 +75,11 @@ impl Control {
             _ => cannot(&plain(&error)),
         })?;
         cleanup.remember_socket(&path);
-        Ok(Control { listener, path })
+        Ok(ControlSocket { listener, path })
     }
 
     /// Gives it to the user that the server will run as.
-    pub fn give_to(&self, identity: &Identity) -> std::io::Result<()> {
+    pub fn give_to(&self, identity: &UserIdentity) -> std::io::Result<()> {
         std::os::unix::fs::chown(&self.path, identity.uid(), Some(identity.gid()))
     }
 
@@ -137,7 +141,7 @@ async fn attend(peer: &Stream, operations: &Weak<Operations>) {
     }
 }
 
-async fn say(peer: &Stream, reply: Reply) -> std::io::Result<()> {
+async fn say(peer: &Stream, reply: ControlReply) -> std::io::Result<()> {
     let ok = reply.is_ok();
     let mut value = reply.unwrap_or_else(|refusal| json!(refusal));
     value["ok"] = ok.into();
@@ -150,17 +154,17 @@ impl Operations {
     fn metrics(&self) -> Value {
         let sums = self.server.sums();
         let storage = self.table.figures();
-        json!({ "text": figures::write(Figures::default(), &sums, &storage) })
+        json!({ "text": figures::write(MetricsWriter::default(), &sums, &storage) })
     }
 
     fn stop(&self) -> Value {
         log::info!("stopping on request of the control socket");
         let clients = self.server.open();
-        self.stopper.stop(Stop::Asked);
+        self.stopper.stop(StopReason::Asked);
         json!({ "clients": clients })
     }
 
-    async fn offload_reload(self: Arc<Self>) -> Reply {
+    async fn offload_reload(self: Arc<Self>) -> ControlReply {
         let reloaded = blockhaul_io::offload(move || self.reload()).await;
         let done = reloaded.map_err(|lost| Refusal::failed(lost.to_string()))?;
         done.map(|done| json!({ "done": done })).map_err(Refusal::failed)

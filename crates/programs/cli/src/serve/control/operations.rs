@@ -3,15 +3,15 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use blockhaul_control::Refusal;
-use blockhaul_io::Remote;
+use blockhaul_io::WorkerHandle;
 use blockhaul_jobs::{ExportTable, Jobs};
 use blockhaul_server::Server;
 use serde_json::Value;
 
-use crate::exit::{Failure, USAGE};
-use crate::serve::notify::Notify;
+use crate::exit::{CommandFailure, USAGE};
+use crate::serve::notify::ServiceNotifier;
 use crate::serve::stop::Stopper;
-use crate::serve::tls::Secured;
+use crate::serve::tls::TlsSettings;
 
 /// The operations of a running server.
 pub struct Operations {
@@ -19,25 +19,25 @@ pub struct Operations {
     pub table: Arc<ExportTable>,
     pub stopper: Stopper,
     /// The worker that waits for clients to disconnect.
-    pub worker: Remote,
-    pub secured: Secured,
-    pub notify: Notify,
+    pub worker: WorkerHandle,
+    pub secured: TlsSettings,
+    pub notify: ServiceNotifier,
     pub jobs: Arc<Jobs>,
 }
 
 /// The operations of a server, for code that runs before it.
 #[derive(Clone, Default)]
-pub struct Shared(Arc<Mutex<Known>>);
+pub struct SharedOperations(Arc<Mutex<OperationsState>>);
 
 #[derive(Default)]
-struct Known {
+struct OperationsState {
     /// Dangling before the server is ready, and after it has ended.
     operations: Weak<Operations>,
     /// Whether the keys may have changed since the server read them, before it was ready.
     reload_due: bool,
 }
 
-impl Shared {
+impl SharedOperations {
     /// Called once, when the server is ready.
     pub fn set(&self, operations: &Arc<Operations>) {
         let mut known = self.lock();
@@ -70,21 +70,21 @@ impl Shared {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Known> {
+    fn lock(&self) -> MutexGuard<'_, OperationsState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// The failure of an operation.
-impl From<Failure> for Refusal {
-    fn from(failure: Failure) -> Refusal {
+impl From<CommandFailure> for Refusal {
+    fn from(failure: CommandFailure) -> Refusal {
         let error = failure.to_string();
         if failure.status() == USAGE { Refusal::usage(error) } else { Refusal::failed(error) }
     }
 }
 
 /// The members of a reply, or why there is none.
-pub(super) type Reply = Result<Value, Refusal>;
+pub(super) type ControlReply = Result<Value, Refusal>;
 
 impl Operations {
     /// Reloads the TLS files, for later clients. Returns what was done, or why nothing has changed.

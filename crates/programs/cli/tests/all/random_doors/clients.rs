@@ -5,8 +5,8 @@ use std::path::Path;
 use blockhaul_testkit::history::History;
 use blockhaul_testkit::peer::Conversation;
 use blockhaul_testkit::rng::Rng;
-use blockhaul_wire::request::Header;
-use blockhaul_wire::{Command, CommandFlags, Replies};
+use blockhaul_wire::request::RequestHeader;
+use blockhaul_wire::{CommandCode, CommandFlags, ReplyForm};
 
 use super::files::{Form, SIZE};
 use super::rules::Use;
@@ -36,7 +36,7 @@ pub enum Owner {
 /// A request in flight.
 pub struct RequestInFlight {
     pub client: usize,
-    header: Header,
+    header: RequestHeader,
     /// What it writes.
     pub bytes: Vec<u8>,
 }
@@ -47,7 +47,7 @@ impl RequestInFlight {
     }
 
     pub fn is_trim(&self) -> bool {
-        self.header.command == Command::Trim
+        self.header.command == CommandCode::Trim
     }
 }
 
@@ -69,7 +69,7 @@ impl Door {
     /// A further client; whether it may write, or why it is refused.
     pub fn connect(&mut self, socket: &Path, rng: &mut Rng) -> Result<bool, String> {
         let mut client = Conversation::connect(socket)?;
-        let replies = *rng.pick(&[Replies::Simple, Replies::Structured, Replies::Extended]);
+        let replies = *rng.pick(&[ReplyForm::Simple, ReplyForm::Structured, ReplyForm::Extended]);
         let exported = client.open(&self.name, replies)?;
         if self.form == Form::Own {
             assert_eq!(exported.size, SIZE as u64, "size of {}", self.name);
@@ -107,21 +107,21 @@ impl Door {
                 continue;
             }
             let kind = *rng.pick(&[
-                Command::Write,
-                Command::Write,
-                Command::Write,
-                Command::WriteZeroes,
-                Command::Trim,
+                CommandCode::Write,
+                CommandCode::Write,
+                CommandCode::Write,
+                CommandCode::WriteZeroes,
+                CommandCode::Trim,
             ]);
-            let kind = if trims || kind != Command::Trim { kind } else { Command::Write };
+            let kind = if trims || kind != CommandCode::Trim { kind } else { CommandCode::Write };
             let mut header = self.clients[client].request(kind, at, len);
             let mut bytes = vec![0; len as usize];
             let mut payload: &[u8] = &[];
-            if kind == Command::Write {
+            if kind == CommandCode::Write {
                 rng.fill(&mut bytes);
                 payload = &bytes;
             }
-            if kind == Command::WriteZeroes && rng.chance(50) {
+            if kind == CommandCode::WriteZeroes && rng.chance(50) {
                 header.flags |= CommandFlags::NO_HOLE;
             }
             if rng.chance(10) {
@@ -157,7 +157,7 @@ impl Door {
     /// Flushes over one of the connections, with other requests in flight.
     pub fn flush(&mut self, rng: &mut Rng, history: &mut History) {
         let flusher = rng.below(self.clients.len() as u64) as usize;
-        let header = self.clients[flusher].request(Command::Flush, 0, 0);
+        let header = self.clients[flusher].request(CommandCode::Flush, 0, 0);
         self.clients[flusher].send_request(&header, &[]).unwrap();
         let answer = self.clients[flusher].receive_answer(&header).unwrap();
         assert_eq!(answer.error, 0, "{}: flush: {}", self.name, answer.text);

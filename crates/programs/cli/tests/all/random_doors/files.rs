@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use blockhaul_testkit::history::History;
 use blockhaul_testkit::rng::Rng;
-use blockhaul_testkit::tools::Scratch;
+use blockhaul_testkit::tools::ScratchDir;
 
 use crate::served_disk::succeed;
 
@@ -46,7 +46,7 @@ pub struct File {
 
 /// All files, in a directory of their own.
 pub struct Files {
-    pub scratch: Scratch,
+    pub scratch: ScratchDir,
     pub all: Vec<File>,
 }
 
@@ -68,7 +68,7 @@ const LAYOUT: &[(&str, Kind, bool)] = &[
 
 impl Files {
     pub fn new(rng: &mut Rng) -> Files {
-        let scratch = Scratch::new().unwrap();
+        let scratch = ScratchDir::new().unwrap();
         fs::create_dir(scratch.file("files")).unwrap();
         let file = |&(name, kind, _): &(&'static str, Kind, bool)| File {
             name,

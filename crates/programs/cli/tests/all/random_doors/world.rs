@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use blockhaul_testkit::history::History;
 use blockhaul_testkit::rng::Rng;
-use blockhaul_testkit::tools::{self, Peer, Server, text};
+use blockhaul_testkit::tools::{self, PeerProgram, PeerServer, text};
 use serde_json::{Value, json};
 
 use super::clients::{Door, Owner, RequestInFlight, assert_same};
@@ -26,7 +26,7 @@ pub struct World<'a> {
     rng: Rng,
     files: Files,
     counts: &'a mut Counts,
-    server: Server,
+    server: PeerServer,
     starts: u32,
     control: [Control; 2],
     qmp: Qmp,
@@ -1004,7 +1004,7 @@ impl<'a> World<'a> {
         };
         assert_eq!(corruptions, 0, "{path}: {found}");
         if self.rng.chance(25)
-            && let Some(qemu_img) = Peer::require("qemu-img")
+            && let Some(qemu_img) = PeerProgram::require("qemu-img")
         {
             let output =
                 qemu_img.command().args(["check", "--output=json", &path]).output().unwrap();
@@ -1019,7 +1019,7 @@ impl<'a> World<'a> {
 }
 
 /// A server with these exports, and that of the directory.
-fn start(files: &Files, doors: &[Door], number: u32) -> (Server, [Control; 2], Qmp) {
+fn start(files: &Files, doors: &[Door], number: u32) -> (PeerServer, [Control; 2], Qmp) {
     let scratch = &files.scratch;
     let socket = |name: &str| -> PathBuf { scratch.socket(&format!("{name}-{number}")) };
     let control = socket("ctl").to_str().unwrap().to_string();
@@ -1039,7 +1039,7 @@ fn start(files: &Files, doors: &[Door], number: u32) -> (Server, [Control; 2], Q
         args.push("]".into());
     }
     let args: Vec<_> = args.iter().map(String::as_str).collect();
-    let server = Server::blockhaul(OURS.as_ref(), &socket("nbd"), &args).unwrap();
+    let server = PeerServer::blockhaul(OURS.as_ref(), &socket("nbd"), &args).unwrap();
     let control = [Control::connect(&control), Control::connect(&control)];
     let qmp = Qmp::connect(&qmp);
     (server, control, qmp)

@@ -19,7 +19,7 @@ fn listed(uri: &str) -> Vec<(String, String)> {
 
 #[test]
 fn several_exports_on_several_listeners_each_with_its_layers() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let one = scratch.socket("one");
     let two = scratch.socket("two");
     let other = scratch.file("other.raw");
@@ -102,7 +102,7 @@ fn what_exports_cannot_be_is_said() {
 fn asks(socket: &Path, code: u32, name: &[u8]) -> Option<u32> {
     let mut client = blockhaul_testkit::peer::Conversation::connect(socket).unwrap();
     client.hello(3).unwrap();
-    client.negotiate(blockhaul_wire::Replies::Structured).unwrap();
+    client.negotiate(blockhaul_wire::ReplyForm::Structured).unwrap();
     let len = (name.len() as u32).to_be_bytes();
     let payload = match code {
         blockhaul_wire::magic::OPT_EXPORT_NAME => {
@@ -121,7 +121,7 @@ fn names_of_any_length_and_kind_are_taken_or_refused() {
         OPT_EXPORT_NAME, OPT_GO, OPT_INFO, OPT_SET_META_CONTEXT, REP_ACK, REP_ERR_INVALID,
         REP_ERR_TOO_BIG, REP_ERR_UNKNOWN,
     };
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let folder = scratch.file("folder");
     std::fs::create_dir(&folder).unwrap();
     std::fs::write(scratch.file("secret"), "secret").unwrap();
@@ -156,14 +156,14 @@ fn names_of_any_length_and_kind_are_taken_or_refused() {
     assert_eq!(asks(server.socket(), OPT_GO, b"1234567890"), Some(REP_ERR_UNKNOWN));
     let mut client = blockhaul_testkit::peer::Conversation::connect(server.socket()).unwrap();
     client.hello(3).unwrap();
-    client.negotiate(blockhaul_wire::Replies::Structured).unwrap();
+    client.negotiate(blockhaul_wire::ReplyForm::Structured).unwrap();
     assert!(client.select("", &["base:allocation"]).is_err());
     assert_eq!(client.select("", &[]), Ok(Vec::new()));
 }
 
 #[test]
 fn lists_and_handshakes_have_their_limits() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let folder = scratch.file("folder");
     std::fs::create_dir(&folder).unwrap();
     for name in 0..30 {

@@ -14,7 +14,7 @@ fn end(pidfile: &Path, others: &[&Path]) {
 
 #[test]
 fn in_the_background_it_returns_when_ready_and_cleans_up_when_stopped() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let socket = scratch.socket("s");
     let pidfile = scratch.file("pid");
     let uri = format!("nbd+unix:///disk?socket={}", socket.display());
@@ -29,7 +29,7 @@ fn in_the_background_it_returns_when_ready_and_cleans_up_when_stopped() {
 
 #[test]
 fn in_the_background_relative_names_keep_their_meaning() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     std::fs::write(scratch.file("disk.raw"), vec![7; 1 << 20]).unwrap();
     let socket = scratch.socket("s");
     let s = socket.to_str().unwrap();
@@ -46,7 +46,7 @@ fn in_the_background_relative_names_keep_their_meaning() {
 
 #[test]
 fn in_the_background_bitmaps_are_kept_in_a_relative_directory() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     std::fs::write(scratch.file("disk.raw"), vec![7; 1 << 20]).unwrap();
     std::fs::create_dir(scratch.file("bitmaps")).unwrap();
     let socket = scratch.socket("s");
@@ -65,7 +65,7 @@ fn in_the_background_bitmaps_are_kept_in_a_relative_directory() {
 
 #[test]
 fn in_the_background_a_failure_is_told_before_it_returns() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let socket = scratch.socket("s");
     assert_fails(
         &["serve", "--background", "-U", socket.to_str().unwrap(), "/no/such/file"],
@@ -77,7 +77,7 @@ fn in_the_background_a_failure_is_told_before_it_returns() {
 
 #[test]
 fn in_the_background_a_failure_to_print_leaves_no_server() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let socket = scratch.socket("s");
     let script = "exec \"$0\" serve --background -U \"$1\" --print-uri memory:1M >/dev/full";
     let mut command = Command::new("sh");
@@ -159,14 +159,14 @@ fn connected<T, E: std::fmt::Debug>(server: &mut Child, connect: impl Fn() -> Re
 #[test]
 fn it_stops_with_idle_and_half_connected_clients() {
     for signal in [Signal::TERM, Signal::INT] {
-        let scratch = Scratch::new().unwrap();
+        let scratch = ScratchDir::new().unwrap();
         let socket = scratch.socket("s");
         let mut command = Command::new(OURS);
         command.args(["serve", "-f", "--exit-with-parent", "memory:1M", "-U"]).arg(&socket);
         let mut server = command.spawn().unwrap();
         let silent = connected(&mut server, || UnixStream::connect(&socket));
         let mut idle = blockhaul_testkit::peer::Conversation::connect(&socket).unwrap();
-        idle.open("", blockhaul_wire::Replies::Structured).unwrap();
+        idle.open("", blockhaul_wire::ReplyForm::Structured).unwrap();
         kill_process(pid(server.id()), signal).unwrap();
         // Not asked again: a second signal is another matter.
         let ended = tools::wait_within(&mut server, LIMIT);
@@ -193,7 +193,7 @@ fn a_command_that_runs_is_stopped_with_the_server() {
 
 #[test]
 fn what_cannot_be_served_is_said_in_one_line() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let taken = scratch.file("taken");
     std::fs::write(&taken, "").unwrap();
     let taken = taken.to_str().unwrap();
@@ -219,7 +219,7 @@ fn what_cannot_be_served_is_said_in_one_line() {
 
 #[test]
 fn a_stop_gives_up_what_devices_hold_and_says_so() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let socket = scratch.socket("s");
     let own = socket.to_str().unwrap();
     let log = scratch.file("log");
@@ -231,15 +231,15 @@ fn a_stop_gives_up_what_devices_hold_and_says_so() {
         let mut server = command.stderr(std::fs::File::create(&log).unwrap()).spawn().unwrap();
         let mut client =
             connected(&mut server, || blockhaul_testkit::peer::Conversation::connect(&socket));
-        client.open("disk", blockhaul_wire::Replies::Structured).unwrap();
-        let read = client.request(blockhaul_wire::Command::Read, 4096, 512);
+        client.open("disk", blockhaul_wire::ReplyForm::Structured).unwrap();
+        let read = client.request(blockhaul_wire::CommandCode::Read, 4096, 512);
         client.send_request(&read, &[]).unwrap();
-        let zero = client.request(blockhaul_wire::Command::WriteZeroes, 8192, 512);
+        let zero = client.request(blockhaul_wire::CommandCode::WriteZeroes, 8192, 512);
         if second {
             client.send_request(&zero, &[]).unwrap();
         }
         // Requests are begun in order: once this one is answered, the device has the others.
-        let write = client.request(blockhaul_wire::Command::Write, 0, 512);
+        let write = client.request(blockhaul_wire::CommandCode::Write, 0, 512);
         assert_eq!(client.ask(&write, &[1; 512]).unwrap().error, 0);
         let begun = Instant::now();
         kill_process(pid(server.id()), Signal::TERM).unwrap();
@@ -265,7 +265,7 @@ fn a_stop_gives_up_what_devices_hold_and_says_so() {
 
 #[test]
 fn the_socket_of_a_killed_server_is_replaced_and_that_of_a_living_one_is_not() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let socket = scratch.socket("s");
     let start = || Command::new(OURS).args(["serve", "-f", "memory:1M", "-U"]).arg(&socket).spawn();
     let connect = || UnixStream::connect(&socket);
@@ -288,7 +288,7 @@ fn the_socket_of_a_killed_server_is_replaced_and_that_of_a_living_one_is_not() {
 /// Starts a server, has a client open its export, and stops it: status and time. Where the export never
 /// opens, this file shows that its script runs.
 fn stopped(args: &[&str], opening: Option<&Path>) -> (Option<i32>, Duration, String) {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let socket = scratch.socket("s");
     let mut command = Command::new(OURS);
     command.args(["serve", "-f", "-U"]).arg(&socket).args(args).stderr(Stdio::piped());
@@ -300,7 +300,7 @@ fn stopped(args: &[&str], opening: Option<&Path>) -> (Option<i32>, Duration, Str
         client.send_option(blockhaul_wire::magic::OPT_GO, &[0; 6]).unwrap();
         tools::until("the script runs", || opening.exists());
     } else {
-        client.open("", blockhaul_wire::Replies::Structured).unwrap();
+        client.open("", blockhaul_wire::ReplyForm::Structured).unwrap();
     }
     let begun = Instant::now();
     kill_process(pid(server.id()), Signal::TERM).unwrap();
@@ -314,7 +314,7 @@ fn stopped(args: &[&str], opening: Option<&Path>) -> (Option<i32>, Duration, Str
 #[test]
 fn a_script_that_hangs_is_given_up_after_the_drain_timeout() {
     for method in ["open", "close", "unload"] {
-        let scratch = Scratch::new().unwrap();
+        let scratch = ScratchDir::new().unwrap();
         let file = |name| scratch.file(name).to_str().unwrap().to_owned();
         let [first, second] = ["first", "second"].map(file);
         let opening = |file| (method == "open").then(|| Path::new(file));
@@ -349,18 +349,18 @@ def pread(h, buf, offset, flags): os._exit(7)
 
 #[test]
 fn a_stop_gives_up_the_start_of_a_plugins_process() {
-    if tools::Peer::require("python3").is_none() {
+    if tools::PeerProgram::require("python3").is_none() {
         return;
     }
     for processes in [1, 2] {
-        let scratch = Scratch::new().unwrap();
+        let scratch = ScratchDir::new().unwrap();
         std::fs::write(scratch.file("p.py"), LOADS_SLOWLY).unwrap();
         let device = format!("python:{}?@processes={processes}", scratch.file("p.py").display());
         let mut command = Command::new(OURS);
         let socket = scratch.socket("s");
         command.env("HERE", scratch.path()).args(["serve", "--foreground", "--exit-with-parent"]);
         command.args(["--drain-timeout", "4s", "--unix"]).arg(&socket).arg(device);
-        let server = Server::start(command, &socket).unwrap();
+        let server = PeerServer::start(command, &socket).unwrap();
         std::fs::write(scratch.file("slow"), "").unwrap();
         // Each read ends a process.
         let uri = server.uri("");
@@ -396,7 +396,7 @@ fn times_without_an_end_are_taken() {
 
 #[test]
 fn silent_connections_that_take_all_descriptors_keep_nobody_out() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let socket = scratch.socket("s");
     let mut command = Command::new("sh");
     let script = "ulimit -n 64; exec \"$0\" serve -f -U \"$1\" memory:1M";
@@ -405,7 +405,7 @@ fn silent_connections_that_take_all_descriptors_keep_nobody_out() {
     connected(&mut server, || UnixStream::connect(&socket));
     let silent: Vec<_> = (0..100).map(|_| UnixStream::connect(&socket).unwrap()).collect();
     let mut client = blockhaul_testkit::peer::Conversation::connect(&socket).unwrap();
-    client.open("", blockhaul_wire::Replies::Structured).unwrap();
+    client.open("", blockhaul_wire::ReplyForm::Structured).unwrap();
     assert_eq!(client.read(0, 512).unwrap(), [0; 512]);
     drop((silent, client));
     kill_process(pid(server.id()), Signal::TERM).unwrap();
@@ -418,7 +418,7 @@ fn silent_connections_that_take_all_descriptors_keep_nobody_out() {
 
 #[test]
 fn it_stays_in_the_foreground_and_says_what_it_serves_to_whom() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let socket = scratch.socket("s");
     let s = socket.to_str().unwrap();
     for (more, wanted) in [
@@ -466,7 +466,7 @@ fn it_stays_in_the_foreground_and_says_what_it_serves_to_whom() {
 
 #[test]
 fn in_the_background_messages_go_to_a_file_that_standard_error_leads_to() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let socket = scratch.socket("s");
     let pidfile = scratch.file("pid");
     let log = scratch.file("log");
@@ -486,7 +486,7 @@ fn in_the_background_messages_go_to_a_file_that_standard_error_leads_to() {
 
 #[test]
 fn a_file_that_is_no_pid_file_is_not_overwritten() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let socket = scratch.socket("s");
     let pidfile = scratch.file("a.raw");
     let s = socket.to_str().unwrap();
@@ -508,7 +508,7 @@ fn a_socket_belongs_to_the_user_of_the_server() {
     if !rustix::process::geteuid().is_root() {
         return tools::skip("only root changes the user");
     }
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let socket = scratch.socket("s");
     let path = std::path::PathBuf::from(socket.parent().unwrap());
     // The folder of the tests may be below one that only root may enter.

@@ -2,14 +2,14 @@
 
 use std::io::{Read as _, Write as _};
 
-use blockhaul_testkit::peer::Scripted;
-use blockhaul_testkit::tools::Peer;
+use blockhaul_testkit::peer::ScriptedServer;
+use blockhaul_testkit::tools::PeerProgram;
 
 use super::*;
 use crate::tls_relay::{self, Clients};
 
 /// A shell's script in a folder; `$0` is the program.
-fn script(scratch: &Scratch, text: &str) -> Output {
+fn script(scratch: &ScratchDir, text: &str) -> Output {
     let mut command = Command::new("sh");
     command.args(["-c", text, OURS]).current_dir(scratch.path()).stdin(Stdio::null());
     tools::output(&mut command, LIMIT).unwrap()
@@ -17,7 +17,7 @@ fn script(scratch: &Scratch, text: &str) -> Output {
 
 #[test]
 fn what_is_handed_over_open_is_served() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let done = |text: &str| {
         let output = script(&scratch, text);
         assert!(output.status.success(), "{text}: {output:?}");
@@ -85,7 +85,7 @@ fn what_is_handed_over_open_is_served() {
 
 #[test]
 fn sockets_of_the_service_manager_are_taken_over() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let socket = scratch.socket("s");
     let listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
     let activate = "exec 3<&0 </dev/null; LISTEN_PID=$$ LISTEN_FDS=1; export LISTEN_PID LISTEN_FDS; \
@@ -131,7 +131,7 @@ fn the_client_at_standard_input_is_served_through_sockets_and_pipes() {
     assert_eq!(rest.len(), 20, "{rest:?}");
     assert!(server.wait().unwrap().success());
     // As inetd has it: a socket. It ends with the client, whatever else it listens on.
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let (mut client, socket) = UnixStream::pair().unwrap();
     let mut server = Command::new(OURS)
         .args(["serve", "-s", "-U", scratch.socket("s").to_str().unwrap(), "memory:1M"])
@@ -147,7 +147,7 @@ fn the_client_at_standard_input_is_served_through_sockets_and_pipes() {
 #[test]
 fn several_sockets_of_the_service_manager_and_our_own_are_served_together() {
     use std::os::fd::OwnedFd;
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let one = scratch.socket("one");
     let own = scratch.socket("own");
     let unix = std::os::unix::net::UnixListener::bind(&one).unwrap();
@@ -191,7 +191,7 @@ fn vsock_is_served_where_there_is_any_and_its_absence_is_said() {
 }
 
 /// What a server answers to bytes, up to its end.
-fn answer(server: &Server, bytes: &[u8]) -> String {
+fn answer(server: &PeerServer, bytes: &[u8]) -> String {
     let mut stream = UnixStream::connect(server.socket()).unwrap();
     stream.set_read_timeout(Some(LIMIT)).unwrap();
     stream.write_all(bytes).unwrap();
@@ -202,13 +202,13 @@ fn answer(server: &Server, bytes: &[u8]) -> String {
 }
 
 /// A name for the server's socket in the given scheme.
-fn over_http(scheme: &str, server: &Server, path: &str, more: &str) -> String {
+fn over_http(scheme: &str, server: &PeerServer, path: &str, more: &str) -> String {
     format!("{scheme}://localhost/{path}?socket={}{more}", server.socket().display())
 }
 
 #[test]
 fn nbd_begins_after_an_http_request() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let args = ["--http-upgrade", "--export", "a=pattern:4M", "--export", "b=memory:4M"];
     let server = start(&scratch, &args);
     let [a, b] = ["&export=a", "&export=b&method=GET"].map(|more| {
@@ -264,7 +264,7 @@ fn nbd_begins_after_an_http_request() {
 
 #[test]
 fn the_uri_of_a_server_behind_http_can_be_used() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     for place in ["-U -", "-p 0"] {
         let run = format!(
             "\"$0\" serve {place} --http-upgrade --export 'a b=memory:1M' --run '\"'\"$0\"'\" info --size \"$uri\"'"
@@ -277,7 +277,7 @@ fn the_uri_of_a_server_behind_http_can_be_used() {
 
 #[test]
 fn nbd_begins_after_https() {
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let pki = scratch.file("pki").display().to_string();
     assert!(blockhaul(&["tls", "init", "--host", "localhost", &pki]).status.success());
     let args = ["--http-upgrade", "--tls-certificates", &pki, "--tls-verify-peer", "memory:4M"];
@@ -304,13 +304,15 @@ fn nbd_begins_after_https() {
 
 #[test]
 fn a_foreign_server_of_https_goes_on_with_nbd() {
-    let (Some(python), Some(nbdkit)) = (Peer::require("python3"), Peer::require("nbdkit")) else {
+    let (Some(python), Some(nbdkit)) =
+        (PeerProgram::require("python3"), PeerProgram::require("nbdkit"))
+    else {
         return;
     };
-    let scratch = Scratch::new().unwrap();
+    let scratch = ScratchDir::new().unwrap();
     let pki = scratch.file("pki").display().to_string();
     assert!(blockhaul(&["tls", "init", "--host", "lxd.example", &pki]).status.success());
-    let nbd = Server::nbdkit(&nbdkit, &scratch.socket("kit"), &["memory", "8M"]).unwrap();
+    let nbd = PeerServer::nbdkit(&nbdkit, &scratch.socket("kit"), &["memory", "8M"]).unwrap();
     let listen = scratch.socket("http");
     let log = scratch.file("log");
     let to = nbd.socket().to_str().unwrap();
@@ -352,7 +354,7 @@ fn servers_that_do_not_go_on_with_nbd_are_told_apart() {
     ];
     for (answer, words) in cases {
         let shown = text(&answer[..answer.len().min(100)]);
-        let server = Scripted::start(move |talk, _| {
+        let server = ScriptedServer::start(move |talk, _| {
             let mut head = Vec::new();
             while !head.ends_with(b"\r\n\r\n") {
                 head.extend(talk.receive(1)?);
@@ -374,7 +376,7 @@ fn servers_that_do_not_go_on_with_nbd_are_told_apart() {
     }
     // Silence, and a text that never ends.
     for answer in ["", "HTTP/1.1 503 Busy\r\nContent-Length: 500\r\n\r\nlater"] {
-        let server = Scripted::start(move |talk, _| {
+        let server = ScriptedServer::start(move |talk, _| {
             talk.send(answer.as_bytes())?;
             talk.hang()
         });

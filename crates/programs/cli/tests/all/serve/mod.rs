@@ -10,7 +10,7 @@ use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use blockhaul_testkit::tools::{self, Scratch, Server, text};
+use blockhaul_testkit::tools::{self, PeerServer, ScratchDir, text};
 use rustix::process::{Pid, Signal, kill_process};
 
 const LIMIT: Duration = Duration::from_secs(120);
@@ -34,8 +34,8 @@ fn assert_fails(args: &[&str], status: i32, words: &[&str]) {
     assert!(!said.contains("panic"), "{said}");
 }
 
-fn start(scratch: &Scratch, args: &[&str]) -> Server {
-    Server::blockhaul(OURS.as_ref(), &scratch.socket("own"), args).unwrap()
+fn start(scratch: &ScratchDir, args: &[&str]) -> PeerServer {
+    PeerServer::blockhaul(OURS.as_ref(), &scratch.socket("own"), args).unwrap()
 }
 
 fn size(uri: &str) -> String {

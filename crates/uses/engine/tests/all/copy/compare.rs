@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use blockhaul_block::{DeviceExt, Kind, OpKind};
-use blockhaul_engine::{Options, Progress, SEGMENT, Side, verify};
+use blockhaul_engine::{CopyProgress, EngineOptions, SEGMENT, Side, verify};
 use blockhaul_io::Pool;
-use blockhaul_testkit::fault::{FaultDevice, Rule, Then};
-use blockhaul_testkit::model::{Completion, Model, ModelDevice};
+use blockhaul_testkit::fault::{FaultDevice, FaultEffect, FaultRule};
+use blockhaul_testkit::model::{CompletionOrder, Model, ModelDevice};
 use blockhaul_testkit::rng::{Rng, seed};
 
 use super::{content, on_worker, source_of, stack};
@@ -19,19 +19,19 @@ fn verification_finds_the_first_difference() {
         bytes[..5 << 20].fill(3);
         let target = source_of(&bytes, false);
         let source = stack(source_of(&bytes, true));
-        let options = Options::default();
+        let options = EngineOptions::default();
         let pool = Pool::new(16 << 20);
         let check = || async {
-            let progress = Arc::new(Progress::new());
+            let progress = Arc::new(CopyProgress::new());
             verify(&source, &stack(target.clone()), &options, &pool, &progress).await
         };
         let same = check().await.unwrap();
         assert_eq!(same.bytes, size as u64);
         assert_eq!(same.digest.as_ref().unwrap().len(), 64);
         let manifest = |device: Arc<ModelDevice>| async move {
-            let options = Options::default();
+            let options = EngineOptions::default();
             let pool = Pool::new(16 << 20);
-            let progress = Arc::new(Progress::new());
+            let progress = Arc::new(CopyProgress::new());
             blockhaul_engine::manifest(&stack(device), None, &options, &pool, &progress)
                 .await
                 .unwrap()
@@ -54,7 +54,7 @@ fn a_comparison_finds_the_first_difference_wherever_it_is() {
     let seed = seed();
     on_worker(move || async move {
         let mut rng = Rng::new(seed);
-        let options = Options::default();
+        let options = EngineOptions::default();
         let pool = Pool::new(4 << 20);
         for round in 0..60 {
             let size = rng.between(1, 2 << 20) as usize;
@@ -78,7 +78,7 @@ fn a_comparison_finds_the_first_difference_wherever_it_is() {
             let mut ends = Vec::new();
             for bytes in [&bytes, &changed] {
                 let model = Model::new(bytes.len() as u64);
-                let device = ModelDevice::new(model, Completion::Shuffled(rng.number()));
+                let device = ModelDevice::new(model, CompletionOrder::Shuffled(rng.number()));
                 for (start, block) in bytes.chunks(4096).enumerate() {
                     if !blockhaul_io::is_zero(block) {
                         let data = blockhaul_io::Data::copy_of(block);
@@ -89,7 +89,7 @@ fn a_comparison_finds_the_first_difference_wherever_it_is() {
             }
             let flipped = rng.chance(50);
             let (one, other) = if flipped { (1, 0) } else { (0, 1) };
-            let progress = Arc::new(Progress::new());
+            let progress = Arc::new(CopyProgress::new());
             let found =
                 blockhaul_engine::compare(&ends[one].1, &ends[other].1, &options, &pool, &progress)
                     .await;
@@ -109,11 +109,15 @@ fn a_comparison_finds_the_first_difference_wherever_it_is() {
 
 #[test]
 fn digests_are_those_of_the_bytes_and_holes_are_not_read() {
-    use blockhaul_engine::Algorithm;
+    use blockhaul_engine::DigestAlgorithm;
     let seed = seed();
     on_worker(move || async move {
         let mut rng = Rng::new(seed);
-        let options = Options { retries: 3, retry_delay: Default::default(), ..Options::default() };
+        let options = EngineOptions {
+            retries: 3,
+            retry_delay: Default::default(),
+            ..EngineOptions::default()
+        };
         for round in 0..30 {
             let size = rng.between(0, 3 << 20) as usize;
             let mut bytes = content(&mut rng, size);
@@ -121,7 +125,7 @@ fn digests_are_those_of_the_bytes_and_holes_are_not_read() {
                 bytes[600_000..1_900_000].fill(0);
             }
             let device =
-                ModelDevice::new(Model::new(size as u64), Completion::Shuffled(rng.number()));
+                ModelDevice::new(Model::new(size as u64), CompletionOrder::Shuffled(rng.number()));
             for (start, block) in bytes.chunks(4096).enumerate() {
                 if !blockhaul_io::is_zero(block) {
                     let data = blockhaul_io::Data::copy_of(block);
@@ -129,17 +133,24 @@ fn digests_are_those_of_the_bytes_and_holes_are_not_read() {
                 }
             }
             let faults = FaultDevice::over(device.clone(), rng.number());
-            faults.add(Rule::new(Then::Fail(Kind::Io)).kind(OpKind::Read).percent(10).times(3));
+            faults.add(
+                FaultRule::new(FaultEffect::Fail(Kind::Io)).kind(OpKind::Read).percent(10).times(3),
+            );
             let source = stack(faults);
             let pool = Pool::new(rng.between(1, 8) * (256 << 10));
-            let progress = Arc::new(Progress::new());
-            let found =
-                blockhaul_engine::digest(&source, Algorithm::Blake3, &options, &pool, &progress)
-                    .await;
+            let progress = Arc::new(CopyProgress::new());
+            let found = blockhaul_engine::digest(
+                &source,
+                DigestAlgorithm::Blake3,
+                &options,
+                &pool,
+                &progress,
+            )
+            .await;
             let told = format!("seed {seed}, round {round}, {size} bytes");
             assert_eq!(found.unwrap(), blake3::hash(&bytes).to_hex().as_str(), "{told}");
             if size > 2 << 20 {
-                let whole_piece = |seen: &blockhaul_testkit::model::Seen| {
+                let whole_piece = |seen: &blockhaul_testkit::model::RequestRecord| {
                     seen.kind == OpKind::Read && seen.at >= 3 << 18 && seen.at < 7 << 18
                 };
                 assert!(!device.seen().iter().any(whole_piece), "{told}");
@@ -153,14 +164,14 @@ fn digests_are_those_of_the_bytes_and_holes_are_not_read() {
 fn a_comparison_tells_what_could_not_be_done() {
     on_worker(|| async {
         let bytes = vec![7; 3 << 20];
-        let options = Options::default();
+        let options = EngineOptions::default();
         let pool = Pool::new(4 << 20);
         for kind in [OpKind::Read, OpKind::Extents] {
             let bad = FaultDevice::over(source_of(&bytes, false), 1);
-            bad.add(Rule::new(Then::Fail(Kind::Io)).kind(kind).times(1));
+            bad.add(FaultRule::new(FaultEffect::Fail(Kind::Io)).kind(kind).times(1));
             let one = stack(source_of(&bytes, false));
             let other = stack(bad.clone());
-            let progress = Arc::new(Progress::new());
+            let progress = Arc::new(CopyProgress::new());
             let error = blockhaul_engine::compare(&one, &other, &options, &pool, &progress)
                 .await
                 .unwrap_err();

@@ -4,9 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use blockhaul_block::{Can, Device, DeviceExt, Facts, Pending, Request};
-use blockhaul_catalog::{Another, Backend, Intent, Opened, Opening, Registry, Spec, Stack, Target};
-use blockhaul_engine::{Options, Progress, SEGMENT, verify};
+use blockhaul_block::{Can, Device, DeviceExt, Facts, PendingRequest, Request};
+use blockhaul_catalog::{
+    Backend, BackendTarget, DeviceSpec, HandleOpener, Intent, OpenFuture, OpenedDevice, Registry,
+    Stack,
+};
+use blockhaul_engine::{CopyProgress, EngineOptions, SEGMENT, verify};
 use blockhaul_io::Pool;
 use blockhaul_testkit::fault::FaultDevice;
 
@@ -22,8 +25,8 @@ struct Connections {
 
 struct More(&'static Connections);
 
-impl Another for More {
-    fn another(&self) -> Opening<Arc<dyn Device>> {
+impl HandleOpener for More {
+    fn another(&self) -> OpenFuture<Arc<dyn Device>> {
         let index = self.0.next.fetch_add(1, Ordering::Relaxed) % self.0.disks.len();
         let disk = self.0.disks[index].clone();
         Box::pin(async move { Ok(disk) })
@@ -43,10 +46,10 @@ impl Backend for &'static Connections {
         "for tests"
     }
 
-    fn open(&self, _: Target) -> Opening<Opened> {
+    fn open(&self, _: BackendTarget) -> OpenFuture<OpenedDevice> {
         let device = self.disks[0].clone();
         let more = Arc::new(More(self));
-        Box::pin(async move { Ok(Opened { device, more: Some(more) }) })
+        Box::pin(async move { Ok(OpenedDevice { device, more: Some(more) }) })
     }
 }
 
@@ -61,7 +64,7 @@ impl Device for NoPromise {
         Arc::new(facts)
     }
 
-    fn submit(&self, request: Request) -> Pending {
+    fn submit(&self, request: Request) -> PendingRequest {
         self.0.submit(request)
     }
 }
@@ -69,7 +72,7 @@ impl Device for NoPromise {
 /// Sparse disks in memory of six segments.
 async fn disks(count: usize) -> Vec<Arc<dyn Device>> {
     let registry = Registry { backends: blockhaul_backends::all(), ..Registry::default() };
-    let spec = Spec::Scheme { scheme: "memory".into(), rest: "768M".into() };
+    let spec = DeviceSpec::Scheme { scheme: "memory".into(), rest: "768M".into() };
     let mut disks: Vec<Arc<dyn Device>> = Vec::new();
     for _ in 0..count {
         let stack = registry.open(&spec, Vec::new(), Intent::WRITE).await.unwrap();
@@ -90,15 +93,15 @@ async fn ends(target_disks: &[Arc<dyn Device>], delay: Duration) -> (Stack, Stac
     let store: &'static Connections =
         Box::leak(Box::new(Connections { disks: target_disks.to_vec(), next: 1.into() }));
     let registry = Registry { backends: vec![Arc::new(store)], ..Registry::default() };
-    let spec = Spec::Scheme { scheme: "connections".into(), rest: String::new() };
+    let spec = DeviceSpec::Scheme { scheme: "connections".into(), rest: String::new() };
     let target = registry.open(&spec, Vec::new(), Intent::WRITE).await.unwrap();
     (stack(slow), target)
 }
 
 async fn same_on(source: &Stack, disk: &Arc<dyn Device>) -> bool {
-    let options = Options::default();
+    let options = EngineOptions::default();
     let pool = Pool::new(16 << 20);
-    let progress = Arc::new(Progress::new());
+    let progress = Arc::new(CopyProgress::new());
     verify(source, &stack(disk.clone()), &options, &pool, &progress).await.is_ok()
 }
 
@@ -121,7 +124,7 @@ fn connections_that_share_a_disk_are_all_used() {
     slower_and_slower(|delay| async move {
         let disks = disks(1).await;
         let (source, target) = ends(&disks, delay).await;
-        let summary = run(&source, &target, &Options::default()).await.unwrap();
+        let summary = run(&source, &target, &EngineOptions::default()).await.unwrap();
         assert!(same_on(&source, &disks[0]).await);
         assert!(summary.warnings.is_empty(), "{:?}", summary.warnings);
         summary.lanes > 1
@@ -136,7 +139,9 @@ fn connections_that_each_have_a_disk_are_found_out() {
         let disks = disks(2).await;
         let (source, target) = ends(&disks, delay).await;
         let summary =
-            run(&source, &target, &Options { connections: 2, ..Options::default() }).await.unwrap();
+            run(&source, &target, &EngineOptions { connections: 2, ..EngineOptions::default() })
+                .await
+                .unwrap();
         assert!(same_on(&source, &disks[0]).await, "everything is on the first disk");
         assert_eq!(summary.lanes, 1);
         summary.warnings.iter().any(|text| text.contains("a different disk on each connection"))

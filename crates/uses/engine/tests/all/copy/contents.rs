@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use blockhaul_block::{Can, Facts, Kind, OpKind};
-use blockhaul_engine::{Options, Progress, SEGMENT};
-use blockhaul_io::{Engine, Pool};
-use blockhaul_testkit::fault::{FaultDevice, Rule, Then};
-use blockhaul_testkit::model::{Completion, Model, ModelDevice};
+use blockhaul_engine::{CopyProgress, EngineOptions, SEGMENT};
+use blockhaul_io::{IoEngine, Pool};
+use blockhaul_testkit::fault::{FaultDevice, FaultEffect, FaultRule};
+use blockhaul_testkit::model::{CompletionOrder, Model, ModelDevice};
 use blockhaul_testkit::rng::{Rng, seed};
 
 use super::{content, dirty, on_worker, run, runtime, source_of, stack};
@@ -14,7 +14,7 @@ use super::{content, dirty, on_worker, run, runtime, source_of, stack};
 #[test]
 fn every_option_gives_the_same_bytes() {
     let seed = seed();
-    for engine in [Engine::Auto, Engine::Threads] {
+    for engine in [IoEngine::Auto, IoEngine::Threads] {
         runtime(engine).block_on(move || async move {
             let mut rng = Rng::new(seed);
             for round in 0..40 {
@@ -24,11 +24,11 @@ fn every_option_gives_the_same_bytes() {
                 let extra = if rng.chance(30) { rng.between(1, 9000) as usize } else { 0 };
                 let target = if zeroed {
                     let model = Model::new((size + extra) as u64);
-                    ModelDevice::new(model, Completion::Shuffled(rng.number()))
+                    ModelDevice::new(model, CompletionOrder::Shuffled(rng.number()))
                 } else {
                     dirty(size + extra)
                 };
-                let options = Options {
+                let options = EngineOptions {
                     connections: rng.between(1, 5) as usize,
                     requests: rng.between(1, 20) as usize,
                     adaptive: rng.chance(50),
@@ -41,7 +41,7 @@ fn every_option_gives_the_same_bytes() {
                     extents: rng.chance(70),
                     flush: rng.chance(50),
                     synchronous: rng.chance(10),
-                    ..Options::default()
+                    ..EngineOptions::default()
                 };
                 let source = source_of(&bytes, rng.chance(50));
                 let told = format!("seed {seed}, round {round}: {size}+{extra} bytes, {options:?}");
@@ -64,7 +64,7 @@ fn zeroes_become_zero_requests_and_no_write_overlaps_another() {
         bytes[..1 << 20].fill(1);
         bytes[(SEGMENT as usize)..][..300_000].fill(2);
         let target = dirty(size);
-        let options = Options { sampled: false, ..Options::default() };
+        let options = EngineOptions { sampled: false, ..EngineOptions::default() };
         let summary =
             run(&stack(source_of(&bytes, false)), &stack(target.clone()), &options).await.unwrap();
         assert!(target.bytes() == bytes);
@@ -87,8 +87,8 @@ fn a_target_that_is_zero_gets_only_data() {
     on_worker(|| async {
         let mut bytes = vec![0; 8 << 20];
         bytes[3 << 20..4 << 20].fill(9);
-        let target = ModelDevice::new(Model::new(8 << 20), Completion::Immediate);
-        let options = Options { sampled: false, ..Options::default() };
+        let target = ModelDevice::new(Model::new(8 << 20), CompletionOrder::Immediate);
+        let options = EngineOptions { sampled: false, ..EngineOptions::default() };
         run(&stack(source_of(&bytes, false)), &stack(target.clone()), &options).await.unwrap();
         assert!(target.bytes() == bytes);
         assert!(target.seen().iter().all(|seen| seen.kind != OpKind::Zero));
@@ -103,7 +103,8 @@ fn looking_at_nothing_writes_whole_requests() {
         // A slow copy would try other sizes.
         let request_size = 1 << 20;
         let adaptive_size = false;
-        let options = Options { sparse: 0, request_size, adaptive_size, ..Options::default() };
+        let options =
+            EngineOptions { sparse: 0, request_size, adaptive_size, ..EngineOptions::default() };
         let source = stack(source_of(&vec![0; size], false));
         run(&source, &stack(target.clone()), &options).await.unwrap();
         let writes: Vec<_> =
@@ -121,13 +122,17 @@ fn samples_find_zeroes_that_the_source_calls_data() {
         bytes[24 << 20..].fill(0);
         let target = dirty(size);
         let source = stack(source_of(&bytes, false));
-        let options =
-            Options { connections: 1, requests: 1, adaptive_size: false, ..Options::default() };
+        let options = EngineOptions {
+            connections: 1,
+            requests: 1,
+            adaptive_size: false,
+            ..EngineOptions::default()
+        };
         let summary = run(&source, &stack(target.clone()), &options).await.unwrap();
         assert!(target.bytes() == bytes);
         // At most 15 requests pass before a sample finds the zeroes.
         assert!(summary.zeroed >= (40 << 20) - 16 * (512 << 10), "{summary}");
-        let all = Options { sparse: 0, ..options };
+        let all = EngineOptions { sparse: 0, ..options };
         let summary = run(&source, &stack(dirty(size)), &all).await.unwrap();
         assert_eq!(summary.zeroed, 0);
     });
@@ -139,7 +144,8 @@ fn everything_is_looked_at_where_nobody_said_what_is_data() {
         let size = 20 << 20;
         let mut bytes = vec![3; size];
         bytes[12 << 20..13 << 20].fill(0);
-        let options = Options { extents: false, segment: 4 << 20, ..Options::default() };
+        let options =
+            EngineOptions { extents: false, segment: 4 << 20, ..EngineOptions::default() };
         let target = dirty(size);
         let from = stack(source_of(&bytes, true));
         let to = stack(target.clone());
@@ -154,9 +160,9 @@ fn a_failed_question_for_extents_means_data() {
     on_worker(|| async {
         let bytes = content(&mut Rng::new(1), 5 << 20);
         let source = FaultDevice::over(source_of(&bytes, false), 1);
-        source.add(Rule::new(Then::Fail(Kind::Io)).kind(OpKind::Extents));
+        source.add(FaultRule::new(FaultEffect::Fail(Kind::Io)).kind(OpKind::Extents));
         let target = dirty(5 << 20);
-        run(&stack(source), &stack(target.clone()), &Options::default()).await.unwrap();
+        run(&stack(source), &stack(target.clone()), &EngineOptions::default()).await.unwrap();
         assert!(target.bytes() == bytes);
     });
 }
@@ -176,8 +182,8 @@ fn targets_with_large_blocks_and_few_abilities_are_filled_exactly() {
             facts.block.minimum = minimum;
             facts.block.maximum = 65536 * 2;
             let model = Model::with_facts(facts).with_content(vec![0x5a; room]);
-            let target = ModelDevice::new(model, Completion::Immediate);
-            let options = Options { flush: true, ..Options::default() };
+            let target = ModelDevice::new(model, CompletionOrder::Immediate);
+            let options = EngineOptions { flush: true, ..EngineOptions::default() };
             run(&stack(source_of(&bytes, true)), &stack(target.clone()), &options).await.unwrap();
             let copied = target.bytes();
             assert!(copied[..size] == bytes, "minimum {minimum}, {size} bytes");
@@ -190,9 +196,9 @@ fn targets_with_large_blocks_and_few_abilities_are_filled_exactly() {
 fn pipes_are_copied_both_ways() {
     on_worker(|| async {
         let bytes = content(&mut Rng::new(11), (3 << 20) + 77);
-        let options = Options::default();
+        let options = EngineOptions::default();
         let pool = Pool::new(4 << 20);
-        let progress = || Arc::new(Progress::new());
+        let progress = || Arc::new(CopyProgress::new());
         let (reader, writer) = std::io::pipe().unwrap();
         let expected = bytes.clone();
         let collect = std::thread::spawn(move || {
@@ -238,7 +244,8 @@ fn without_a_look_at_bytes_holes_in_replies_are_written_where_a_tool_is_repeated
     on_worker(|| async {
         for zero_all in [true, false] {
             let target = FaultDevice::over(dirty(1 << 20), 1);
-            let options = Options { extents: false, sparse: 0, zero_all, ..Options::default() };
+            let options =
+                EngineOptions { extents: false, sparse: 0, zero_all, ..EngineOptions::default() };
             let source = stack(source_of(&vec![0; 1 << 20], true));
             run(&source, &stack(target.clone()), &options).await.unwrap();
             let changes = target.seen();

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use blockhaul_block::{Device, Facts, Kind, OpKind, Pending, Request};
-use blockhaul_engine::{Options, Progress, copy};
+use blockhaul_block::{Device, Facts, Kind, OpKind, PendingRequest, Request};
+use blockhaul_engine::{CopyProgress, EngineOptions, copy};
 use blockhaul_io::Pool;
-use blockhaul_testkit::fault::{FaultDevice, Rule, Then};
+use blockhaul_testkit::fault::{FaultDevice, FaultEffect, FaultRule};
 use blockhaul_testkit::rng::Rng;
 
 use super::{content, dirty, on_worker, run, source_of, stack};
@@ -19,10 +19,15 @@ fn an_error_names_its_place_and_nothing_is_left_in_flight() {
             let source = FaultDevice::over(source_of(&bytes, false), 1);
             let target = FaultDevice::over(dirty(20 << 20), 2);
             let bad = if on_source { &source } else { &target };
-            bad.add(Rule::new(Then::Fail(Kind::NoSpace)).kind(kind).range(9 << 20..12 << 20));
+            bad.add(
+                FaultRule::new(FaultEffect::Fail(Kind::NoSpace))
+                    .kind(kind)
+                    .range(9 << 20..12 << 20),
+            );
             target.delay_up_to(std::time::Duration::from_millis(2));
             let result =
-                run(&stack(source.clone()), &stack(target.clone()), &Options::default()).await;
+                run(&stack(source.clone()), &stack(target.clone()), &EngineOptions::default())
+                    .await;
             let error = result.unwrap_err();
             assert_eq!(error.kind(), Kind::NoSpace);
             let (failed, at, len) = error.error.request().unwrap();
@@ -37,7 +42,7 @@ fn an_error_names_its_place_and_nothing_is_left_in_flight() {
 struct Cancels {
     inner: Arc<dyn Device>,
     left: AtomicU64,
-    progress: Arc<Progress>,
+    progress: Arc<CopyProgress>,
 }
 
 impl Device for Cancels {
@@ -45,7 +50,7 @@ impl Device for Cancels {
         self.inner.facts()
     }
 
-    fn submit(&self, request: Request) -> Pending {
+    fn submit(&self, request: Request) -> PendingRequest {
         if self.left.fetch_sub(1, Ordering::SeqCst) == 1 {
             self.progress.cancel();
         }
@@ -60,12 +65,13 @@ fn a_cancelled_copy_stops_after_what_is_in_flight() {
         let target = FaultDevice::over(dirty(size), 2);
         target.delay_up_to(std::time::Duration::from_millis(5));
         let source = stack(source_of(&vec![7; size], false));
-        let progress = Arc::new(Progress::new());
+        let progress = Arc::new(CopyProgress::new());
         let pool = Pool::new(8 << 20);
         let inner = target.clone();
         let left = 20.into();
         let end = stack(Arc::new(Cancels { inner, left, progress: progress.clone() }));
-        let error = copy(&source, &end, &Options::default(), &pool, &progress).await.unwrap_err();
+        let error =
+            copy(&source, &end, &EngineOptions::default(), &pool, &progress).await.unwrap_err();
         assert_eq!(error.kind(), Kind::ShuttingDown);
         assert!(progress.snapshot().done() < size as u64);
         assert_eq!((target.in_flight(), pool.reserved()), (0, 0));
@@ -80,8 +86,8 @@ fn a_pool_of_one_request_is_enough() {
         let pool = Pool::new(512 << 10);
         let source = stack(source_of(&bytes, false));
         let end = stack(target.clone());
-        let progress = Arc::new(Progress::new());
-        let options = Options::default();
+        let progress = Arc::new(CopyProgress::new());
+        let options = EngineOptions::default();
         let work = copy(&source, &end, &options, &pool, &progress);
         let done = blockhaul_io::timeout(std::time::Duration::from_secs(120), work).await;
         done.expect("no deadlock").unwrap();
@@ -94,12 +100,12 @@ fn all_lanes_together_keep_to_the_rate_and_to_its_change() {
     on_worker(|| async {
         let size = 4 << 20;
         let target = dirty(size);
-        let rate = Arc::new(blockhaul_engine::Rate::new(8 << 20, 0));
-        let options = Options {
+        let rate = Arc::new(blockhaul_engine::RateLimit::new(8 << 20, 0));
+        let options = EngineOptions {
             segment: 1 << 20,
             request_size: 64 << 10,
             rate: Some(rate.clone()),
-            ..Options::default()
+            ..EngineOptions::default()
         };
         let source = stack(source_of(&vec![7; size], false));
         let end = stack(target.clone());

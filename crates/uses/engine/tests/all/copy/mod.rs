@@ -11,18 +11,18 @@ use std::sync::Arc;
 
 use blockhaul_block::{Device, Result};
 use blockhaul_catalog::Stack;
-use blockhaul_engine::{CopyError, Options, Progress, Summary, copy};
-use blockhaul_io::{Config, Engine, Pool, Runtime};
-use blockhaul_testkit::model::{Completion, Model, ModelDevice};
+use blockhaul_engine::{CopyError, CopyProgress, CopySummary, EngineOptions, copy};
+use blockhaul_io::{IoEngine, Pool, Runtime, RuntimeConfig};
+use blockhaul_testkit::model::{CompletionOrder, Model, ModelDevice};
 use blockhaul_testkit::rng::Rng;
 
-fn runtime(engine: Engine) -> Runtime {
-    Runtime::start(&Config { workers: 2, engine }).unwrap()
+fn runtime(engine: IoEngine) -> Runtime {
+    Runtime::start(&RuntimeConfig { workers: 2, engine }).unwrap()
 }
 
 /// Runs an asynchronous check on a worker.
 fn on_worker<F: Future<Output = ()> + 'static>(check: impl FnOnce() -> F + Send + 'static) {
-    runtime(Engine::Auto).block_on(check);
+    runtime(IoEngine::Auto).block_on(check);
 }
 
 /// Disk-like content: runs of data, of zeroes that are allocated, and of holes.
@@ -35,22 +35,26 @@ fn source_of(bytes: &[u8], holes: bool) -> Arc<ModelDevice> {
     if holes {
         model = model.with_holes();
     }
-    ModelDevice::new(model, Completion::Immediate)
+    ModelDevice::new(model, CompletionOrder::Immediate)
 }
 
 /// A target full of something else.
 fn dirty(size: usize) -> Arc<ModelDevice> {
     let model = Model::new(size as u64).with_content(vec![0xa5; size]);
-    ModelDevice::new(model, Completion::Immediate)
+    ModelDevice::new(model, CompletionOrder::Immediate)
 }
 
 fn stack(device: Arc<dyn Device>) -> Stack {
     Stack::over(device)
 }
 
-async fn run(source: &Stack, target: &Stack, options: &Options) -> Result<Summary, CopyError> {
+async fn run(
+    source: &Stack,
+    target: &Stack,
+    options: &EngineOptions,
+) -> Result<CopySummary, CopyError> {
     let pool = Pool::new(64 << 20);
-    let result = copy(source, target, options, &pool, &Arc::new(Progress::new())).await;
+    let result = copy(source, target, options, &pool, &Arc::new(CopyProgress::new())).await;
     assert_eq!(pool.reserved(), 0, "all buffers are back");
     result
 }

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use blockhaul_block::{Can, Device, Error, Facts, Kind, Pending, Request};
+use blockhaul_block::{Can, Device, Error, Facts, Kind, PendingRequest, Request};
 use blockhaul_catalog::Stack;
-use blockhaul_engine::Options;
-use blockhaul_testkit::model::{Completion, Model, ModelDevice};
+use blockhaul_engine::EngineOptions;
+use blockhaul_testkit::model::{CompletionOrder, Model, ModelDevice};
 
 use super::{dirty, on_worker, run, source_of, stack};
 
@@ -13,13 +13,14 @@ use super::{dirty, on_worker, run, source_of, stack};
 fn targets_that_cannot_hold_the_source_are_refused() {
     on_worker(|| async {
         let source = stack(source_of(&[1; 10_000], false));
-        let error = run(&source, &stack(dirty(9_999)), &Options::default()).await.unwrap_err();
+        let error =
+            run(&source, &stack(dirty(9_999)), &EngineOptions::default()).await.unwrap_err();
         assert_eq!(error.kind(), Kind::NoSpace);
         assert!(error.to_string().contains("9999") && error.to_string().contains("10000"));
         let mut facts = Model::all_facts(10_000);
         facts.can -= Can::CHANGES;
-        let target = ModelDevice::new(Model::with_facts(facts), Completion::Immediate);
-        let error = run(&source, &stack(target), &Options::default()).await.unwrap_err();
+        let target = ModelDevice::new(Model::with_facts(facts), CompletionOrder::Immediate);
+        let error = run(&source, &stack(target), &EngineOptions::default()).await.unwrap_err();
         assert_eq!(error.kind(), Kind::ReadOnly);
     });
 }
@@ -30,7 +31,7 @@ fn with_tail(size: usize, minimum: u32, byte: u8) -> Arc<ModelDevice> {
     facts.zeroed = false;
     facts.block.minimum = minimum;
     let model = Model::with_facts(facts).with_content(vec![byte; size]);
-    ModelDevice::new(model, Completion::Immediate)
+    ModelDevice::new(model, CompletionOrder::Immediate)
 }
 
 /// A device that refuses requests for a part of a block, at the end, too.
@@ -41,7 +42,7 @@ impl Device for WholeBlocks {
         self.0.facts()
     }
 
-    fn submit(&self, request: Request) -> Pending {
+    fn submit(&self, request: Request) -> PendingRequest {
         if request.len.is_multiple_of(self.facts().block.minimum.into()) {
             self.0.submit(request)
         } else {
@@ -60,7 +61,7 @@ fn tails_are_copied_by_one_shorter_request() {
         for minimum in [512, 4096, 65536] {
             let size = 4 * minimum as usize + 200;
             let [source, target] = [1, 2].map(|byte| with_tail(size, minimum, byte));
-            let options = Options::default();
+            let options = EngineOptions::default();
             run(&stack(source), &stack(target.clone()), &options).await.unwrap();
             assert!(target.bytes().iter().all(|&byte| byte == 1), "{minimum}");
         }
@@ -73,7 +74,7 @@ fn tails_that_a_device_refuses_are_refused_before_anything_is_written() {
         for minimum in [512, 4096, 65536] {
             let whole = 4 * minimum as usize;
             let size = whole + 200;
-            let options = Options::default();
+            let options = EngineOptions::default();
             let ends = [
                 (stack(source_of(&vec![1; size], true)), with_tail(size, minimum, 2), "written"),
                 (strict(with_tail(size, minimum, 1)), dirty(size + 4096), "read"),
@@ -98,7 +99,7 @@ fn tails_that_a_device_refuses_are_refused_before_anything_is_written() {
                 assert!(copied[..len].iter().all(|&byte| byte == 1), "{minimum} {len}");
                 assert!(copied[len..].iter().all(|&byte| byte == 2), "{minimum} {len}");
             }
-            let part = Options { ranges: Some(vec![(0, whole as u64)].into()), ..options };
+            let part = EngineOptions { ranges: Some(vec![(0, whole as u64)].into()), ..options };
             let target = dirty(size);
             run(&strict(with_tail(size, minimum, 1)), &stack(target.clone()), &part).await.unwrap();
             assert!(target.bytes()[..whole].iter().all(|&byte| byte == 1), "{minimum}");

@@ -9,16 +9,16 @@ use std::time::Duration;
 
 use blockhaul_block::{Kind, OpKind, Result};
 use blockhaul_catalog::Stack;
-use blockhaul_engine::{CopyError, Options, Progress, Side, Summary, copy};
-use blockhaul_io::{Config, Engine, Pool, Runtime};
-use blockhaul_testkit::fault::{FaultDevice, Rule, Then};
-use blockhaul_testkit::model::{Completion, Model, ModelDevice};
+use blockhaul_engine::{CopyError, CopyProgress, CopySummary, EngineOptions, Side, copy};
+use blockhaul_io::{IoEngine, Pool, Runtime, RuntimeConfig};
+use blockhaul_testkit::fault::{FaultDevice, FaultEffect, FaultRule};
+use blockhaul_testkit::model::{CompletionOrder, Model, ModelDevice};
 use blockhaul_testkit::rng::{Rng, seed};
 
 use crate::server::Server;
 
 fn on_worker<F: Future<Output = ()> + 'static>(check: impl FnOnce() -> F + Send + 'static) {
-    Runtime::start(&Config { workers: 2, engine: Engine::Auto }).unwrap().block_on(check);
+    Runtime::start(&RuntimeConfig { workers: 2, engine: IoEngine::Auto }).unwrap().block_on(check);
 }
 
 fn content(rng: &mut Rng, size: usize) -> Vec<u8> {
@@ -27,30 +27,34 @@ fn content(rng: &mut Rng, size: usize) -> Vec<u8> {
 
 fn disk(bytes: &[u8], seed: u64) -> Arc<ModelDevice> {
     let model = Model::new(bytes.len() as u64).with_content(bytes.to_vec());
-    ModelDevice::new(model, Completion::Shuffled(seed))
+    ModelDevice::new(model, CompletionOrder::Shuffled(seed))
 }
 
-async fn run(source: &Stack, target: &Stack, options: &Options) -> Result<Summary, CopyError> {
+async fn run(
+    source: &Stack,
+    target: &Stack,
+    options: &EngineOptions,
+) -> Result<CopySummary, CopyError> {
     let pool = Pool::new(8 << 20);
-    let result = copy(source, target, options, &pool, &Arc::new(Progress::new())).await;
+    let result = copy(source, target, options, &pool, &Arc::new(CopyProgress::new())).await;
     assert_eq!(pool.reserved(), 0, "all buffers are back");
     result
 }
 
-fn patient() -> Options {
-    Options {
+fn patient() -> EngineOptions {
+    EngineOptions {
         retries: 8,
         retry_delay: Duration::from_millis(1),
         segment: 256 << 10,
         request_size: 16 << 10,
         connections: 3,
-        ..Options::default()
+        ..EngineOptions::default()
     }
 }
 
 /// The same with a fixed number of requests, of which one is the last of its connection.
-fn steady() -> Options {
-    Options { adaptive_size: false, ..patient() }
+fn steady() -> EngineOptions {
+    EngineOptions { adaptive_size: false, ..patient() }
 }
 
 #[test]
@@ -75,7 +79,7 @@ fn a_copy_survives_connections_that_die_at_any_moment() {
             to.forgets = rng.chance(50);
             let forgets = to.forgets;
             let promise = to.promise;
-            let options = Options {
+            let options = EngineOptions {
                 connections: rng.between(1, 4) as usize,
                 flush: rng.chance(50),
                 sparse: *rng.pick(&[0, 4096]),
@@ -112,7 +116,7 @@ fn the_first_connection_may_die_and_what_it_wrote_is_read_back() {
         (*server.fuse.get_mut(), *server.cuts_left.get_mut()) = (70, 1);
         let target_disk = server.disk.clone();
         let (target, server) = server.open().await;
-        let options = Options { connections: 1, sparse: 0, ..steady() };
+        let options = EngineOptions { connections: 1, sparse: 0, ..steady() };
         let summary = run(&source, &target, &options).await.unwrap();
         assert!(target_disk.bytes() == bytes);
         assert_eq!((summary.retried.target_connections, summary.lanes), (1, 1));
@@ -125,7 +129,7 @@ fn the_first_connection_may_die_and_what_it_wrote_is_read_back() {
         assert_eq!(server.dials.load(Ordering::SeqCst), 1);
         // The verification begins on the lost connection, and makes its own.
         let pool = Pool::new(8 << 20);
-        let progress = Arc::new(Progress::new());
+        let progress = Arc::new(CopyProgress::new());
         blockhaul_engine::verify(&source, &target, &options, &pool, &progress).await.unwrap();
     });
 }
@@ -139,7 +143,7 @@ fn a_server_that_stays_away_ends_the_copy_with_what_was_tried() {
         *server.refused_dials.get_mut() = u64::MAX;
         let (source, server) = server.open().await;
         let target = Stack::over(disk(&vec![0; 1 << 20], 3));
-        let options = Options { connections: 1, retries: 3, extents: false, ..steady() };
+        let options = EngineOptions { connections: 1, retries: 3, extents: false, ..steady() };
         let error = run(&source, &target, &options).await.unwrap_err();
         assert_eq!(error.kind(), Kind::Disconnected);
         assert!(error.to_string().contains("4 attempts to reconnect failed"), "{error}");
@@ -157,7 +161,7 @@ fn another_disk_behind_the_same_name_is_refused() {
         *server.size_later.get_mut().unwrap() = Some(4096);
         let (source, _) = server.open().await;
         let target = Stack::over(disk(&vec![0; 1 << 20], 3));
-        let options = Options { connections: 1, extents: false, ..steady() };
+        let options = EngineOptions { connections: 1, extents: false, ..steady() };
         let error = run(&source, &target, &options).await.unwrap_err();
         assert!(error.to_string().contains("1048576 bytes on one connection and 4096"), "{error}");
     });
@@ -172,7 +176,7 @@ fn a_source_that_holds_something_else_after_connecting_again_is_refused() {
             *server.disk_later.get_mut().unwrap() = Some(disk(&vec![8; 1 << 20], 1));
             let (source, _) = server.open().await;
             let target = Stack::over(disk(&vec![0; 1 << 20], 3));
-            let options = Options { connections: 1, extents: false, sparse, ..steady() };
+            let options = EngineOptions { connections: 1, extents: false, sparse, ..steady() };
             let error = run(&source, &target, &options).await.unwrap_err();
             assert!(
                 error.to_string().contains("the content of the source has changed"),
@@ -186,8 +190,8 @@ fn a_source_that_holds_something_else_after_connecting_again_is_refused() {
 /// place was sent.
 fn with_rule(
     on_source: bool,
-    rule: Rule,
-    check: impl FnOnce(Result<Summary, CopyError>, usize) + Send + 'static,
+    rule: FaultRule,
+    check: impl FnOnce(Result<CopySummary, CopyError>, usize) + Send + 'static,
 ) {
     on_worker(move || async move {
         let bytes = vec![7; 1 << 20];
@@ -196,7 +200,7 @@ fn with_rule(
         let target = FaultDevice::over(target_disk.clone(), 2);
         let bad = if on_source { &source } else { &target };
         bad.add(rule);
-        let options = Options { retries: 3, sparse: 0, flush: true, ..patient() };
+        let options = EngineOptions { retries: 3, sparse: 0, flush: true, ..patient() };
         let ends = [&source, &target].map(|device| Stack::over(device.clone()));
         let result = run(&ends[0], &ends[1], &options).await;
         if result.is_ok() {
@@ -213,9 +217,9 @@ fn with_rule(
 fn errors_that_may_pass_are_tried_again_and_others_are_not() {
     let place = (512 << 10)..(513 << 10);
     for (on_source, op) in [(true, OpKind::Read), (false, OpKind::Write)] {
-        for then in [Then::Fail, Then::FailAfter, Then::FailHalfway] {
+        for then in [FaultEffect::Fail, FaultEffect::FailAfter, FaultEffect::FailHalfway] {
             for kind in [Kind::Io, Kind::NoMemory, Kind::Disconnected, Kind::TimedOut] {
-                let rule = Rule::new(then(kind)).kind(op).range(place.clone()).times(2);
+                let rule = FaultRule::new(then(kind)).kind(op).range(place.clone()).times(2);
                 with_rule(on_source, rule, move |result, sent| {
                     let retried = result.unwrap().retried;
                     let source = retried.source_requests;
@@ -225,13 +229,13 @@ fn errors_that_may_pass_are_tried_again_and_others_are_not() {
                 });
             }
         }
-        let rule = Rule::new(Then::Fail(Kind::Io)).kind(op).range(place.clone());
+        let rule = FaultRule::new(FaultEffect::Fail(Kind::Io)).kind(op).range(place.clone());
         with_rule(on_source, rule, |result, sent| {
             assert_eq!(result.unwrap_err().kind(), Kind::Io);
             assert_eq!(sent, 4, "once and three times again");
         });
         for kind in [Kind::NoSpace, Kind::ReadOnly, Kind::Invalid, Kind::Refused] {
-            let rule = Rule::new(Then::Fail(kind)).kind(op).range(place.clone());
+            let rule = FaultRule::new(FaultEffect::Fail(kind)).kind(op).range(place.clone());
             with_rule(on_source, rule, move |result, sent| {
                 assert_eq!((result.unwrap_err().kind(), sent), (kind, 1));
             });
@@ -241,7 +245,8 @@ fn errors_that_may_pass_are_tried_again_and_others_are_not() {
 
 #[test]
 fn what_a_failed_flush_may_have_lost_is_written_again() {
-    let flush = |times| Rule::new(Then::Fail(Kind::Io)).kind(OpKind::Flush).times(times);
+    let flush =
+        |times| FaultRule::new(FaultEffect::Fail(Kind::Io)).kind(OpKind::Flush).times(times);
     with_rule(false, flush(2), |result, _| {
         let summary = result.unwrap();
         assert!(summary.retried.rewritten > 0, "{summary}");
@@ -257,9 +262,9 @@ fn what_a_failed_flush_may_have_lost_is_written_again() {
 fn without_retries_the_first_failure_counts() {
     on_worker(|| async {
         let source = FaultDevice::over(disk(&vec![7; 1 << 20], 1), 1);
-        source.add(Rule::new(Then::Fail(Kind::Io)).kind(OpKind::Read).nth(5));
+        source.add(FaultRule::new(FaultEffect::Fail(Kind::Io)).kind(OpKind::Read).nth(5));
         let ends = (Stack::over(source), Stack::over(disk(&vec![0; 1 << 20], 2)));
-        let options = Options { retries: 0, ..patient() };
+        let options = EngineOptions { retries: 0, ..patient() };
         assert_eq!(run(&ends.0, &ends.1, &options).await.unwrap_err().kind(), Kind::Io);
     });
 }
@@ -268,11 +273,11 @@ fn without_retries_the_first_failure_counts() {
 fn a_pause_ends_when_the_copy_is_cancelled() {
     on_worker(|| async {
         let source = FaultDevice::over(disk(&vec![7; 1 << 20], 1), 1);
-        source.add(Rule::new(Then::Fail(Kind::Io)).kind(OpKind::Read));
+        source.add(FaultRule::new(FaultEffect::Fail(Kind::Io)).kind(OpKind::Read));
         let ends = (Stack::over(source), Stack::over(disk(&vec![0; 1 << 20], 2)));
-        let options = Options { retry_delay: Duration::from_secs(1000), ..patient() };
+        let options = EngineOptions { retry_delay: Duration::from_secs(1000), ..patient() };
         let pool = Pool::new(8 << 20);
-        let progress = Arc::new(Progress::new());
+        let progress = Arc::new(CopyProgress::new());
         let watcher = progress.clone();
         drop(blockhaul_io::spawn(async move {
             blockhaul_io::sleep(Duration::from_millis(20)).await;

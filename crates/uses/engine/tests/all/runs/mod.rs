@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 
 use blockhaul_block::{Can, Device, Kind, OpKind};
 use blockhaul_catalog::Stack;
-use blockhaul_engine::{Engine, Options, Progress, Rate};
-use blockhaul_io::{Config, Pool, Runtime};
+use blockhaul_engine::{CopyProgress, Engine, EngineOptions, RateLimit};
+use blockhaul_io::{Pool, Runtime, RuntimeConfig};
 use blockhaul_testkit::fault::FaultDevice;
-use blockhaul_testkit::model::{Completion, Model, ModelDevice};
+use blockhaul_testkit::model::{CompletionOrder, Model, ModelDevice};
 use blockhaul_testkit::rng::{Rng, seed};
 
 use crate::server::Server;
@@ -21,13 +21,13 @@ use crate::server::Server;
 const MIB: u64 = 1 << 20;
 
 fn on_worker<F: Future<Output = ()> + 'static>(check: impl FnOnce() -> F + Send + 'static) {
-    let config = Config { workers: 2, engine: blockhaul_io::Engine::Auto };
+    let config = RuntimeConfig { workers: 2, engine: blockhaul_io::IoEngine::Auto };
     Runtime::start(&config).unwrap().block_on(check);
 }
 
 fn disk(bytes: &[u8], seed: u64) -> Arc<ModelDevice> {
     let model = Model::new(bytes.len() as u64).with_content(bytes.to_vec());
-    ModelDevice::new(model, Completion::Shuffled(seed))
+    ModelDevice::new(model, CompletionOrder::Shuffled(seed))
 }
 
 /// Bytes without zeroes, different in each block.
@@ -40,17 +40,17 @@ struct Slow {
     bytes: Vec<u8>,
     source: Arc<FaultDevice>,
     target: Arc<ModelDevice>,
-    progress: Arc<Progress>,
+    progress: Arc<CopyProgress>,
     engine: Engine,
 }
 
 impl Slow {
-    async fn new(size: u64, delay: Duration, options: Options) -> Slow {
+    async fn new(size: u64, delay: Duration, options: EngineOptions) -> Slow {
         let bytes = filled(size as usize);
         let source = FaultDevice::over(disk(&bytes, 1), 2);
         source.delay_up_to(delay);
         let target = disk(&vec![0xa5; size as usize], 3);
-        let progress = Arc::new(Progress::new());
+        let progress = Arc::new(CopyProgress::new());
         let stacks = [Stack::over(source.clone()), Stack::over(target.clone())];
         let pool = Pool::new(8 << 20);
         let opened = Engine::open(&stacks[0], &stacks[1], &options, &pool, &progress).await;
@@ -64,8 +64,8 @@ impl Slow {
 }
 
 /// One lane with few and small requests.
-fn narrow() -> Options {
-    Options {
+fn narrow() -> EngineOptions {
+    EngineOptions {
         connections: 1,
         adaptive_connections: false,
         requests: 4,
@@ -74,7 +74,7 @@ fn narrow() -> Options {
         adaptive_size: false,
         segment: MIB,
         spread: false,
-        ..Options::default()
+        ..EngineOptions::default()
     }
 }
 
@@ -94,9 +94,9 @@ fn two_plans_are_copied_over_the_same_connections() {
         let target_disk = disk(&vec![0xa5; size as usize], 2);
         let (source, from) = Server::new(source_disk.clone(), 1).open().await;
         let (target, to) = Server::new(target_disk.clone(), 2).open().await;
-        let options = Options { connections: 3, requests: 8, ..narrow() };
+        let options = EngineOptions { connections: 3, requests: 8, ..narrow() };
         let pool = Pool::new(8 << 20);
-        let progress = Arc::new(Progress::new());
+        let progress = Arc::new(CopyProgress::new());
         let mut engine = Engine::open(&source, &target, &options, &pool, &progress).await.unwrap();
 
         let plan = engine.empty_plan();
@@ -137,9 +137,9 @@ fn zeroes_are_written_where_a_plan_before_has_left_something_else() {
         let source_disk = disk(&filled(size as usize), 1);
         let target_disk = disk(&vec![0; size as usize], 2);
         let stacks = [Stack::over(source_disk.clone()), Stack::over(target_disk.clone())];
-        let options = Options { target_is_zero: true, trust_zero: true, ..narrow() };
+        let options = EngineOptions { target_is_zero: true, trust_zero: true, ..narrow() };
         let pool = Pool::new(8 << 20);
-        let progress = Arc::new(Progress::new());
+        let progress = Arc::new(CopyProgress::new());
         let mut engine =
             Engine::open(&stacks[0], &stacks[1], &options, &pool, &progress).await.unwrap();
         let plan = engine.plan();
@@ -188,8 +188,8 @@ fn nothing_moves_while_the_engine_is_paused() {
 #[test]
 fn an_engine_that_ignores_its_rate_waits_for_no_tokens() {
     on_worker(|| async {
-        let rate = Arc::new(Rate::new(1, 0));
-        let options = Options { rate: Some(rate.clone()), ..narrow() };
+        let rate = Arc::new(RateLimit::new(1, 0));
+        let options = EngineOptions { rate: Some(rate.clone()), ..narrow() };
         let Slow { bytes, source, target, engine, .. } =
             Slow::new(4 * MIB, Duration::ZERO, options).await;
         let control = engine.control();
@@ -241,7 +241,7 @@ fn a_range_that_is_asked_for_arrives_before_the_rest() {
     // In segments that no lane has taken; and later in the segment of the only lane.
     for segment in [MIB, 64 * MIB] {
         on_worker(move || async move {
-            let options = Options { segment, ..narrow() };
+            let options = EngineOptions { segment, ..narrow() };
             let mut slow = Slow::new(32 * MIB, Duration::from_millis(4), options).await;
             let plan = slow.engine.plan();
             let waits = plan.clone();
@@ -354,18 +354,18 @@ fn ranges_arrive_and_plans_grow_while_connections_die() {
             }
             let (source, _) = from.open().await;
             let (target, _) = to.open().await;
-            let options = Options {
+            let options = EngineOptions {
                 retries: 8,
                 retry_delay: Duration::from_millis(1),
                 segment: 256 << 10,
                 request_size: 16 << 10,
                 connections: rng.between(1, 4) as usize,
                 flush: rng.chance(50),
-                ..Options::default()
+                ..EngineOptions::default()
             };
             let told = format!("seed {seed}, round {round}: {size} bytes, {options:?}");
             let pool = Pool::new(8 << 20);
-            let progress = Arc::new(Progress::new());
+            let progress = Arc::new(CopyProgress::new());
             let opened = Engine::open(&source, &target, &options, &pool, &progress).await;
             let mut engine = opened.unwrap();
             for number in 0..3 {

@@ -7,9 +7,11 @@ use std::time::Duration;
 
 use blockhaul_block::{Kind, OpKind, Result};
 use blockhaul_catalog::Stack;
-use blockhaul_engine::{Algorithm, Control, Engine, Options, Progress, Rate, Side};
+use blockhaul_engine::{
+    CopyProgress, DigestAlgorithm, Engine, EngineControl, EngineOptions, RateLimit, Side,
+};
 use blockhaul_io::{Pool, Task};
-use blockhaul_testkit::fault::{FaultDevice, Rule, Then};
+use blockhaul_testkit::fault::{FaultDevice, FaultEffect, FaultRule};
 use blockhaul_testkit::model::ModelDevice;
 
 use super::{MIB, disk, filled, narrow, on_worker, until};
@@ -38,7 +40,7 @@ impl Work {
                 None
             }
             Manifest => Some(engine.manifest(None).await?.digest()),
-            Digest => Some(engine.digest(Algorithm::Blake3).await?),
+            Digest => Some(engine.digest(DigestAlgorithm::Blake3).await?),
         })
     }
 
@@ -51,22 +53,22 @@ impl Work {
 struct Pair {
     source: Arc<FaultDevice>,
     target: Arc<FaultDevice>,
-    progress: Arc<Progress>,
+    progress: Arc<CopyProgress>,
     pool: Pool,
 }
 
 impl Pair {
     /// Reads from offset `from` on hang at both sides.
-    fn hanging(work: Work, from: u64, options: &Options) -> (Pair, Engine) {
+    fn hanging(work: Work, from: u64, options: &EngineOptions) -> (Pair, Engine) {
         let ends = [1, 2].map(|seed| {
             let device = FaultDevice::over(disk(&filled(SIZE as usize), seed), seed);
-            device.add(Rule::new(Then::Hang).kind(OpKind::Read).range(from..SIZE));
+            device.add(FaultRule::new(FaultEffect::Hang).kind(OpKind::Read).range(from..SIZE));
             device
         });
         let [source, target] = ends;
         let stacks = [&source, &target].map(|device| Stack::over(device.clone()));
         let pool = Pool::new(8 << 20);
-        let progress = Arc::new(Progress::new());
+        let progress = Arc::new(CopyProgress::new());
         let end = work.has_target().then_some(&stacks[1]);
         let engine = Engine::open_to_read(&stacks[0], end, options, &pool, &progress).unwrap();
         (Pair { source, target, progress, pool }, engine)
@@ -77,7 +79,7 @@ impl Pair {
     }
 
     /// Pauses while reads hang, and lets those go.
-    async fn pause(&self, control: &Control) {
+    async fn pause(&self, control: &EngineControl) {
         until("a read to hang", || self.source.hanging() > 0).await;
         control.pause();
         for side in [&self.source, &self.target] {
@@ -106,8 +108,8 @@ fn reads(device: &FaultDevice) -> usize {
 }
 
 /// Lanes with few requests.
-fn lanes(connections: usize) -> Options {
-    Options { connections, ..narrow() }
+fn lanes(connections: usize) -> EngineOptions {
+    EngineOptions { connections, ..narrow() }
 }
 
 #[test]
@@ -161,8 +163,8 @@ fn a_reading_keeps_to_the_rate_and_to_its_change() {
     for work in [Verify, Compare, Manifest, Digest] {
         on_worker(move || async move {
             // After the first request, the next one would have to wait for days.
-            let rate = Arc::new(Rate::new(1, 0));
-            let options = Options { rate: Some(rate.clone()), ..lanes(2) };
+            let rate = Arc::new(RateLimit::new(1, 0));
+            let options = EngineOptions { rate: Some(rate.clone()), ..lanes(2) };
             let (pair, engine) = Pair::hanging(work, SIZE, &options);
             let running = running(work, engine);
             until("the first read", || reads(&pair.source) > 0).await;
@@ -185,13 +187,13 @@ struct Copied {
 }
 
 impl Copied {
-    async fn new(options: Options) -> Copied {
+    async fn new(options: EngineOptions) -> Copied {
         let source_disk = disk(&filled(SIZE as usize), 1);
         let target_disk = disk(&vec![0xa5; SIZE as usize], 2);
         let (source, from) = Server::new(source_disk.clone(), 1).open().await;
         let (target, to) = Server::new(target_disk.clone(), 2).open().await;
         let pool = Pool::new(8 << 20);
-        let progress = Arc::new(Progress::new());
+        let progress = Arc::new(CopyProgress::new());
         let mut engine = Engine::open(&source, &target, &options, &pool, &progress).await.unwrap();
         let plan = engine.empty_plan();
         plan.add(0, SIZE).unwrap();
@@ -223,7 +225,7 @@ fn a_copy_is_verified_over_its_own_connections() {
         assert_eq!(verified.bytes, SIZE);
         let manifest = copied.engine.manifest(None).await.unwrap();
         assert_eq!(verified.digest, Some(manifest.digest()));
-        let digest = copied.engine.digest(Algorithm::Blake3).await.unwrap();
+        let digest = copied.engine.digest(DigestAlgorithm::Blake3).await.unwrap();
         let bytes = copied.source_disk.bytes();
         assert_eq!(digest, blake3::hash(&bytes).to_hex().as_str());
         assert_eq!(copied.dials(), (2, 2), "nothing was connected to again");
@@ -246,7 +248,8 @@ fn a_copy_is_verified_over_its_own_connections() {
 #[test]
 fn a_verification_survives_connections_that_die() {
     on_worker(|| async {
-        let options = Options { retries: 8, retry_delay: Duration::from_millis(1), ..lanes(3) };
+        let options =
+            EngineOptions { retries: 8, retry_delay: Duration::from_millis(1), ..lanes(3) };
         let mut copied = Copied::new(options).await;
         for server in [copied.from, copied.to] {
             server.fuse.store(7, Ordering::SeqCst);
@@ -280,7 +283,7 @@ fn another_run_may_follow_a_verification() {
         let target_disk = disk(&vec![0xa5; SIZE as usize], 2);
         let stacks = [Stack::over(source_disk.clone()), Stack::over(target_disk.clone())];
         let pool = Pool::new(8 << 20);
-        let progress = Arc::new(Progress::new());
+        let progress = Arc::new(CopyProgress::new());
         let opened = Engine::open(&stacks[0], &stacks[1], &lanes(2), &pool, &progress).await;
         let mut engine = opened.unwrap();
         for round in 0..3 {
@@ -306,7 +309,7 @@ fn connections_that_may_show_other_disks_are_not_made_to_read() {
         let (source, from) = one.open().await;
         let (target, to) = other.open().await;
         let pool = Pool::new(8 << 20);
-        let progress = Arc::new(Progress::new());
+        let progress = Arc::new(CopyProgress::new());
         let opened = Engine::open_to_read(&source, Some(&target), &lanes(3), &pool, &progress);
         let mut engine = opened.unwrap();
         assert_eq!(engine.compare().await.unwrap(), None);

@@ -4,66 +4,67 @@
 mod options;
 mod waiting;
 
-use self::waiting::Waiting;
-use super::{Event, ExportInfo, Negotiated};
-use crate::bytes::Reader;
-use crate::handshake::Protocol;
-use crate::option::{BlockSizeInfo, Context, OptionCode, OptionReplyHeader, ReplyCode};
+use self::waiting::OptionInProgress;
+use super::{ClientHandshakeEvent, ClientHandshakeResult, ExportInfo};
+use crate::bytes::ByteReader;
+use crate::handshake::GreetingForm;
+use crate::option::{BlockSizeInfo, MetaContext, OptionCode, OptionReplyHeader, ReplyCode};
 use crate::text::error_text;
 use crate::{
-    ClientFlags, Error, ExportFlags, HandshakeFlags, Headers, Replies, limits, magic, printable,
+    ClientFlags, ExportFlags, HandshakeFlags, ProtocolError, ReplyForm, RequestForm, limits, magic,
+    printable,
 };
 
 /// The client's side of one handshake.
 #[derive(Debug, Default)]
-pub struct Handshake {
-    protocol: Option<Protocol>,
+pub struct ClientHandshake {
+    protocol: Option<GreetingForm>,
     no_zeroes: bool,
     tls: bool,
-    replies: Replies,
+    replies: ReplyForm,
     /// The contexts that the last SET_META_CONTEXT selected, and for which export.
-    selected: Option<(String, Vec<Context>)>,
-    state: State,
+    selected: Option<(String, Vec<MetaContext>)>,
+    state: ClientHandshakeState,
 }
 
 #[derive(Debug, Default)]
-enum State {
+enum ClientHandshakeState {
     #[default]
     Greeting,
     Idle,
     /// An option was sent, and its last reply has not arrived.
-    Waiting(Waiting),
+    Waiting(OptionInProgress),
     /// EXPORT_NAME was sent with this name.
     ExportName(String),
     AwaitTls,
     Over,
 }
 
-impl Handshake {
+impl ClientHandshake {
     /// The longest message of a server in bytes.
     pub const MAX_MESSAGE: usize = OptionReplyHeader::LEN + limits::OPTION_REPLY;
 
     /// Starts a handshake; the server sends first.
-    pub fn new() -> Handshake {
-        Handshake::default()
+    pub fn new() -> ClientHandshake {
+        ClientHandshake::default()
     }
 
     /// The protocol of the server's greeting, once received.
-    pub fn protocol(&self) -> Option<Protocol> {
+    pub fn protocol(&self) -> Option<GreetingForm> {
         self.protocol
     }
 
     /// The form of replies that was negotiated so far.
-    pub fn replies(&self) -> Replies {
+    pub fn replies(&self) -> ReplyForm {
         self.replies
     }
 
     // nbd: extended.requests
     /// The form of requests that was negotiated so far.
-    pub fn headers(&self) -> Headers {
+    pub fn headers(&self) -> RequestForm {
         match self.replies {
-            Replies::Extended => Headers::Extended,
-            Replies::Simple | Replies::Structured => Headers::Compact,
+            ReplyForm::Extended => RequestForm::Extended,
+            ReplyForm::Simple | ReplyForm::Structured => RequestForm::Compact,
         }
     }
 
@@ -73,33 +74,43 @@ impl Handshake {
     ///
     /// # Errors
     /// The connection must be closed.
-    pub fn receive(&mut self, input: &[u8], out: &mut Vec<u8>) -> Result<(usize, Event), Error> {
+    pub fn receive(
+        &mut self,
+        input: &[u8],
+        out: &mut Vec<u8>,
+    ) -> Result<(usize, ClientHandshakeEvent), ProtocolError> {
         let mut used = 0;
         loop {
             let rest = &input[used..];
             match &self.state {
-                State::Greeting => return self.greeting(rest, out),
-                State::Idle => return Ok((used, Event::NeedMore { bytes: 1 })),
-                State::ExportName(_) => return self.export_name_reply(rest),
-                State::Waiting(_) => {
+                ClientHandshakeState::Greeting => return self.greeting(rest, out),
+                ClientHandshakeState::Idle => {
+                    return Ok((used, ClientHandshakeEvent::NeedMore { bytes: 1 }));
+                }
+                ClientHandshakeState::ExportName(_) => return self.export_name_reply(rest),
+                ClientHandshakeState::Waiting(_) => {
                     let Some(head) = OptionReplyHeader::parse(rest)? else {
                         let bytes = OptionReplyHeader::LEN;
-                        return Ok((used, Event::NeedMore { bytes }));
+                        return Ok((used, ClientHandshakeEvent::NeedMore { bytes }));
                     };
                     let length = head.length as usize;
                     if length > limits::OPTION_REPLY {
                         let len = head.length.into();
                         let max = limits::OPTION_REPLY as u64;
-                        return Err(Error::TooLong { what: "the server's reply", len, max });
+                        return Err(ProtocolError::TooLong {
+                            what: "the server's reply",
+                            len,
+                            max,
+                        });
                     }
                     let bytes = OptionReplyHeader::LEN + length;
                     let Some(payload) = rest.get(OptionReplyHeader::LEN..bytes) else {
-                        return Ok((used, Event::NeedMore { bytes }));
+                        return Ok((used, ClientHandshakeEvent::NeedMore { bytes }));
                     };
                     used += bytes;
                     let event = self.reply(head, payload)?;
-                    if event == Some(Event::StartTls) && used < input.len() {
-                        return Err(Error::Unexpected {
+                    if event == Some(ClientHandshakeEvent::StartTls) && used < input.len() {
+                        return Err(ProtocolError::Unexpected {
                             what: "the server sent bytes behind its answer to STARTTLS, before \
                                    TLS could be up"
                                 .to_owned(),
@@ -109,10 +120,12 @@ impl Handshake {
                         return Ok((used, event));
                     }
                 }
-                State::AwaitTls => {
-                    return Err(Error::Caller { what: "TLS has not been started" });
+                ClientHandshakeState::AwaitTls => {
+                    return Err(ProtocolError::Caller { what: "TLS has not been started" });
                 }
-                State::Over => return Err(Error::Caller { what: "the handshake is over" }),
+                ClientHandshakeState::Over => {
+                    return Err(ProtocolError::Caller { what: "the handshake is over" });
+                }
             }
         }
     }
@@ -120,44 +133,53 @@ impl Handshake {
     /// The server has closed the connection; `left` are bytes received and not consumed.
     ///
     /// # Errors
-    /// Always one, except after [`Handshake::abort`], when a server may close without a reply.
-    pub fn closed(&self, left: &[u8]) -> Result<(), Error> {
+    /// Always one, except after [`ClientHandshake::abort`], when a server may close without a reply.
+    pub fn closed(&self, left: &[u8]) -> Result<(), ProtocolError> {
         let what = match &self.state {
-            State::Greeting => {
-                return Err(Error::NotNbd { found: left[..left.len().min(16)].to_vec() });
+            ClientHandshakeState::Greeting => {
+                return Err(ProtocolError::NotNbd { found: left[..left.len().min(16)].to_vec() });
             }
             // nbd: abort.no-reply
-            State::Waiting(Waiting { code: OptionCode::Abort, .. }) | State::Over => return Ok(()),
-            State::Idle => "the server closed the connection during the handshake".to_owned(),
-            State::AwaitTls => "the server closed the connection before TLS was up".to_owned(),
-            State::ExportName(name) => format!(
+            ClientHandshakeState::Waiting(OptionInProgress { code: OptionCode::Abort, .. })
+            | ClientHandshakeState::Over => return Ok(()),
+            ClientHandshakeState::Idle => {
+                "the server closed the connection during the handshake".to_owned()
+            }
+            ClientHandshakeState::AwaitTls => {
+                "the server closed the connection before TLS was up".to_owned()
+            }
+            ClientHandshakeState::ExportName(name) => format!(
                 "the server closed the connection instead of opening export \"{}\"; it may not \
                  have that export, or need TLS for it",
                 printable(name.as_bytes(), 256)
             ),
-            State::Waiting(waiting) => {
+            ClientHandshakeState::Waiting(waiting) => {
                 format!("the server closed the connection instead of answering {}", waiting.code)
             }
         };
-        Err(Error::Unexpected { what })
+        Err(ProtocolError::Unexpected { what })
     }
 
-    /// After [`Event::StartTls`]: TLS is established, and later bytes arrive through it. Resets
+    /// After [`ClientHandshakeEvent::StartTls`]: TLS is established, and later bytes arrive through it. Resets
     /// what was negotiated before.
     ///
     /// # Errors
-    /// [`Error::Caller`] if that was not the last event.
-    pub fn tls_started(&mut self) -> Result<(), Error> {
-        let State::AwaitTls = self.state else {
-            return Err(Error::Caller { what: "STARTTLS was not accepted" });
+    /// [`ProtocolError::Caller`] if that was not the last event.
+    pub fn tls_started(&mut self) -> Result<(), ProtocolError> {
+        let ClientHandshakeState::AwaitTls = self.state else {
+            return Err(ProtocolError::Caller { what: "STARTTLS was not accepted" });
         };
         self.tls = true;
-        self.state = State::Idle;
+        self.state = ClientHandshakeState::Idle;
         Ok(())
     }
 
     // nbd: baseline.modes
-    fn greeting(&mut self, input: &[u8], out: &mut Vec<u8>) -> Result<(usize, Event), Error> {
+    fn greeting(
+        &mut self,
+        input: &[u8],
+        out: &mut Vec<u8>,
+    ) -> Result<(usize, ClientHandshakeEvent), ProtocolError> {
         // A wrong byte is reported as soon as it arrives: other servers may never send 16 bytes.
         let is_start = |second: u64| {
             let magic = [magic::INIT_PASSWD.to_be_bytes(), second.to_be_bytes()].concat();
@@ -166,28 +188,28 @@ impl Handshake {
         let newstyle = is_start(magic::IHAVEOPT);
         let oldstyle = is_start(magic::CLISERV);
         if !newstyle && !oldstyle {
-            return Err(Error::NotNbd { found: input[..input.len().min(16)].to_vec() });
+            return Err(ProtocolError::NotNbd { found: input[..input.len().min(16)].to_vec() });
         }
-        let mut reader = Reader::new(input);
+        let mut reader = ByteReader::new(input);
         if reader.take(16).is_none() {
-            return Ok((0, Event::NeedMore { bytes: 18 }));
+            return Ok((0, ClientHandshakeEvent::NeedMore { bytes: 18 }));
         }
         if oldstyle {
             let bytes = 16 + 8 + 4 + magic::RESERVED_ZEROES;
             let (Some(size), Some(flags)) = (reader.u64(), reader.u32()) else {
-                return Ok((0, Event::NeedMore { bytes }));
+                return Ok((0, ClientHandshakeEvent::NeedMore { bytes }));
             };
             if input.len() < bytes {
-                return Ok((0, Event::NeedMore { bytes }));
+                return Ok((0, ClientHandshakeEvent::NeedMore { bytes }));
             }
-            self.protocol = Some(Protocol::Oldstyle);
+            self.protocol = Some(GreetingForm::Oldstyle);
             // In newstyle, the upper half has the handshake flags.
             let flags = ExportFlags::from_bits((flags & 0xffff) as u16);
             let info = ExportInfo::plain(size, self.flags(flags));
             return Ok((bytes, self.transmission(String::new(), info)));
         }
         let Some(flags) = reader.u16() else {
-            return Ok((0, Event::NeedMore { bytes: 18 }));
+            return Ok((0, ClientHandshakeEvent::NeedMore { bytes: 18 }));
         };
         // nbd: handshake.unknown-server-flags
         let flags = HandshakeFlags::from_bits(flags);
@@ -198,43 +220,55 @@ impl Handshake {
             .with(ClientFlags::FIXED_NEWSTYLE, fixed)
             .with(ClientFlags::NO_ZEROES, self.no_zeroes);
         out.extend_from_slice(&answer.bits().to_be_bytes());
-        let protocol = if fixed { Protocol::FixedNewstyle } else { Protocol::Newstyle };
+        let protocol = if fixed { GreetingForm::FixedNewstyle } else { GreetingForm::Newstyle };
         self.protocol = Some(protocol);
-        self.state = State::Idle;
-        Ok((18, Event::Greeted(protocol)))
+        self.state = ClientHandshakeState::Idle;
+        Ok((18, ClientHandshakeEvent::Greeted(protocol)))
     }
 
-    fn export_name_reply(&mut self, input: &[u8]) -> Result<(usize, Event), Error> {
+    fn export_name_reply(
+        &mut self,
+        input: &[u8],
+    ) -> Result<(usize, ClientHandshakeEvent), ProtocolError> {
         let bytes = 8 + 2 + if self.no_zeroes { 0 } else { magic::RESERVED_ZEROES };
-        let mut reader = Reader::new(input);
+        let mut reader = ByteReader::new(input);
         match (reader.u64(), reader.u16()) {
             (Some(size), Some(flags)) if input.len() >= bytes => {
-                let State::ExportName(export) = std::mem::take(&mut self.state) else {
-                    return Err(Error::Caller { what: "EXPORT_NAME was not sent" });
+                let ClientHandshakeState::ExportName(export) = std::mem::take(&mut self.state)
+                else {
+                    return Err(ProtocolError::Caller { what: "EXPORT_NAME was not sent" });
                 };
                 let flags = self.flags(ExportFlags::from_bits(flags));
                 Ok((bytes, self.transmission(export, ExportInfo::plain(size, flags))))
             }
-            _ => Ok((0, Event::NeedMore { bytes })),
+            _ => Ok((0, ClientHandshakeEvent::NeedMore { bytes })),
         }
     }
 
     /// Processes one reply; returns the event if it was the last one of its option.
-    fn reply(&mut self, head: OptionReplyHeader, payload: &[u8]) -> Result<Option<Event>, Error> {
-        let State::Waiting(waiting) = &mut self.state else {
-            return Err(Error::Caller { what: "no option is under way" });
+    fn reply(
+        &mut self,
+        head: OptionReplyHeader,
+        payload: &[u8],
+    ) -> Result<Option<ClientHandshakeEvent>, ProtocolError> {
+        let ClientHandshakeState::Waiting(waiting) = &mut self.state else {
+            return Err(ProtocolError::Caller { what: "no option is under way" });
         };
         if head.option != waiting.code {
             let what = format!("the server answered {}, {} was sent", head.option, waiting.code);
-            return Err(Error::Unexpected { what });
+            return Err(ProtocolError::Unexpected { what });
         }
         match head.code {
             ReplyCode::Ack => {}
             // nbd: meta.error-discards
             ReplyCode::Error(reason) => {
                 let option = head.option;
-                self.state = State::Idle;
-                return Ok(Some(Event::Refused { option, reason, text: error_text(payload) }));
+                self.state = ClientHandshakeState::Idle;
+                return Ok(Some(ClientHandshakeEvent::Refused {
+                    option,
+                    reason,
+                    text: error_text(payload),
+                }));
             }
             _ => {
                 waiting.take(head, payload)?;
@@ -242,45 +276,54 @@ impl Handshake {
             }
         }
         if !payload.is_empty() {
-            return Err(Error::Malformed { what: "acknowledgement", why: "it has a payload" });
+            return Err(ProtocolError::Malformed {
+                what: "acknowledgement",
+                why: "it has a payload",
+            });
         }
-        match std::mem::replace(&mut self.state, State::Idle) {
-            State::Waiting(waiting) => self.acknowledged(waiting).map(Some),
-            _ => Err(Error::Caller { what: "no option is under way" }),
+        match std::mem::replace(&mut self.state, ClientHandshakeState::Idle) {
+            ClientHandshakeState::Waiting(waiting) => self.acknowledged(waiting).map(Some),
+            _ => Err(ProtocolError::Caller { what: "no option is under way" }),
         }
     }
 
-    fn acknowledged(&mut self, waiting: Waiting) -> Result<Event, Error> {
+    fn acknowledged(
+        &mut self,
+        waiting: OptionInProgress,
+    ) -> Result<ClientHandshakeEvent, ProtocolError> {
         Ok(match waiting.code {
             OptionCode::Abort => {
-                self.state = State::Over;
-                Event::Aborted
+                self.state = ClientHandshakeState::Over;
+                ClientHandshakeEvent::Aborted
             }
-            OptionCode::List => Event::Listed(waiting.entries),
+            OptionCode::List => ClientHandshakeEvent::Listed(waiting.entries),
             OptionCode::StartTls => {
                 // nbd: structured.after-tls, extended.after-tls
-                self.replies = Replies::Simple;
+                self.replies = ReplyForm::Simple;
                 self.selected = None;
-                self.state = State::AwaitTls;
-                Event::StartTls
+                self.state = ClientHandshakeState::AwaitTls;
+                ClientHandshakeEvent::StartTls
             }
             OptionCode::StructuredReply => {
-                self.replies = Replies::Structured;
-                Event::Accepted(waiting.code)
+                self.replies = ReplyForm::Structured;
+                ClientHandshakeEvent::Accepted(waiting.code)
             }
             OptionCode::ExtendedHeaders => {
-                self.replies = Replies::Extended;
-                Event::Accepted(waiting.code)
+                self.replies = ReplyForm::Extended;
+                ClientHandshakeEvent::Accepted(waiting.code)
             }
-            OptionCode::ListMetaContext => Event::Contexts(waiting.contexts),
+            OptionCode::ListMetaContext => ClientHandshakeEvent::Contexts(waiting.contexts),
             OptionCode::SetMetaContext => {
                 self.selected = Some((waiting.export, waiting.contexts.clone()));
-                Event::Contexts(waiting.contexts)
+                ClientHandshakeEvent::Contexts(waiting.contexts)
             }
             OptionCode::Info | OptionCode::Go => {
                 let Some((size, flags)) = waiting.exports else {
                     let why = "size and flags are missing";
-                    return Err(Error::Malformed { what: "information about an export", why });
+                    return Err(ProtocolError::Malformed {
+                        what: "information about an export",
+                        why,
+                    });
                 };
                 let info = ExportInfo {
                     size,
@@ -291,26 +334,26 @@ impl Handshake {
                 };
                 match waiting.code {
                     OptionCode::Go => self.transmission(waiting.export, info),
-                    _ => Event::Info(Box::new(info)),
+                    _ => ClientHandshakeEvent::Info(Box::new(info)),
                 }
             }
             // Not sent by this client, or not answered by an acknowledgement.
             OptionCode::ExportName | OptionCode::Other(_) => {
-                return Err(Error::Caller { what: "no such option was sent" });
+                return Err(ProtocolError::Caller { what: "no such option was sent" });
             }
         })
     }
 
-    fn transmission(&mut self, export: String, info: ExportInfo) -> Event {
+    fn transmission(&mut self, export: String, info: ExportInfo) -> ClientHandshakeEvent {
         // nbd: go.no-more-options
-        self.state = State::Over;
+        self.state = ClientHandshakeState::Over;
         let contexts = match self.selected.take() {
             Some((selected, contexts)) if selected == export => contexts,
             _ => Vec::new(),
         };
-        Event::Transmission(Box::new(Negotiated {
+        ClientHandshakeEvent::Transmission(Box::new(ClientHandshakeResult {
             // The greeting has set it before this state.
-            protocol: self.protocol.unwrap_or(Protocol::Oldstyle),
+            protocol: self.protocol.unwrap_or(GreetingForm::Oldstyle),
             tls: self.tls,
             export,
             headers: self.headers(),
@@ -327,10 +370,10 @@ impl Handshake {
         if !flags.contains(ExportFlags::HAS_FLAGS) {
             return ExportFlags::NONE;
         }
-        if self.replies == Replies::Simple {
+        if self.replies == ReplyForm::Simple {
             flags = flags.without(ExportFlags::SEND_DF);
         }
-        if self.replies != Replies::Extended {
+        if self.replies != ReplyForm::Extended {
             // nbd: extended.extensions
             flags = flags.without(ExportFlags::BLOCK_STATUS_PAYLOAD);
         }

@@ -1,18 +1,18 @@
 //! An option that was sent, until its last reply has arrived.
 
 use crate::option::{
-    BlockSizeInfo, Context, Info, ListEntry, OptionCode, OptionReplyHeader, ReplyCode,
+    BlockSizeInfo, InfoItem, ListEntry, MetaContext, OptionCode, OptionReplyHeader, ReplyCode,
 };
-use crate::{Error, ExportFlags, limits};
+use crate::{ExportFlags, ProtocolError, limits};
 
 /// An option in progress, and the contents of its replies.
 #[derive(Debug)]
-pub(super) struct Waiting {
+pub(super) struct OptionInProgress {
     pub(super) code: OptionCode,
     pub(super) export: String,
     pub(super) entries: Vec<ListEntry>,
     pub(super) entries_bytes: usize,
-    pub(super) contexts: Vec<Context>,
+    pub(super) contexts: Vec<MetaContext>,
     pub(super) infos: usize,
     pub(super) exports: Option<(u64, ExportFlags)>,
     pub(super) block_sizes: Option<BlockSizeInfo>,
@@ -20,9 +20,9 @@ pub(super) struct Waiting {
     pub(super) description: Option<String>,
 }
 
-impl Waiting {
-    pub(super) fn new(code: OptionCode, export: &str) -> Waiting {
-        Waiting {
+impl OptionInProgress {
+    pub(super) fn new(code: OptionCode, export: &str) -> OptionInProgress {
+        OptionInProgress {
             code,
             export: export.to_owned(),
             entries: Vec::new(),
@@ -37,7 +37,11 @@ impl Waiting {
     }
 
     /// Processes a reply that is not the last.
-    pub(super) fn take(&mut self, head: OptionReplyHeader, payload: &[u8]) -> Result<(), Error> {
+    pub(super) fn take(
+        &mut self,
+        head: OptionReplyHeader,
+        payload: &[u8],
+    ) -> Result<(), ProtocolError> {
         match (self.code, head.code) {
             (OptionCode::List, ReplyCode::Server) => {
                 self.entries_bytes += payload.len();
@@ -49,13 +53,13 @@ impl Waiting {
                 self.infos += 1;
                 below("the server's list of information", self.infos, limits::INFOS)?;
                 // nbd: info.no-order
-                match Info::parse(payload)? {
-                    Info::Export { size, flags } => self.exports = Some((size, flags)),
-                    Info::Name(name) => self.name = Some(name),
-                    Info::Description(text) => self.description = Some(text),
-                    Info::BlockSize(sizes) => self.block_sizes = Some(sizes),
+                match InfoItem::parse(payload)? {
+                    InfoItem::Export { size, flags } => self.exports = Some((size, flags)),
+                    InfoItem::Name(name) => self.name = Some(name),
+                    InfoItem::Description(text) => self.description = Some(text),
+                    InfoItem::BlockSize(sizes) => self.block_sizes = Some(sizes),
                     // nbd: info.unknown-reply
-                    Info::Other(_) => {}
+                    InfoItem::Other(_) => {}
                 }
             }
             // nbd: meta.list-id
@@ -63,22 +67,22 @@ impl Waiting {
                 let held = self.contexts.len();
                 let max = limits::CONTEXTS_LISTED;
                 below("the server's list of contexts", held, max)?;
-                self.contexts.push(Context::parse(payload)?);
+                self.contexts.push(MetaContext::parse(payload)?);
             }
             (OptionCode::SetMetaContext, ReplyCode::MetaContext) => {
                 let held = self.contexts.len();
                 let max = limits::CONTEXTS;
                 below("the server's list of contexts", held, max)?;
-                let context = Context::parse(payload)?;
+                let context = MetaContext::parse(payload)?;
                 if self.contexts.iter().any(|before| before.id == context.id) {
                     let why = "two contexts have the same number";
-                    return Err(Error::Malformed { what: "list of contexts", why });
+                    return Err(ProtocolError::Malformed { what: "list of contexts", why });
                 }
                 self.contexts.push(context);
             }
             (option, reply) => {
                 let what = format!("the server answered {option} with {reply:?}");
-                return Err(Error::Unexpected { what });
+                return Err(ProtocolError::Unexpected { what });
             }
         }
         Ok(())
@@ -86,9 +90,9 @@ impl Waiting {
 }
 
 /// Checks that a list of `held` entries may grow by one.
-fn below(what: &'static str, held: usize, max: usize) -> Result<(), Error> {
+fn below(what: &'static str, held: usize, max: usize) -> Result<(), ProtocolError> {
     if held < max {
         return Ok(());
     }
-    Err(Error::TooLong { what, len: held as u64 + 1, max: max as u64 })
+    Err(ProtocolError::TooLong { what, len: held as u64 + 1, max: max as u64 })
 }

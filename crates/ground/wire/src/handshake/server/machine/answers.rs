@@ -1,40 +1,41 @@
 //! Answers of the server's caller to queries of a client: an export, the list of exports, contexts.
 
-use super::{Handshake, State, sendable};
-use crate::handshake::server::{ExportInfo, Negotiated, Refusal, plain_flags};
+use super::{ServerHandshake, ServerHandshakeState, sendable};
+use crate::handshake::server::{ExportReply, OptionRefusal, ServerHandshakeResult, plain_flags};
 use crate::option::{
-    BlockSizeInfo, Context, Info, InfoRequest, ListEntry, OptionCode, OptionError, ReplyCode,
-    check_string, emit_reply,
+    BlockSizeInfo, InfoItem, InfoRequest, ListEntry, MetaContext, OptionCode, OptionError,
+    ReplyCode, check_string, emit_reply,
 };
-use crate::{ClientFlags, Error, ExportFlags, Headers, Replies, limits, magic};
+use crate::{ClientFlags, ExportFlags, ProtocolError, ReplyForm, RequestForm, limits, magic};
 
 // For the documentation.
 #[cfg(doc)]
-use crate::handshake::server::Event;
+use crate::handshake::server::ServerHandshakeEvent;
 
-impl Handshake {
-    /// Answers [`Event::Export`]. If the client chose the export and may have it, the next
-    /// [`Handshake::receive`] returns [`Event::Transmission`].
+impl ServerHandshake {
+    /// Answers [`ServerHandshakeEvent::Export`]. If the client chose the export and may have it, the next
+    /// [`ServerHandshake::receive`] returns [`ServerHandshakeEvent::Transmission`].
     ///
     /// # Errors
-    /// [`Error::CannotRefuse`] if the client used EXPORT_NAME, which can only be refused by closing
-    /// the connection. [`Error::Caller`] if there was no query, or for names and block sizes that
+    /// [`ProtocolError::CannotRefuse`] if the client used EXPORT_NAME, which can only be refused by closing
+    /// the connection. [`ProtocolError::Caller`] if there was no query, or for names and block sizes that
     /// violate the protocol.
     pub fn answer_export(
         &mut self,
-        answer: Result<ExportInfo, Refusal>,
+        answer: Result<ExportReply, OptionRefusal>,
         out: &mut Vec<u8>,
-    ) -> Result<(), Error> {
-        let State::AskExport { code, request } = std::mem::replace(&mut self.state, State::Options)
+    ) -> Result<(), ProtocolError> {
+        let ServerHandshakeState::AskExport { code, request } =
+            std::mem::replace(&mut self.state, ServerHandshakeState::Options)
         else {
-            return Err(Error::Caller { what: "no question about an export is open" });
+            return Err(ProtocolError::Caller { what: "no question about an export is open" });
         };
         let info = match answer {
             Ok(info) => info,
             Err(refusal) => return self.refuse(code, refusal.error, &refusal.text, out),
         };
         if info.block_sizes.is_some_and(|sizes| !sizes.is_valid()) {
-            return Err(Error::Caller {
+            return Err(ProtocolError::Caller {
                 what: "the export's block sizes break the protocol's rules",
             });
         }
@@ -64,12 +65,12 @@ impl Handshake {
             _ => emit_reply(code, ReplyCode::Ack, &[], out),
         }
         if code != OptionCode::Info {
-            self.state = State::Ready(Box::new(Negotiated {
+            self.state = ServerHandshakeState::Ready(Box::new(ServerHandshakeResult {
                 export: request.name,
                 headers: match self.replies {
                     // nbd: extended.replies
-                    Replies::Extended => Headers::Extended,
-                    Replies::Simple | Replies::Structured => Headers::Compact,
+                    ReplyForm::Extended => RequestForm::Extended,
+                    ReplyForm::Simple | ReplyForm::Structured => RequestForm::Compact,
                 },
                 replies: self.replies,
                 contexts,
@@ -82,18 +83,20 @@ impl Handshake {
         Ok(())
     }
 
-    /// Answers [`Event::List`] with the exports, in the order in which clients will see them.
+    /// Answers [`ServerHandshakeEvent::List`] with the exports, in the order in which clients will see them.
     ///
     /// # Errors
-    /// [`Error::Caller`] if there was no query, or for a name that is not a valid string of the
+    /// [`ProtocolError::Caller`] if there was no query, or for a name that is not a valid string of the
     /// protocol.
     pub fn answer_list(
         &mut self,
-        answer: Result<&[ListEntry], Refusal>,
+        answer: Result<&[ListEntry], OptionRefusal>,
         out: &mut Vec<u8>,
-    ) -> Result<(), Error> {
-        let State::AskList = std::mem::replace(&mut self.state, State::Options) else {
-            return Err(Error::Caller { what: "no question for the exports is open" });
+    ) -> Result<(), ProtocolError> {
+        let ServerHandshakeState::AskList =
+            std::mem::replace(&mut self.state, ServerHandshakeState::Options)
+        else {
+            return Err(ProtocolError::Caller { what: "no question for the exports is open" });
         };
         let entries = match answer {
             Ok(entries) => entries,
@@ -117,21 +120,21 @@ impl Handshake {
         Ok(())
     }
 
-    /// Answers [`Event::MetaContext`] with the contexts that match. Their numbers must differ if
+    /// Answers [`ServerHandshakeEvent::MetaContext`] with the contexts that match. Their numbers must differ if
     /// they are selected, and are meaningless if they are listed.
     ///
     /// # Errors
-    /// [`Error::Caller`] if there was no query, or for a duplicate number or a name that is not a
+    /// [`ProtocolError::Caller`] if there was no query, or for a duplicate number or a name that is not a
     /// valid string of the protocol.
     pub fn answer_contexts(
         &mut self,
-        answer: Result<Vec<Context>, Refusal>,
+        answer: Result<Vec<MetaContext>, OptionRefusal>,
         out: &mut Vec<u8>,
-    ) -> Result<(), Error> {
-        let State::AskContexts { code, export, empty } =
-            std::mem::replace(&mut self.state, State::Options)
+    ) -> Result<(), ProtocolError> {
+        let ServerHandshakeState::AskContexts { code, export, empty } =
+            std::mem::replace(&mut self.state, ServerHandshakeState::Options)
         else {
-            return Err(Error::Caller { what: "no question about contexts is open" });
+            return Err(ProtocolError::Caller { what: "no question about contexts is open" });
         };
         let set = code == OptionCode::SetMetaContext;
         let mut contexts = match answer {
@@ -149,13 +152,13 @@ impl Handshake {
             sendable_name(&context.name)?;
             // nbd: meta.set-replies
             if set && contexts[..i].iter().any(|before| before.id == context.id) {
-                return Err(Error::Caller { what: "two contexts have the same number" });
+                return Err(ProtocolError::Caller { what: "two contexts have the same number" });
             }
         }
         for context in &contexts {
             let id = if set { context.id } else { 0 };
             let mut payload = Vec::new();
-            Context { id, name: context.name.clone() }.emit(&mut payload);
+            MetaContext { id, name: context.name.clone() }.emit(&mut payload);
             // nbd: meta.none-found, meta.list-replies
             emit_reply(code, ReplyCode::MetaContext, &payload, out);
         }
@@ -168,15 +171,15 @@ impl Handshake {
 
     // nbd: info.same-as-go
     /// The export's flags, adjusted to what was negotiated: the same for INFO and GO.
-    fn flags(&self, info: &ExportInfo, has_contexts: bool) -> ExportFlags {
+    fn flags(&self, info: &ExportReply, has_contexts: bool) -> ExportFlags {
         // nbd: flags.has-flags
         let flags = info.flags | ExportFlags::HAS_FLAGS;
-        if self.replies == Replies::Simple {
+        if self.replies == ReplyForm::Simple {
             // nbd: flags.df-clear
             return plain_flags(flags);
         }
         // nbd: extended.payload-flag, extended.payload-flag-go
-        let payload = self.replies == Replies::Extended && has_contexts;
+        let payload = self.replies == ReplyForm::Extended && has_contexts;
         let df = flags.contains(ExportFlags::SEND_DF);
         plain_flags(flags)
             // nbd: flags.df-set
@@ -189,26 +192,26 @@ impl Handshake {
 fn emit_info(
     code: OptionCode,
     request: &InfoRequest,
-    info: &ExportInfo,
+    info: &ExportReply,
     flags: ExportFlags,
     out: &mut Vec<u8>,
-) -> Result<(), Error> {
+) -> Result<(), ProtocolError> {
     // nbd: info.export
-    let mut items = vec![Info::Export { size: info.size, flags }];
+    let mut items = vec![InfoItem::Export { size: info.size, flags }];
     if request.wants.name {
         let name = info.name.as_ref().unwrap_or(&request.name);
         sendable_name(name)?;
-        items.push(Info::Name(name.clone()));
+        items.push(InfoItem::Name(name.clone()));
     }
     if let (true, Some(description)) = (request.wants.description, &info.description) {
-        items.push(Info::Description(sendable(description)));
+        items.push(InfoItem::Description(sendable(description)));
     }
     // nbd: sizes.advertised, info.sizes-requested
     // Sizes that differ from the defaults should be sent even if not requested.
     if let Some(sizes) = info.block_sizes
         && (request.wants.block_size || sizes != BlockSizeInfo::DEFAULT)
     {
-        items.push(Info::BlockSize(sizes));
+        items.push(InfoItem::BlockSize(sizes));
     }
     for item in items {
         let mut payload = Vec::new();
@@ -219,7 +222,8 @@ fn emit_info(
 }
 
 // nbd: meta.name-utf8
-fn sendable_name(name: &str) -> Result<(), Error> {
-    check_string("name", name)
-        .map_err(|_| Error::Caller { what: "a name is longer than 4096 bytes or holds a NUL" })
+fn sendable_name(name: &str) -> Result<(), ProtocolError> {
+    check_string("name", name).map_err(|_| ProtocolError::Caller {
+        what: "a name is longer than 4096 bytes or holds a NUL",
+    })
 }

@@ -4,16 +4,16 @@
 mod answers;
 mod options;
 
-use super::{Config, Event, Negotiated};
-use crate::bytes::Reader;
-use crate::option::{Context, InfoRequest, OptionCode, OptionError, OptionHeader, emit_error};
+use super::{HandshakeConfig, ServerHandshakeEvent, ServerHandshakeResult};
+use crate::bytes::ByteReader;
+use crate::option::{InfoRequest, MetaContext, OptionCode, OptionError, OptionHeader, emit_error};
 use crate::text::cut;
-use crate::{ClientFlags, Error, HandshakeFlags, Replies, limits, magic};
+use crate::{ClientFlags, HandshakeFlags, ProtocolError, ReplyForm, limits, magic};
 
 /// The server's side of one newstyle handshake.
 #[derive(Debug)]
-pub struct Handshake {
-    config: Config,
+pub struct ServerHandshake {
+    config: HandshakeConfig,
     client: ClientFlags,
     tls: bool,
     /// The client has requested something without TLS, although it is required.
@@ -23,14 +23,14 @@ pub struct Handshake {
     odd: Vec<(OptionCode, &'static str)>,
     options: u32,
     allowed: u32,
-    replies: Replies,
+    replies: ReplyForm,
     /// The contexts that the last SET_META_CONTEXT selected, and for which export.
-    selected: Option<(String, Vec<Context>)>,
-    state: State,
+    selected: Option<(String, Vec<MetaContext>)>,
+    state: ServerHandshakeState,
 }
 
 #[derive(Debug)]
-enum State {
+enum ServerHandshakeState {
     ClientFlags,
     Options,
     /// Skips the rest of a payload, then replies.
@@ -49,25 +49,25 @@ enum State {
         empty: bool,
     },
     AwaitTls,
-    Ready(Box<Negotiated>),
+    Ready(Box<ServerHandshakeResult>),
     Over,
 }
 
 /// What was made of the bytes of an option.
-enum Taken {
+enum OptionProgress {
     /// There are too few: this many are needed.
     NeedMore(usize),
     /// So many were used; the caller handles the event.
-    Bytes(usize, Option<Event>),
+    Bytes(usize, Option<ServerHandshakeEvent>),
 }
 
-impl Handshake {
+impl ServerHandshake {
     /// The longest message of a client in bytes.
     pub const MAX_MESSAGE: usize = OptionHeader::LEN + limits::OPTION_PAYLOAD;
 
     // nbd: baseline.modes
     /// Starts a handshake: appends the greeting to `out`.
-    pub fn new(config: Config, out: &mut Vec<u8>) -> Handshake {
+    pub fn new(config: HandshakeConfig, out: &mut Vec<u8>) -> ServerHandshake {
         // nbd: handshake.fixed-flag, handshake.no-other-server-flags
         let flags = HandshakeFlags::NONE
             .with(HandshakeFlags::FIXED_NEWSTYLE, config.fixed_newstyle)
@@ -75,7 +75,7 @@ impl Handshake {
         out.extend_from_slice(&magic::INIT_PASSWD.to_be_bytes());
         out.extend_from_slice(&magic::IHAVEOPT.to_be_bytes());
         out.extend_from_slice(&flags.bits().to_be_bytes());
-        Handshake {
+        ServerHandshake {
             config,
             client: ClientFlags::NONE,
             tls: false,
@@ -84,9 +84,9 @@ impl Handshake {
             odd: Vec::new(),
             options: 0,
             allowed: config.options,
-            replies: Replies::Simple,
+            replies: ReplyForm::Simple,
             selected: None,
-            state: State::ClientFlags,
+            state: ServerHandshakeState::ClientFlags,
         }
     }
 
@@ -97,29 +97,33 @@ impl Handshake {
     ///
     /// # Errors
     /// The connection must be closed, after sending `out` or without.
-    pub fn receive(&mut self, input: &[u8], out: &mut Vec<u8>) -> Result<(usize, Event), Error> {
+    pub fn receive(
+        &mut self,
+        input: &[u8],
+        out: &mut Vec<u8>,
+    ) -> Result<(usize, ServerHandshakeEvent), ProtocolError> {
         let mut used = 0;
         loop {
             let rest = &input[used..];
-            let need = |bytes: usize| Ok((used, Event::NeedMore { bytes }));
+            let need = |bytes: usize| Ok((used, ServerHandshakeEvent::NeedMore { bytes }));
             match &mut self.state {
-                State::ClientFlags => match Reader::new(rest).u32() {
+                ServerHandshakeState::ClientFlags => match ByteReader::new(rest).u32() {
                     None => return need(4),
                     Some(flags) => {
                         self.take_client_flags(ClientFlags::from_bits(flags))?;
                         used += 4;
                     }
                 },
-                State::Options => match self.take_option(rest, out)? {
-                    Taken::NeedMore(bytes) => return need(bytes),
-                    Taken::Bytes(bytes, event) => {
+                ServerHandshakeState::Options => match self.take_option(rest, out)? {
+                    OptionProgress::NeedMore(bytes) => return need(bytes),
+                    OptionProgress::Bytes(bytes, event) => {
                         used += bytes;
                         if let Some(event) = event {
                             return Ok((used, event));
                         }
                     }
                 },
-                State::Skip { left, code } => {
+                ServerHandshakeState::Skip { left, code } => {
                     let skipped = rest.len().min(*left as usize);
                     #[expect(clippy::cast_possible_truncation, reason = "at most `left`")]
                     let fewer = skipped as u32;
@@ -127,63 +131,73 @@ impl Handshake {
                     used += skipped;
                     let code = *code;
                     if *left != 0 {
-                        return Ok((used, Event::NeedMore { bytes: 1 }));
+                        return Ok((used, ServerHandshakeEvent::NeedMore { bytes: 1 }));
                     }
                     if let Some(event) = self.end_skip(code, out) {
                         return Ok((used, event));
                     }
                 }
-                State::Ready(_) => {
-                    let ready = std::mem::replace(&mut self.state, State::Over);
-                    if let State::Ready(negotiated) = ready {
-                        return Ok((used, Event::Transmission(negotiated)));
+                ServerHandshakeState::Ready(_) => {
+                    let ready = std::mem::replace(&mut self.state, ServerHandshakeState::Over);
+                    if let ServerHandshakeState::Ready(negotiated) = ready {
+                        return Ok((used, ServerHandshakeEvent::Transmission(negotiated)));
                     }
                 }
-                State::AskExport { .. } | State::AskList | State::AskContexts { .. } => {
-                    return Err(Error::Caller { what: "the last event has not been answered" });
+                ServerHandshakeState::AskExport { .. }
+                | ServerHandshakeState::AskList
+                | ServerHandshakeState::AskContexts { .. } => {
+                    return Err(ProtocolError::Caller {
+                        what: "the last event has not been answered",
+                    });
                 }
-                State::AwaitTls => {
-                    return Err(Error::Caller { what: "TLS has not been started" });
+                ServerHandshakeState::AwaitTls => {
+                    return Err(ProtocolError::Caller { what: "TLS has not been started" });
                 }
-                State::Over => return Err(Error::Caller { what: "the handshake is over" }),
+                ServerHandshakeState::Over => {
+                    return Err(ProtocolError::Caller { what: "the handshake is over" });
+                }
             }
         }
     }
 
     /// Handles the option at the start of `rest`, or begins to skip it.
-    fn take_option(&mut self, rest: &[u8], out: &mut Vec<u8>) -> Result<Taken, Error> {
+    fn take_option(
+        &mut self,
+        rest: &[u8],
+        out: &mut Vec<u8>,
+    ) -> Result<OptionProgress, ProtocolError> {
         let Some(head) = OptionHeader::parse(rest)? else {
-            return Ok(Taken::NeedMore(OptionHeader::LEN));
+            return Ok(OptionProgress::NeedMore(OptionHeader::LEN));
         };
         let length = head.length as usize;
         if length > limits::OPTION_PAYLOAD || head.code == OptionCode::Abort {
             self.start_skip(head)?;
-            return Ok(Taken::Bytes(OptionHeader::LEN, None));
+            return Ok(OptionProgress::Bytes(OptionHeader::LEN, None));
         }
         let end = OptionHeader::LEN + length;
         let Some(payload) = rest.get(OptionHeader::LEN..end) else {
-            return Ok(Taken::NeedMore(end));
+            return Ok(OptionProgress::NeedMore(end));
         };
         self.begin_option(head.code)?;
         let event = self.option(head.code, payload, out)?;
-        if matches!(event, Some(Event::StartTls)) && end < rest.len() {
-            return Err(Error::Unexpected {
+        if matches!(event, Some(ServerHandshakeEvent::StartTls)) && end < rest.len() {
+            return Err(ProtocolError::Unexpected {
                 what: "the client sent bytes behind STARTTLS, before TLS could be up".to_owned(),
             });
         }
-        Ok(Taken::Bytes(end, event))
+        Ok(OptionProgress::Bytes(end, event))
     }
 
-    /// After [`Event::StartTls`]: TLS is established, and later bytes arrive through it.
+    /// After [`ServerHandshakeEvent::StartTls`]: TLS is established, and later bytes arrive through it.
     ///
     /// # Errors
-    /// [`Error::Caller`] if that was not the last event.
-    pub fn tls_started(&mut self) -> Result<(), Error> {
-        let State::AwaitTls = self.state else {
-            return Err(Error::Caller { what: "STARTTLS was not asked for" });
+    /// [`ProtocolError::Caller`] if that was not the last event.
+    pub fn tls_started(&mut self) -> Result<(), ProtocolError> {
+        let ServerHandshakeState::AwaitTls = self.state else {
+            return Err(ProtocolError::Caller { what: "STARTTLS was not asked for" });
         };
         self.tls = true;
-        self.state = State::Options;
+        self.state = ServerHandshakeState::Options;
         Ok(())
     }
 
@@ -211,17 +225,17 @@ impl Handshake {
     }
 
     // nbd: handshake.unknown-client-flags, handshake.client-flags-match
-    fn take_client_flags(&mut self, flags: ClientFlags) -> Result<(), Error> {
+    fn take_client_flags(&mut self, flags: ClientFlags) -> Result<(), ProtocolError> {
         let offered = ClientFlags::NONE
             .with(ClientFlags::FIXED_NEWSTYLE, self.config.fixed_newstyle)
             .with(ClientFlags::NO_ZEROES, self.config.no_zeroes);
         if !flags.without(offered).is_empty() {
-            return Err(Error::Unexpected {
+            return Err(ProtocolError::Unexpected {
                 what: format!("the client set flags {flags:?}, where only {offered:?} are offered"),
             });
         }
         self.client = flags;
-        self.state = State::Options;
+        self.state = ServerHandshakeState::Options;
         Ok(())
     }
 
@@ -234,10 +248,10 @@ impl Handshake {
         error: OptionError,
         text: &str,
         out: &mut Vec<u8>,
-    ) -> Result<(), Error> {
+    ) -> Result<(), ProtocolError> {
         if code == OptionCode::ExportName {
-            self.state = State::Over;
-            return Err(Error::CannotRefuse { why: text.to_owned() });
+            self.state = ServerHandshakeState::Over;
+            return Err(ProtocolError::CannotRefuse { why: text.to_owned() });
         }
         emit_error(code, error, &sendable(text), out);
         Ok(())

@@ -1,41 +1,47 @@
 //! Handles a client's options: which are accepted, which become a query to the caller, and which
 //! are refused.
 
-use super::{Handshake, State};
-use crate::handshake::server::{Event, Tls};
+use super::{ServerHandshake, ServerHandshakeState};
+use crate::handshake::server::{ServerHandshakeEvent, TlsRequirement};
 use crate::option::{
-    InfoRequest, Infos, MetaRequest, OptionCode, OptionError, OptionHeader, ReplyCode, emit_error,
-    emit_reply, string,
+    InfoRequest, InfoSet, MetaRequest, OptionCode, OptionError, OptionHeader, ReplyCode,
+    emit_error, emit_reply, string,
 };
-use crate::{ClientFlags, Error, Replies, limits};
+use crate::{ClientFlags, ProtocolError, ReplyForm, limits};
 
 /// The refusal of an option with a payload that has none.
 const NO_DATA: &str = "this option has no data";
 
-impl Handshake {
+impl ServerHandshake {
     /// Starts to skip a payload that is too long, or not needed (ABORT).
-    pub(super) fn start_skip(&mut self, head: OptionHeader) -> Result<(), Error> {
+    pub(super) fn start_skip(&mut self, head: OptionHeader) -> Result<(), ProtocolError> {
         self.begin_option(head.code)?;
         if head.length > limits::OPTION_SKIP {
             let len = head.length.into();
             let max = limits::OPTION_SKIP.into();
-            return Err(Error::TooLong { what: "payload of an option", len, max });
+            return Err(ProtocolError::TooLong { what: "payload of an option", len, max });
         }
         if head.code == OptionCode::ExportName {
-            return Err(Error::CannotRefuse { why: "the export's name is too long".to_owned() });
+            return Err(ProtocolError::CannotRefuse {
+                why: "the export's name is too long".to_owned(),
+            });
         }
-        self.state = State::Skip { left: head.length, code: head.code };
+        self.state = ServerHandshakeState::Skip { left: head.length, code: head.code };
         Ok(())
     }
 
-    pub(super) fn end_skip(&mut self, code: OptionCode, out: &mut Vec<u8>) -> Option<Event> {
-        self.state = State::Options;
+    pub(super) fn end_skip(
+        &mut self,
+        code: OptionCode,
+        out: &mut Vec<u8>,
+    ) -> Option<ServerHandshakeEvent> {
+        self.state = ServerHandshakeState::Options;
         // nbd: abort.data
         if code == OptionCode::Abort {
-            self.state = State::Over;
+            self.state = ServerHandshakeState::Over;
             // nbd: abort.ack
             emit_reply(code, ReplyCode::Ack, &[], out);
-            return Some(Event::Abort);
+            return Some(ServerHandshakeEvent::Abort);
         }
         let (error, text) = match (self.forbidden(code), code) {
             (Some(refusal), _) => refusal,
@@ -56,7 +62,7 @@ impl Handshake {
         }
         // nbd: tls.no-reqd-without-tls, tls.reqd, tls.reqd-go, tls.no-reqd-after
         // nbd: tls.reqd-info-only, info.forced-tls
-        let plain = self.config.tls == Tls::Required && !self.tls;
+        let plain = self.config.tls == TlsRequirement::Required && !self.tls;
         if plain && code != OptionCode::StartTls {
             return Some((OptionError::TlsRequired, "TLS must be started first"));
         }
@@ -64,18 +70,18 @@ impl Handshake {
     }
 
     /// Counts an option, and checks that the client may send it at all.
-    pub(super) fn begin_option(&mut self, code: OptionCode) -> Result<(), Error> {
+    pub(super) fn begin_option(&mut self, code: OptionCode) -> Result<(), ProtocolError> {
         self.options += 1;
         let harmless = matches!(code, OptionCode::StartTls | OptionCode::Abort);
-        self.turned_away |= self.config.tls == Tls::Required && !self.tls && !harmless;
+        self.turned_away |= self.config.tls == TlsRequirement::Required && !self.tls && !harmless;
         if self.options > self.allowed {
             let len = self.options.into();
             let max = self.allowed.into();
-            return Err(Error::TooLong { what: "the client's list of options", len, max });
+            return Err(ProtocolError::TooLong { what: "the client's list of options", len, max });
         }
         // nbd: handshake.options-need-fixed, tls.fixed-newstyle
         if !self.client.contains(ClientFlags::FIXED_NEWSTYLE) && code != OptionCode::ExportName {
-            return Err(Error::Unexpected {
+            return Err(ProtocolError::Unexpected {
                 what: format!("the client sent {code} without fixed newstyle"),
             });
         }
@@ -94,14 +100,14 @@ impl Handshake {
         code: OptionCode,
         payload: &[u8],
         out: &mut Vec<u8>,
-    ) -> Result<Option<Event>, Error> {
+    ) -> Result<Option<ServerHandshakeEvent>, ProtocolError> {
         let (error, text) = if let Some(refusal) = self.forbidden(code) {
             refusal
         } else {
             match self.known_option(code, payload, out)? {
-                Handled::Event(event) => return Ok(Some(event)),
-                Handled::Answered => return Ok(None),
-                Handled::Refused(error, text) => (error, text),
+                OptionOutcome::Event(event) => return Ok(Some(event)),
+                OptionOutcome::Answered => return Ok(None),
+                OptionOutcome::Refused(error, text) => (error, text),
             }
         };
         // The caller gets errors that end the connection.
@@ -118,18 +124,18 @@ impl Handshake {
         code: OptionCode,
         payload: &[u8],
         out: &mut Vec<u8>,
-    ) -> Result<Handled, Error> {
-        use Handled::Refused;
+    ) -> Result<OptionOutcome, ProtocolError> {
+        use OptionOutcome::Refused;
         let with_data = !payload.is_empty();
         Ok(match code {
-            OptionCode::ExportName if self.replies == Replies::Extended => {
+            OptionCode::ExportName if self.replies == ReplyForm::Extended => {
                 Refused(OptionError::Invalid, "extended headers need GO instead of EXPORT_NAME")
             }
             OptionCode::ExportName => match string("export name", payload) {
                 Err(_) => Refused(OptionError::Invalid, "the export's name is malformed"),
                 Ok(name) => {
                     let name = name.to_owned();
-                    self.ask_export(code, InfoRequest { name, wants: Infos::default() })
+                    self.ask_export(code, InfoRequest { name, wants: InfoSet::default() })
                 }
             },
             // nbd: extended.go
@@ -142,13 +148,13 @@ impl Handshake {
                 Refused(OptionError::Invalid, NO_DATA)
             }
             OptionCode::List => {
-                self.state = State::AskList;
-                Handled::Event(Event::List)
+                self.state = ServerHandshakeState::AskList;
+                OptionOutcome::Event(ServerHandshakeEvent::List)
             }
             // nbd: tls.starttls-twice
             OptionCode::StartTls if self.tls => Refused(OptionError::Invalid, "TLS is in use"),
             // nbd: tls.starttls-refused
-            OptionCode::StartTls if self.config.tls == Tls::Off => {
+            OptionCode::StartTls if self.config.tls == TlsRequirement::Off => {
                 Refused(OptionError::Unsupported, "TLS is not offered")
             }
             OptionCode::StartTls => self.start_tls(out),
@@ -168,66 +174,72 @@ impl Handshake {
         })
     }
 
-    fn start_tls(&mut self, out: &mut Vec<u8>) -> Handled {
+    fn start_tls(&mut self, out: &mut Vec<u8>) -> OptionOutcome {
         // nbd: starttls.forgets, extended.starttls-forgets
-        self.replies = Replies::Simple;
+        self.replies = ReplyForm::Simple;
         self.selected = None;
-        self.state = State::AwaitTls;
+        self.state = ServerHandshakeState::AwaitTls;
         // nbd: tls.starttls-accepted
         emit_reply(OptionCode::StartTls, ReplyCode::Ack, &[], out);
-        Handled::Event(Event::StartTls)
+        OptionOutcome::Event(ServerHandshakeEvent::StartTls)
     }
 
     // nbd: structured.data-refused
-    fn structured_replies(&mut self, with_data: bool, out: &mut Vec<u8>) -> Handled {
-        use Handled::Refused;
+    fn structured_replies(&mut self, with_data: bool, out: &mut Vec<u8>) -> OptionOutcome {
+        use OptionOutcome::Refused;
         match (with_data, self.replies) {
             (true, _) => Refused(OptionError::Invalid, NO_DATA),
-            (_, Replies::Extended) => Refused(
+            (_, ReplyForm::Extended) => Refused(
                 OptionError::ExtendedHeadersRequired,
                 // nbd: extended.structured-refused
                 "extended headers are in use, they replace structured replies",
             ),
-            (_, Replies::Structured) => {
+            (_, ReplyForm::Structured) => {
                 Refused(OptionError::Invalid, "structured replies are in use")
             }
-            (_, Replies::Simple) => {
-                self.acknowledge(OptionCode::StructuredReply, Replies::Structured, out)
+            (_, ReplyForm::Simple) => {
+                self.acknowledge(OptionCode::StructuredReply, ReplyForm::Structured, out)
             }
         }
     }
 
     // nbd: extended.data-refused
-    fn extended_headers(&mut self, with_data: bool, out: &mut Vec<u8>) -> Handled {
-        use Handled::Refused;
+    fn extended_headers(&mut self, with_data: bool, out: &mut Vec<u8>) -> OptionOutcome {
+        use OptionOutcome::Refused;
         match (with_data, self.replies) {
             (true, _) => Refused(OptionError::Invalid, NO_DATA),
-            (_, Replies::Extended) => Refused(OptionError::Invalid, "extended headers are in use"),
-            _ => self.acknowledge(OptionCode::ExtendedHeaders, Replies::Extended, out),
+            (_, ReplyForm::Extended) => {
+                Refused(OptionError::Invalid, "extended headers are in use")
+            }
+            _ => self.acknowledge(OptionCode::ExtendedHeaders, ReplyForm::Extended, out),
         }
     }
 
-    fn ask_export(&mut self, code: OptionCode, request: InfoRequest) -> Handled {
+    fn ask_export(&mut self, code: OptionCode, request: InfoRequest) -> OptionOutcome {
         if request.name.len() > self.config.name {
-            return Handled::Refused(OptionError::TooBig, NAME_TOO_LONG);
+            return OptionOutcome::Refused(OptionError::TooBig, NAME_TOO_LONG);
         }
         let name = request.name.clone();
         let wants = request.wants;
-        self.state = State::AskExport { code, request };
-        Handled::Event(Event::Export { name, wants, go: code != OptionCode::Info })
+        self.state = ServerHandshakeState::AskExport { code, request };
+        OptionOutcome::Event(ServerHandshakeEvent::Export {
+            name,
+            wants,
+            go: code != OptionCode::Info,
+        })
     }
 
     // nbd: extended.base-needs-none
     /// LIST_META_CONTEXT and SET_META_CONTEXT.
-    fn ask_contexts(&mut self, code: OptionCode, payload: &[u8]) -> Handled {
-        use Handled::Refused;
+    fn ask_contexts(&mut self, code: OptionCode, payload: &[u8]) -> OptionOutcome {
+        use OptionOutcome::Refused;
         // nbd: meta.set-refused
-        if self.replies == Replies::Simple {
+        if self.replies == ReplyForm::Simple {
             let text = "contexts need structured replies or extended headers";
             return Refused(OptionError::Invalid, text);
         }
         match MetaRequest::parse(payload) {
-            Err(Error::TooLong { what: crate::option::QUERIES, .. }) => {
+            Err(ProtocolError::TooLong { what: crate::option::QUERIES, .. }) => {
                 Refused(OptionError::TooBig, "too many queries")
             }
             // nbd: meta.malformed
@@ -241,24 +253,30 @@ impl Handshake {
             Ok(MetaRequest { export, queries }) => {
                 let set = code == OptionCode::SetMetaContext;
                 let empty = queries.is_empty();
-                self.state = State::AskContexts { code, export: export.clone(), empty };
-                Handled::Event(Event::MetaContext { export, queries, set })
+                self.state =
+                    ServerHandshakeState::AskContexts { code, export: export.clone(), empty };
+                OptionOutcome::Event(ServerHandshakeEvent::MetaContext { export, queries, set })
             }
         }
     }
 
-    fn acknowledge(&mut self, code: OptionCode, replies: Replies, out: &mut Vec<u8>) -> Handled {
+    fn acknowledge(
+        &mut self,
+        code: OptionCode,
+        replies: ReplyForm,
+        out: &mut Vec<u8>,
+    ) -> OptionOutcome {
         self.replies = replies;
         emit_reply(code, ReplyCode::Ack, &[], out);
-        Handled::Answered
+        OptionOutcome::Answered
     }
 }
 
 const NAME_TOO_LONG: &str = "the export's name is longer than this server takes";
 
 /// The result of an option.
-enum Handled {
-    Event(Event),
+enum OptionOutcome {
+    Event(ServerHandshakeEvent),
     Answered,
     Refused(OptionError, &'static str),
 }
