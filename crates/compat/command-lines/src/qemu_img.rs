@@ -100,8 +100,8 @@ const COMMANDS: &[CommandSyntax] = &[
     },
     CommandSyntax {
         name: "create",
-        options: "h|help f|format= o|options= object= b|backing= F|backing-format= B|backing-format= \
-                  u|backing-unsafe q|quiet",
+        options: "u|backing-unsafe h|help f|format= o|options= object= b|backing= F|backing-format= B|backing-format= \
+                  q|quiet",
         refused: &[],
     },
     CommandSyntax {
@@ -129,8 +129,8 @@ const COMMANDS: &[CommandSyntax] = &[
     },
     CommandSyntax {
         name: "rebase",
-        options: "h|help f|format= image-opts object= b|backing= F|backing-format= B|backing-format= \
-                  u|backing-unsafe c|compress t|cache= T|backing-cache:source-cache= p|progress q|quiet \
+        options: "u|backing-unsafe h|help f|format= image-opts object= b|backing= F|backing-format= B|backing-format= \
+                  c|compress t|cache= T|backing-cache:source-cache= p|progress q|quiet \
                   U|force-share",
         refused: &[],
     },
