@@ -28,7 +28,6 @@ const LEFT_OUT: &[(&str, &str)] = &[
     ("python:disk.py", "the tests of the crate python run the page's plugin"),
     ("nbdkit python disk.py", "the same"),
     ("vddk:", "needs VMware's library; the program's tests take the simulated one"),
-    (".qmp", "needs clients of QMP; the program's tests of it"),
     ("disk.sh", "scripts/mod.rs runs the page's script"),
     ("socket=/run/vm.nbd", "needs QEMU; the program's test of backups carries out the page"),
     ("/1.0/", "needs Incus or LXD; the program's tests of them"),

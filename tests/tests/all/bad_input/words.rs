@@ -31,12 +31,18 @@ fn a_word_that_means_nothing_is_refused_with_what_was_meant() {
         USAGE,
         &[
             "missing",
-            "known are nbdcopy, nbddump, nbdinfo, nbdkit, qemu-img, qemu-nbd, qemu-storage-daemon",
+            "known are nbdcopy, nbddiscard, nbddump, nbdinfo, nbdkit, nbdzero, qemu-img, qemu-nbd, \
+             qemu-storage-daemon",
         ],
     );
-    refused(&["compat", "nbdfuse"], USAGE, &["nbdfuse", "nbdcopy, nbddump, nbdinfo, nbdkit"]);
+    refused(
+        &["compat", "nbdfuse"],
+        USAGE,
+        &["nbdfuse", "nbdcopy, nbddiscard, nbddump, nbdinfo, nbdkit"],
+    );
     assert!(succeed(&["compat", "--help"]).ends_with(
-        "Programs: nbdcopy, nbddump, nbdinfo, nbdkit, qemu-img, qemu-nbd, qemu-storage-daemon\n"
+        "Programs: nbdcopy, nbddiscard, nbddump, nbdinfo, nbdkit, nbdzero, qemu-img, qemu-nbd, \
+         qemu-storage-daemon\n"
     ));
     assert!(!target.exists(), "a refused copy made its target");
     // Usage errors of the parser take several lines, and the status is the same.

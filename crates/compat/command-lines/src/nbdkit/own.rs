@@ -26,13 +26,12 @@ const SIZE: &str = "[size=]<SIZE>           size of the disk";
 const SCRIPT: &str = "[script=]<SCRIPT>       the script, and its own parameters";
 
 const OWN: &[OwnPlugin] = &[
-    own(
+    substitute(
         "data",
-        "[data=]<DATA>           the disk in the format of nbdkit-data-plugin(1)
+        "[data=]<DATA>           the disk in a part of the format of nbdkit-data-plugin(1)
 raw=<TEXT>              the disk as it is
 base64=<TEXT>           the disk in base64
-size=<SIZE>             size of the disk
-<VARIABLE>=<DATA>       a variable of the format",
+size=<SIZE>             size of the disk",
     ),
     substitute("eval", "<METHOD>=<SCRIPT>       a script for each method"),
     own(
@@ -47,27 +46,8 @@ cache=default|none      the same by its older name
 fadvise=normal|random|sequential
                         accepted; the kernel decides how it reads ahead",
     ),
-    own(
-        "floppy",
-        "[dir=]<DIRECTORY>       directory to show as a FAT disk
-label=<LABEL>           its label
-size=<SIZE>             size of the disk",
-    ),
     own("full", SIZE),
     own("info", "[mode=]<MODE>           information about the client or the server to serve"),
-    own(
-        "iso",
-        "[dir=]<DIRECTORY>       directory to show as a CD, may be repeated
-params=<OPTIONS>        options of the program that makes the image
-prog=<PROGRAM>          that program",
-    ),
-    own(
-        "linuxdisk",
-        "[dir=]<DIRECTORY>       directory to show as a partition
-label=<LABEL>           its label
-type=ext2|ext3|ext4     its file system
-size=[+]<SIZE>          its size",
-    ),
     own("memory", SIZE),
     substitute(
         "nbd",
@@ -78,14 +58,6 @@ hostname=<HOST>, port=<PORT>
 export=<NAME>           the export",
     ),
     own("null", SIZE),
-    own(
-        "ondemand",
-        "dir=<DIRECTORY>         directory for the disks
-[size=]<SIZE>           size of a new disk
-command=<COMMAND>       makes a disk; further parameters are its variables
-label=<LABEL>, type=<TYPE>, wait=<BOOL>, share=<BOOL>
-                        as in nbdkit-ondemand-plugin(1)",
-    ),
     own("ones", SIZE),
     own(
         "partitioning",
@@ -111,13 +83,6 @@ runlength=<SIZE>        average length of data
 random-content=<BOOL>   blocks of random bytes",
     ),
     own("split", "[file=]<FILE>           a part of the disk, may be repeated"),
-    own(
-        "tmpdisk",
-        "[size=]<SIZE>           size of the disk of each client
-command=<COMMAND>       makes a disk; further parameters are its variables
-label=<LABEL>, type=<TYPE>
-                        as in nbdkit-tmpdisk-plugin(1)",
-    ),
     substitute("zero", ""),
 ];
 
