@@ -4,12 +4,12 @@
 //! # use std::sync::Arc;
 //! # use blockhaul_block::{Kind, OpKind};
 //! # fn example(inner: Arc<dyn blockhaul_block::Device>) {
-//! use blockhaul_testkit::fault::{FaultDevice, Rule, Then};
+//! use blockhaul_testkit::fault::{FaultDevice, FaultRule, FaultEffect};
 //!
 //! let device = FaultDevice::over(inner, 1);
 //! // The third write fails; whatever touches the second MiB hangs until it is released.
-//! device.add(Rule::new(Then::Fail(Kind::NoSpace)).kind(OpKind::Write).nth(3));
-//! device.add(Rule::new(Then::Hang).range(1 << 20..2 << 20));
+//! device.add(FaultRule::new(FaultEffect::Fail(Kind::NoSpace)).kind(OpKind::Write).nth(3));
+//! device.add(FaultRule::new(FaultEffect::Hang).range(1 << 20..2 << 20));
 //! // … use it …
 //! device.release();
 //! # }

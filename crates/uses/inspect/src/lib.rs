@@ -2,13 +2,13 @@
 //!
 //! ```
 //! use blockhaul_catalog::{DeviceSpec, Registry};
-//! use blockhaul_client::Options;
+//! use blockhaul_client::ConnectOptions;
 //! use blockhaul_inspect::Inspection;
 //! use blockhaul_io::{Runtime, RuntimeConfig};
 //!
 //! let registry = Registry { backends: blockhaul_backends::all(), ..Registry::default() };
 //! let spec = DeviceSpec::parse("memory:64K".as_ref()).unwrap();
-//! let inspection = Inspection::new(spec, registry, Options::default()).unwrap();
+//! let inspection = Inspection::new(spec, registry, ConnectOptions::default()).unwrap();
 //! let runtime = Runtime::start(&RuntimeConfig::default()).unwrap();
 //! let dump = runtime.block_on(|| async move {
 //!     assert_eq!(inspection.report(false).await.unwrap().size(), 65536);

@@ -3,11 +3,11 @@
 //!
 //! ```no_run
 //! # use std::sync::Arc;
-//! use blockhaul_testkit::conform::{self, Options};
-//! use blockhaul_testkit::model::{Completion, Model, ModelDevice};
+//! use blockhaul_testkit::conform::{self, ConformOptions};
+//! use blockhaul_testkit::model::{CompletionOrder, Model, ModelDevice};
 //!
-//! conform::check("model", Options::default(), || async {
-//!     let device = ModelDevice::new(Model::new(1 << 20), Completion::Deferred);
+//! conform::check("model", ConformOptions::default(), || async {
+//!     let device = ModelDevice::new(Model::new(1 << 20), CompletionOrder::Deferred);
 //!     Ok(device as Arc<dyn blockhaul_block::Device>)
 //! });
 //! ```

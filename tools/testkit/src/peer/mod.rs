@@ -10,12 +10,12 @@
 //!
 //! ```no_run
 //! use blockhaul_testkit::model::Model;
-//! use blockhaul_testkit::peer::{How, Offer, Scripted, Spoil};
+//! use blockhaul_testkit::peer::{ReplyFaultKind, Offer, ScriptedServer, ReplyFault};
 //! use blockhaul_wire::CommandCode;
 //!
 //! // The second read is answered with another request's cookie.
-//! let offer = Offer::new(Model::new(1 << 20)).spoil(Spoil::nth(CommandCode::Read, 2, How::WrongCookie));
-//! let server = Scripted::offer(offer);
+//! let offer = Offer::new(Model::new(1 << 20)).spoil(ReplyFault::nth(CommandCode::Read, 2, ReplyFaultKind::WrongCookie));
+//! let server = ScriptedServer::offer(offer);
 //! println!("{}", server.uri());
 //! ```
 //!

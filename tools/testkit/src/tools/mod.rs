@@ -8,13 +8,13 @@
 //! unpacked peers.
 //!
 //! ```no_run
-//! use blockhaul_testkit::tools::{Scratch, Server};
+//! use blockhaul_testkit::tools::{ScratchDir, PeerServer};
 //!
 //! fn copies_from_nbdkit() {
 //!     let nbdkit = blockhaul_testkit::require_peer!("nbdkit");
 //!     let nbdinfo = blockhaul_testkit::require_peer!("nbdinfo");
-//!     let scratch = Scratch::new().unwrap();
-//!     let server = Server::nbdkit(&nbdkit, &scratch.socket("s"), &["pattern", "1G"]).unwrap();
+//!     let scratch = ScratchDir::new().unwrap();
+//!     let server = PeerServer::nbdkit(&nbdkit, &scratch.socket("s"), &["pattern", "1G"]).unwrap();
 //!     let mut command = nbdinfo.command();
 //!     command.args(["--size", &server.uri("")]);
 //!     let output = blockhaul_testkit::tools::output(&mut command, std::time::Duration::from_secs(10));
