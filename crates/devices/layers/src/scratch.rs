@@ -8,10 +8,12 @@ use std::sync::Arc;
 use blockhaul_block::{Device, Error, Kind, Reply, Request, Result};
 use blockhaul_io::{Data, Pool, Reservation, is_zero};
 
-/// Maximum number of pieces held at a time.
+/// Least number of pieces that the memory holds.
 const PIECES: u64 = 8;
-/// Maximum number of pieces that one read holds.
-const AHEAD: usize = 4;
+/// Least size of the memory in bytes, which small pieces share.
+const LEAST: u64 = 2 << 20;
+/// Range of the number of pieces that one read holds.
+const AHEAD: std::ops::RangeInclusive<u64> = 4..=32;
 
 /// A layer's own memory.
 #[derive(Clone)]
@@ -28,7 +30,8 @@ impl ScratchMemory {
     pub fn new(piece: u64) -> ScratchMemory {
         // A piece is a request's length: it fits.
         let piece = piece.clamp(1, 1 << 30);
-        ScratchMemory { pool: Pool::new(Pool::cost(piece as usize) * PIECES), piece }
+        let size = LEAST.max(Pool::cost(piece as usize) * PIECES);
+        ScratchMemory { pool: Pool::new(size), piece }
     }
 
     /// Memory for use with a device.
@@ -98,13 +101,14 @@ impl ScratchMemory {
         at: u64,
         out: &mut [u8],
     ) -> Result<bool> {
+        let ahead = (Self::PIECE / self.piece).clamp(*AHEAD.start(), *AHEAD.end()) as usize;
         let mut found_data = false;
-        let mut started = VecDeque::with_capacity(AHEAD);
+        let mut started = VecDeque::with_capacity(ahead);
         let mut parts = out.chunks_mut(self.piece as usize);
         let mut next = at;
         let mut part = parts.next();
         loop {
-            while let Some(into) = part.take_if(|_| started.len() < AHEAD) {
+            while let Some(into) = part.take_if(|_| started.len() < ahead) {
                 let len = into.len() as u64;
                 // Only who holds no piece waits for one.
                 let room = if started.is_empty() {
@@ -120,14 +124,19 @@ impl ScratchMemory {
                 next += len;
                 part = parts.next();
             }
-            let Some((into, pending)) = started.pop_front() else { return Ok(found_data) };
-            match pending.await? {
-                Reply::Data(data) => {
-                    into.copy_from_slice(data.bytes());
-                    found_data = true;
+            if started.is_empty() {
+                return Ok(found_data);
+            }
+            // The first half is awaited at its last piece, so that this task wakes once for all of them.
+            for (into, pending) in started.drain(..started.len().div_ceil(2)).rev() {
+                match pending.await? {
+                    Reply::Data(data) => {
+                        into.copy_from_slice(data.bytes());
+                        found_data = true;
+                    }
+                    Reply::Hole => into.fill(0),
+                    _ => return Err(Error::misfit()),
                 }
-                Reply::Hole => into.fill(0),
-                _ => return Err(Error::misfit()),
             }
         }
     }
