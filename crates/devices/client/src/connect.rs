@@ -20,7 +20,7 @@ use blockhaul_wire::handshake::negotiation::{
 use crate::blocking::BlockingConnection;
 use crate::device;
 use crate::device::{Companions, ExportProperties};
-use crate::link::{HandshakeLink, refused, unheard};
+use crate::link::{HandshakeLink, receive_error, refused};
 use crate::ssh::SshAddress;
 use crate::traffic::Traffic;
 use crate::upgrade::{HttpAddress, dial_http};
@@ -464,7 +464,7 @@ async fn negotiate(
                     link.window.grow(bytes);
                 }
                 let more = link.window.fill(&link.stream).await;
-                if !more.map_err(unheard)? {
+                if !more.map_err(receive_error)? {
                     negotiation
                         .closed(link.window.bytes())
                         .map_err(|error| refused(&error).during_handshake())?;

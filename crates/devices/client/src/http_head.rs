@@ -5,7 +5,7 @@ use std::time::Duration;
 use blockhaul_block::{Error, Kind, Result};
 use blockhaul_wire::http::{self, EXCERPT_MAX, HEAD_MAX, HttpResponse};
 
-use crate::link::{HandshakeLink, unheard};
+use crate::link::{HandshakeLink, receive_error};
 
 /// Maximum number of answers before the last one (status 1xx).
 const INTERIM_MAX: u32 = 8;
@@ -48,5 +48,5 @@ pub(crate) async fn more(link: &mut HandshakeLink) -> Result<bool> {
     if filled.is_ok() {
         link.unanswered = false;
     }
-    filled.map_err(unheard)
+    filled.map_err(receive_error)
 }

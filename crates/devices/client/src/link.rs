@@ -59,7 +59,7 @@ impl HandshakeLink {
         let Err(error) = sent else { return Ok(()) };
         // A server that rejects our identity reports it after our side of TLS is established.
         match self.window.fill(&self.stream).await {
-            Err(said) => Err(unheard(said)),
+            Err(said) => Err(receive_error(said)),
             Ok(_) => Err(Error::system("send", error)),
         }
     }
@@ -89,7 +89,7 @@ impl HandshakeLink {
 }
 
 /// A failed receive; with TLS possibly one that the server reports.
-pub(crate) fn unheard(error: std::io::Error) -> Error {
+pub(crate) fn receive_error(error: std::io::Error) -> Error {
     match error.kind() {
         ErrorKind::ConnectionAborted if error.raw_os_error().is_none() => {
             Error::new(Kind::Refused, error.to_string())

@@ -1,4 +1,4 @@
-//! `rotational`: sets whether clients are told that seeking costs time.
+//! `rotational`: sets or clears the flag that says that the disk rotates.
 
 use std::sync::Arc;
 
@@ -11,9 +11,8 @@ use blockhaul_layers::support::{layer, param_or};
 /// The layer `rotational`.
 pub static ROTATIONAL: LayerKind = LayerKind {
     name: "rotational",
-    summary: "sets whether clients are told that the disk rotates, so that seeking costs time",
-    manual: "Without the layer, clients are told what the kernel says of the disk below. A client that \
-knows that a disk does not rotate, or a server that never tells it, chooses another order of requests.",
+    summary: "sets or clears the flag that says that the disk rotates, so that seeking costs time",
+    manual: "Without the layer, the flag is the kernel's for the disk below. Clients order their requests by it.",
     example: r#"
 blockhaul serve --layer 'rotational?rotational=on' memory:1G \
   --run 'blockhaul info --is rotational "$uri"'

@@ -220,7 +220,7 @@ async fn sources_of(
 
 /// The tables and clusters that the header names no longer after a change.
 #[derive(Default)]
-pub(super) struct Replaced {
+pub(super) struct ObsoleteParts {
     /// Offset and length in bytes of tables.
     tables: Vec<(u64, u64)>,
     /// Offsets of single clusters.
@@ -243,7 +243,7 @@ impl BitmapEditor<'_> {
         sources: &Sources,
     ) -> Result<()> {
         let BitmapList { mut entries, number } = found;
-        let mut old = Replaced::default();
+        let mut old = ObsoleteParts::default();
         match change {
             BitmapChange::Add { granularity, enabled } => {
                 let bits = bits_of(self.header, *granularity)?;
@@ -274,7 +274,7 @@ impl BitmapEditor<'_> {
     }
 
     /// Replaces the directory, and frees what the new one names no longer.
-    pub(super) async fn put(&self, entries: &[BitmapEntry], mut old: Replaced) -> Result<()> {
+    pub(super) async fn put(&self, entries: &[BitmapEntry], mut old: ObsoleteParts) -> Result<()> {
         self.put_directory(entries, &mut old).await?;
         for (offset, len) in old.tables {
             self.parts.drop_table_at(offset, len);
@@ -308,7 +308,7 @@ impl BitmapEditor<'_> {
     ///
     /// # Errors
     /// If its table cannot be right.
-    pub(super) async fn retire(&self, entry: &BitmapEntry, old: &mut Replaced) -> Result<()> {
+    pub(super) async fn retire(&self, entry: &BitmapEntry, old: &mut ObsoleteParts) -> Result<()> {
         let file_len = self.parts.image.layout_now().file_len();
         old.clusters.extend(entry.clusters(self.file, file_len, self.header.cluster()).await?);
         old.tables.push((entry.table, u64::from(entry.table_entries) * 8));
@@ -316,7 +316,7 @@ impl BitmapEditor<'_> {
     }
 
     /// Writes the directory, and the header that names it.
-    async fn put_directory(&self, entries: &[BitmapEntry], old: &mut Replaced) -> Result<()> {
+    async fn put_directory(&self, entries: &[BitmapEntry], old: &mut ObsoleteParts) -> Result<()> {
         let mut bytes = Vec::new();
         for entry in entries {
             bytes.extend(&entry.raw);

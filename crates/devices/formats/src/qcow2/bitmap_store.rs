@@ -13,7 +13,9 @@ use blockhaul_catalog::{
 };
 
 use super::bitmap::{self, BitmapEntry, PersistentBitmap, flag};
-use super::bitmap_change::{BitmapEditor, Replaced, bits_of, check_name, entry_of, table_entries};
+use super::bitmap_change::{
+    BitmapEditor, ObsoleteParts, bits_of, check_name, entry_of, table_entries,
+};
 use super::chain::{self, Qcow2Chain};
 use super::error::{unsupported, usage};
 use super::header::Header;
@@ -137,8 +139,10 @@ async fn take(parts: &ImageParts) -> Result<ImageBitmaps> {
         }
     }
     if !found.consistent.is_empty() {
-        replace(parts, &header, async |_: &BitmapEditor<'_>| Ok((entries, Replaced::default())))
-            .await?;
+        replace(parts, &header, async |_: &BitmapEditor<'_>| {
+            Ok((entries, ObsoleteParts::default()))
+        })
+        .await?;
     }
     Ok(found)
 }
@@ -175,7 +179,7 @@ async fn store(parts: &ImageParts, bitmaps: &ImageBitmaps) -> Result<()> {
         !is_new && bitmaps.inconsistent.iter().any(|(name, _)| *name == entry.name)
     };
     replace(parts, &header, async |now: &BitmapEditor<'_>| {
-        let mut replaced = Replaced::default();
+        let mut replaced = ObsoleteParts::default();
         let mut all = Vec::new();
         for entry in entries {
             if stays(&entry) {
@@ -207,7 +211,7 @@ async fn stored(now: &BitmapEditor<'_>, bitmap: &ImageBitmap) -> Result<BitmapEn
 async fn replace(
     parts: &ImageParts,
     header: &Header,
-    change: impl AsyncFnOnce(&BitmapEditor<'_>) -> Result<(Vec<BitmapEntry>, Replaced)>,
+    change: impl AsyncFnOnce(&BitmapEditor<'_>) -> Result<(Vec<BitmapEntry>, ObsoleteParts)>,
 ) -> Result<()> {
     let now = BitmapEditor { parts, header, file: &parts.file };
     parts

@@ -142,12 +142,12 @@ fn one_storage_is_recognized_in_another_form_and_behind_a_cache() {
 }
 
 /// A disk that is replaced by another one after some writes of data, without an error.
-struct Replaced {
+struct SwappedDisk {
     disks: [Arc<ModelDevice>; 2],
     left: AtomicU64,
 }
 
-impl Device for Replaced {
+impl Device for SwappedDisk {
     fn facts(&self) -> Arc<Facts> {
         self.disks[0].facts()
     }
@@ -192,7 +192,7 @@ fn a_side_that_becomes_another_disk_without_an_error_ends_the_copy() {
                 }
                 let source = disk(&bytes);
                 let disks = [disk(&blank), disk(&blank)];
-                let target = Arc::new(Replaced { disks, left: left.into() });
+                let target = Arc::new(SwappedDisk { disks, left: left.into() });
                 let error = run(&source, &target, &options)
                     .await
                     .expect_err(&format!("{left} {journal:?}"));
@@ -201,7 +201,7 @@ fn a_side_that_becomes_another_disk_without_an_error_ends_the_copy() {
                 nothing_is_lost(&source, &target.disks[0], &bytes);
                 let _ = std::fs::remove_file(&path);
                 let disks = [disk(&bytes), disk(&blank)];
-                let source = Arc::new(Replaced { disks, left: left.into() });
+                let source = Arc::new(SwappedDisk { disks, left: left.into() });
                 let target = disk(&blank);
                 let error = run(&source, &target, &options).await.unwrap_err();
                 assert_eq!(error.side, Some(Side::Source), "{left}: {error}");
