@@ -11,7 +11,17 @@ use super::piece::{DistRun, sorted, write};
 use crate::{TaskResult, run};
 
 /// Names under which the program takes the command lines of other programs.
-pub const NAMES: [&str; 5] = ["nbdkit", "nbdcopy", "nbdinfo", "qemu-img", "qemu-nbd"];
+pub const NAMES: [&str; 9] = [
+    "nbdkit",
+    "nbdcopy",
+    "nbddiscard",
+    "nbddump",
+    "nbdinfo",
+    "nbdzero",
+    "qemu-img",
+    "qemu-nbd",
+    "qemu-storage-daemon",
+];
 
 /// The paths that differ between kinds of packages, relative to the tree's root.
 pub struct PackageLayout {
