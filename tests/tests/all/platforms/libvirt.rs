@@ -115,24 +115,12 @@ impl Drop for Libvirt {
     }
 }
 
-/// The blocks of a page between lines of three backticks, each with its language.
-fn blocks(page: &str) -> Vec<(String, String)> {
-    let mut blocks = Vec::new();
-    let mut lines = page.lines();
-    while let Some(line) = lines.next() {
-        let Some(language) = line.strip_prefix("```") else { continue };
-        let body: Vec<&str> = lines.by_ref().take_while(|line| !line.starts_with("```")).collect();
-        blocks.push((language.to_owned(), body.join("\n")));
-    }
-    blocks
-}
-
 /// The recipe of the page: the two XML files, and the commands of the next day.
 fn recipe() -> [String; 3] {
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/increments.md");
     let page = fs::read_to_string(page).unwrap();
     let (_, page) = page.split_once("### libvirt\n").unwrap();
-    let blocks = blocks(page);
+    let blocks = super::blocks(page);
     assert_eq!([&blocks[0].0, &blocks[1].0, &blocks[2].0], ["xml", "xml", ""]);
     [0, 1, 2].map(|at: usize| blocks[at].1.clone())
 }

@@ -134,3 +134,15 @@ fn report(platform: &str, version: &str, steps: &str) {
     // One line, at the beginning of which the harness may have printed the name of the test.
     println!("PLATFORM\t{platform}\t{version}\t{steps}");
 }
+
+/// The blocks of a page between lines of three backticks, each with its language.
+fn blocks(page: &str) -> Vec<(String, String)> {
+    let mut blocks = Vec::new();
+    let mut lines = page.lines();
+    while let Some(line) = lines.next() {
+        let Some(language) = line.strip_prefix("```") else { continue };
+        let body: Vec<&str> = lines.by_ref().take_while(|line| !line.starts_with("```")).collect();
+        blocks.push((language.to_owned(), body.join("\n")));
+    }
+    blocks
+}

@@ -98,20 +98,40 @@ fn guest(scratch: &ScratchDir) -> Option<Guest> {
 }
 
 /// Our program in the place of `/usr/bin/nbdkit`, until it is dropped.
-struct InPlace(PathBuf);
-
-impl InPlace {
-    fn new(root: &Root) -> InPlace {
-        let place = root.path("/usr/bin/nbdkit");
-        let program = root.path("/usr/local/bin/blockhaul");
-        done(Command::new("mount").arg("--bind").arg(program).arg(&place));
-        InPlace(place)
-    }
+struct ReplacedNbdkit<'a> {
+    root: &'a Root,
+    undo: String,
 }
 
-impl Drop for InPlace {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").arg("--lazy").arg(&self.0).status();
+impl ReplacedNbdkit<'_> {
+    /// Runs the commands of `docs/coming-from-nbdkit.md`.
+    #[track_caller]
+    fn new(root: &Root) -> ReplacedNbdkit<'_> {
+        let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/coming-from-nbdkit.md");
+        let page = fs::read_to_string(page).unwrap();
+        let (_, page) = page.split_once("## In the place of an installed nbdkit\n").unwrap();
+        let mut blocks = super::blocks(page).into_iter().map(|(_, lines)| lines);
+        let [replace, undo] = [blocks.next().unwrap(), blocks.next().unwrap()];
+        // A run that was killed has left ours there.
+        if root.path("/usr/bin/nbdkit.distrib").exists() {
+            root.shell("/", &undo);
+        }
+        let program = root.path("/usr/bin/blockhaul");
+        fs::copy(root.path("/usr/local/bin/blockhaul"), program).unwrap();
+        root.shell("/", &format!("set -e\n{replace}"));
+        assert!(
+            root.run(&["/usr/bin/nbdkit", "--help"]).contains("blockhaul"),
+            "nbdkit is not ours"
+        );
+        ReplacedNbdkit { root, undo }
+    }
+
+    /// Gives nbdkit its name back.
+    #[track_caller]
+    fn end(self) {
+        self.root.shell("/", &format!("set -e\n{}", self.undo));
+        fs::remove_file(self.root.path("/usr/bin/blockhaul")).unwrap();
+        assert!(!self.root.run(&["/usr/bin/nbdkit", "--help"]).contains("blockhaul"));
     }
 }
 
@@ -124,7 +144,7 @@ fn convert(root: &Root, in_place: bool) {
     for name in ["nbdkit", "nbdcopy", "nbdinfo"] {
         symlink("/usr/local/bin/blockhaul", bin.join(name)).unwrap();
     }
-    let _in_place = in_place.then(|| InPlace::new(root));
+    let replaced = in_place.then(|| ReplacedNbdkit::new(root));
     let out = scratch.file("out");
     fs::create_dir_all(&out).unwrap();
     let path = format!("{}:/usr/sbin:/usr/bin:/sbin:/bin", bin.display());
@@ -135,8 +155,11 @@ fn convert(root: &Root, in_place: bool) {
     let output = bounded(&mut convert, Duration::from_secs(1500));
     let log = format!("{}{}", lossy(&output.stdout), lossy(&output.stderr));
     assert!(output.status.success(), "{log}");
-    // The first line of nbdkit's own log begins otherwise.
-    assert!(log.contains("serving nbdkit:"), "nbdkit was not ours");
+    // nbdkit's own log has no such line.
+    assert!(log.contains(": debug: serving "), "nbdkit was not ours: {log}");
+    if let Some(replaced) = replaced {
+        replaced.end();
+    }
     start(root, &scratch, &guest, &out.join("disk-sda"));
 
     let version = root.version(&["virt-v2v", "--version"]);
