@@ -48,7 +48,12 @@ fadvise=normal|random|sequential
     ),
     own("full", SIZE),
     own("info", "[mode=]<MODE>           information about the client or the server to serve"),
-    own("memory", SIZE),
+    own(
+        "memory",
+        "[size=]<SIZE>           size of the disk
+allocator=malloc|sparse|zstd
+                        how nbdkit's own plugin keeps the data",
+    ),
     substitute(
         "nbd",
         "[uri=]<URI>             the server
@@ -58,12 +63,17 @@ hostname=<HOST>, port=<PORT>
 export=<NAME>           the export",
     ),
     own("null", SIZE),
-    own("ones", SIZE),
+    own(
+        "ones",
+        "[size=]<SIZE>           size of the disk
+byte=<BYTE>             another byte, of nbdkit's own plugin",
+    ),
     own(
         "partitioning",
         "[file=]<FILE>           a partition, may be repeated
-alignment=<SIZE>, mbr-id=<ID>, type-guid=<GUID>
-                        for the partitions after it
+alignment=<SIZE>        alignment of the partitions after it
+mbr-id=<ID>             type of the partitions after it in a master boot record
+type-guid=<GUID>        type of the partitions after it in a GUID partition table
 partition-type=mbr|gpt  kind of the partition table",
     ),
     own("pattern", SIZE),
