@@ -375,8 +375,8 @@ class Host:
         # The pool.
         self.queue, self.count = queue.SimpleQueue(), threading.Lock()
         self.active, self.workers = 0, 0
-        # Threads that run requests as they read them.
-        self.readers = 0
+        # An entry for each thread that runs requests as it reads them; appending needs no lock.
+        self.readers = []
         # No more requests come; those that have come are run before the end.
         self.ending = False
         # Tasks other than those of handles.
@@ -658,13 +658,11 @@ class Host:
 
     def run_here(self, jobs, epoch, parallel):
         """Runs requests on this thread. False: another one reads now."""
-        with self.count:
-            self.readers += 1
+        self.readers.append(None)
         try:
             return self.run_all(jobs, epoch, parallel)
         finally:
-            with self.count:
-                self.readers -= 1
+            self.readers.pop()
 
     def run_all(self, jobs, epoch, parallel):
         self.todo.extend(jobs)
