@@ -7,6 +7,7 @@
 #![cfg_attr(not(test), warn(clippy::missing_errors_doc))]
 
 mod allocation_depth;
+mod archive;
 mod blocksize;
 mod cache;
 mod contexts;
@@ -26,6 +27,7 @@ mod offset;
 mod out;
 mod packed;
 mod partition;
+mod partition_table;
 mod pause;
 mod per_disk;
 mod rate;
@@ -43,6 +45,7 @@ mod throttle;
 mod xz;
 
 pub use allocation_depth::ALLOCATION_DEPTH;
+pub use archive::{ArchiveMember, ArchiveReader, MemberKind, first_tar_member};
 pub use blocksize::BLOCKSIZE;
 pub use cache::CACHE;
 pub use contexts::CONTEXTS;
@@ -56,6 +59,7 @@ pub use lost_data::data_was_lost;
 pub use luks::LUKS;
 pub use offset::OFFSET;
 pub use partition::PARTITION;
+pub use partition_table::{PartitionEntry, PartitionKind, PartitionTable, TableFormat};
 pub use pause::PAUSE;
 pub use rate::{Bucket, RATE, RateLayer};
 pub use readonly::READONLY;

@@ -9,7 +9,7 @@ use blockhaul_block::{
 };
 use blockhaul_catalog::{Layer, LayerBase};
 use blockhaul_io::{Data, Reservation};
-use blockhaul_layers::StatsLayer;
+use blockhaul_layers::{PartitionTable, StatsLayer, TableFormat};
 
 /// A device of 1 MiB of memory under layers.
 fn over_memory(texts: &[&str]) -> Arc<dyn Device> {
@@ -398,7 +398,9 @@ fn partitions_of_an_mbr_are_found() {
         // A chain that leads back to its start ends.
         for number in [3, 7, 8, 300, u64::MAX] {
             let error = open(&format!("partition?partition={number}"), device.clone()).await;
-            assert_eq!(error.err().unwrap().kind(), Kind::NotFound, "{number}");
+            let error = error.err().unwrap();
+            assert_eq!(error.kind(), Kind::NotFound, "{number}");
+            assert!(error.to_string().ends_with("the disk has 1, 5 and 6"), "{error}");
         }
         // Beyond the end of the disk.
         let small = disk(&bytes, sector(100));
@@ -419,8 +421,39 @@ fn what_stands_for_a_gpt_is_no_partition() {
         let mbr = [entry(0xee, 1, 1000)].concat();
         let bytes: Vec<(u64, &[u8])> = vec![(446, &mbr), (510, &[0x55, 0xaa]), (4096, b"EFI PART")];
         let device = disk(&bytes, 4096 * 1000);
-        let error = open("partition?partition=1", device).await.err().unwrap();
+        let own = "partition?partition=1&partition-sectorsize=512";
+        let error = open(own, device).await.err().unwrap();
         assert!(error.to_string().contains("choose partition-sectorsize=4k"), "{error}");
+        let alone = disk(&bytes[..2], 4096 * 1000);
+        let error = open("partition?partition=1", alone).await.err().unwrap();
+        assert!(error.to_string().contains("repair the GPT"), "{error}");
+    });
+}
+
+#[test]
+fn a_gpt_is_found_for_both_sizes_of_sectors() {
+    on_workers(|| async {
+        for sector in [512_u64, 4096] {
+            let mut header = b"EFI PART".to_vec();
+            header.resize(72, 0);
+            header.extend(2_u64.to_le_bytes());
+            header.extend([128_u32, 128].map(u32::to_le_bytes).concat());
+            let mut entry = vec![1; 32];
+            entry.extend([40_u64, 49].map(u64::to_le_bytes).concat());
+            entry.resize(56, 0);
+            entry.extend("root".encode_utf16().flat_map(u16::to_le_bytes));
+            let device = disk(&[(sector, &header), (2 * sector + 128, &entry)], 1 << 20);
+            let part = open("partition?partition=2", device.clone()).await.unwrap();
+            assert_eq!(part.facts().size, 10 * sector);
+            let table = PartitionTable::read(&device, None).await.unwrap().unwrap();
+            assert_eq!((table.format, table.sector), (TableFormat::Gpt, sector));
+            let found = &table.partitions[0];
+            assert_eq!((found.number, found.start, found.sectors), (2, 40, 10));
+            assert_eq!(found.name, "root");
+        }
+        // The boot sector of a file system has code where the entries of an MBR are.
+        let code = disk(&[(446, &[0x33; 64]), (510, &[0x55, 0xaa])], 1 << 20);
+        assert_eq!(PartitionTable::read(&code, None).await.unwrap(), None);
     });
 }
 
