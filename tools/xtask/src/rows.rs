@@ -16,6 +16,7 @@ const EXCEPTIONS: &[(&str, &str)] = &[
     ("compat/qemu-img", "compat/command-lines"),
     ("core/catalog", "core/block"),
     ("devices/cabi", "devices/foreign"),
+    ("devices/formats", "devices/layers"),
     ("devices/isolated", "devices/client"),
     ("devices/kubevirt", "devices/client"),
     ("devices/snapshot", "devices/layers"),

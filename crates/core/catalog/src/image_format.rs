@@ -13,6 +13,9 @@ pub struct ImageFormat {
     pub origin: &'static str,
     /// Offsets in bytes, and the bytes there: an image has one of these signatures.
     pub signatures: &'static [(usize, &'static [u8])],
+    /// Offset in bytes of the size of the disk, a number of 64 bits with the greatest byte first, in the first bytes;
+    /// `None` if it is elsewhere or of another form.
+    pub size_at: Option<usize>,
     /// Whether the device writes images, too.
     pub can_write: bool,
     /// Whether an image may name further files.
@@ -29,6 +32,7 @@ pub const IMAGE_FORMATS: &[ImageFormat] = &[
         qemu_name: "qcow2",
         origin: "QEMU's",
         signatures: &[(0, b"QFI\xfb")],
+        size_at: Some(24),
         can_write: true,
         names_files: true,
     },
@@ -38,6 +42,7 @@ pub const IMAGE_FORMATS: &[ImageFormat] = &[
         qemu_name: "vmdk",
         origin: "VMware's",
         signatures: &[(0, b"KDMV"), (0, b"# Disk DescriptorFile")],
+        size_at: None,
         can_write: false,
         names_files: true,
     },
@@ -47,6 +52,7 @@ pub const IMAGE_FORMATS: &[ImageFormat] = &[
         qemu_name: "vhdx",
         origin: "Hyper-V's",
         signatures: &[(0, b"vhdxfile")],
+        size_at: None,
         can_write: false,
         names_files: true,
     },
@@ -56,6 +62,7 @@ pub const IMAGE_FORMATS: &[ImageFormat] = &[
         qemu_name: "vpc",
         origin: "Virtual PC's",
         signatures: &[(0, b"conectix")],
+        size_at: Some(48),
         can_write: false,
         names_files: true,
     },
@@ -65,6 +72,7 @@ pub const IMAGE_FORMATS: &[ImageFormat] = &[
         qemu_name: "vdi",
         origin: "VirtualBox's",
         signatures: &[(64, &[0x7f, 0x10, 0xda, 0xbe])],
+        size_at: None,
         can_write: false,
         names_files: false,
     },
@@ -94,6 +102,13 @@ impl ImageFormat {
             Some((last, others)) => format!("{} or {last}", others.join(", ")),
             None => String::new(),
         }
+    }
+
+    /// The size in bytes of the disk in an image with these first bytes, if they have it.
+    pub fn size_in_head(&self, head: &[u8]) -> Option<u64> {
+        let at = self.size_at?;
+        let bytes = head.get(at..at.checked_add(8)?)?;
+        Some(u64::from_be_bytes(bytes.try_into().ok()?))
     }
 
     /// The format that QEMU calls so.

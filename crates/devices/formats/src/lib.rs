@@ -21,6 +21,7 @@ mod image_view;
 mod inflate;
 mod mapped;
 mod named;
+mod ova;
 mod pack;
 pub mod qcow2;
 pub mod raw;
@@ -34,6 +35,7 @@ mod windows;
 use std::sync::Arc;
 
 pub use any::{AnyImage, HELD, held};
+pub use ova::{OvaBackend, ova_disk_count};
 pub use qcow2::Qcow2Backend;
 pub use qcow2::stream::AsQcow2;
 pub use vdi::VdiBackend;
@@ -51,6 +53,7 @@ pub fn all() -> Vec<Arc<dyn blockhaul_catalog::Backend>> {
         Arc::new(VhdxBackend),
         Arc::new(VhdBackend),
         Arc::new(VdiBackend),
+        Arc::new(OvaBackend),
         Arc::new(AnyImage),
     ]
 }

@@ -3,13 +3,16 @@
 use std::sync::Arc;
 
 use blockhaul_block::{Error, OpKind};
-use blockhaul_catalog::{DeviceSpec, Intent, Registry, Stack};
+use blockhaul_catalog::{Intent, Registry, Stack};
 use blockhaul_engine::{ComparisonResult, CopyProgress, EngineOptions, Manifest, RateLimit};
 use blockhaul_io::{Pool, Runtime};
-use blockhaul_transfer::unread_manifest;
+use blockhaul_transfer::{make_layers, same_extension, unread_manifest};
+use serde_json::json;
 
 use crate::brackets::Groups;
 use crate::exit::{self, CommandFailure, CommandResult, plain};
+use crate::image_format::{self, ReadDevice};
+use crate::progress::WorkProgress;
 use crate::{args, devices, logger, out};
 
 /// Exit statuses of `compare`, the same as of qemu-img compare.
@@ -22,33 +25,43 @@ const CANNOT_READ: u8 = 4;
 pub fn compare(args: &args::CompareArgs, groups: &Groups) -> CommandResult {
     let found = compared(args, groups)?;
     let (one, other) = found.sizes;
-    let (text, status) = match found.differs_at {
-        Some(at) => (format!("different: first difference at offset {at}\n"), DIFFERENT),
-        None if args.strict && one != other => {
-            (format!("different sizes: {one} and {other} bytes\n"), DIFFERENT)
-        }
-        None if one == other => (format!("identical: {one} bytes\n"), 0),
+    let is_different = found.differs_at.is_some() || (args.strict && one != other);
+    let text = match found.differs_at {
+        Some(at) => format!("different: first difference at offset {at}\n"),
+        None if is_different => format!("different sizes: {one} and {other} bytes\n"),
+        None if one == other => format!("identical: {one} bytes\n"),
         None => {
             let text = "identical up to the end of the shorter one, then zeroes";
-            (format!("{text}: {one} and {other} bytes\n"), 0)
+            format!("{text}: {one} and {other} bytes\n")
         }
     };
     if !args.quiet {
-        out::print(text.as_bytes())?;
+        let value = json!({
+            "identical": !is_different,
+            "first-difference": found.differs_at,
+            "sizes": [one, other],
+        });
+        out::result(args.reading.json, &value, &text)?;
     }
-    Ok(status)
+    Ok(if is_different { DIFFERENT } else { 0 })
 }
 
 /// Compares two devices; failures have the status of `compare`.
 fn compared(args: &args::CompareArgs, groups: &Groups) -> Result<ComparisonResult, CommandFailure> {
-    let specs = vec![groups.spec(&args.one)?, groups.spec(&args.other)?];
+    let reading = DeviceReading { args: &args.reading };
+    let words = [&args.one, &args.other].map(|word| groups.spec(word));
+    let [one, other] = words;
+    let one = image_format::read_device(one?, &args.reading.image)?;
+    let mut other = image_format::read_device(other?, &args.reading.image)?;
+    // The partition is one of the first disk.
+    other.layers.clear();
     let strict = args.strict;
-    let result = over(&args.reading, specs, move |stacks, options, pool| async move {
+    let result = reading.run(vec![one, other], move |stacks, run| async move {
         let sizes = (stacks[0].device().facts().size, stacks[1].device().facts().size);
         if strict && sizes.0 != sizes.1 {
             return Ok(ComparisonResult { differs_at: None, sizes });
         }
-        let progress = Arc::new(CopyProgress::new());
+        let EngineRun { options, pool, progress } = run;
         Ok(blockhaul_engine::compare(&stacks[0], &stacks[1], &options, &pool, &progress).await?)
     });
     result.map_err(|failure| match failure {
@@ -65,43 +78,61 @@ fn compared(args: &args::CompareArgs, groups: &Groups) -> Result<ComparisonResul
 
 /// Runs `blockhaul verify`.
 pub fn verify(args: &args::VerifyArgs, groups: &Groups) -> CommandResult {
-    let spec = groups.spec(&args.device)?;
+    let device = image_format::read_device(groups.spec(&args.device)?, &args.reading.image)?;
     let path = args.manifest.display().to_string();
     let unusable = |why: String| CommandFailure::new(exit::OPEN, format!("manifest {path}: {why}"));
     let text = std::fs::read_to_string(&args.manifest)
         .map_err(|error| unusable(format!("{}, behind the device", unread_manifest(&error))))?;
     let kept: Manifest = text.parse().map_err(|error: Error| unusable(error.text()))?;
     let like = kept.clone();
-    let result = over(&args.reading, vec![spec], |stacks, options, pool| async move {
-        let progress = Arc::new(CopyProgress::new());
+    let reading = DeviceReading { args: &args.reading };
+    let result = reading.run(vec![device], |stacks, run| async move {
+        let EngineRun { options, pool, progress } = run;
         Ok(blockhaul_engine::manifest(&stacks[0], Some(&like), &options, &pool, &progress).await?)
     });
-    let found = result.map_err(reading)?;
+    let found = result.map_err(failed)?;
     let differences = kept.differences(&found);
-    if kept.size() != found.size() {
-        out::print(format!("{} bytes, not {}\n", found.size(), kept.size()).as_bytes())?;
+    let (size, expected) = (found.size(), kept.size());
+    let is_same = differences.is_empty() && size == expected;
+    let range = |&(at, len): &(u64, u64)| json!({ "offset": at, "length": len });
+    let value = json!({
+        "identical": is_same,
+        "size": size,
+        "expected-size": expected,
+        "differences": differences.iter().map(range).collect::<Vec<_>>(),
+    });
+    let mut text = String::new();
+    if size != expected {
+        text += &format!("{size} bytes, not {expected}\n");
     }
     for (at, len) in &differences {
-        out::print(format!("different: {len} bytes at offset {at}\n").as_bytes())?;
+        text += &format!("different: {len} bytes at offset {at}\n");
     }
-    if differences.is_empty() && kept.size() == found.size() {
-        out::print(format!("same as in the manifest: {} bytes\n", found.size()).as_bytes())?;
-        return Ok(0);
+    if is_same {
+        text += &format!("same as in the manifest: {size} bytes\n");
     }
-    Ok(exit::DIFFERENT)
+    out::result(args.reading.json, &value, &text)?;
+    Ok(if is_same { 0 } else { exit::DIFFERENT })
 }
 
 /// Runs `blockhaul checksum`.
 pub fn checksum(args: &args::ChecksumArgs, groups: &Groups) -> CommandResult {
-    let spec = groups.spec(&args.device)?;
-    let name = spec.to_string();
+    out::check_open("the digest")?;
+    let device = image_format::read_device(groups.spec(&args.device)?, &args.reading.image)?;
+    let name = device.spec.to_string();
     let algorithm = args.digest;
-    let result = over(&args.reading, vec![spec], move |stacks, options, pool| async move {
-        let progress = Arc::new(CopyProgress::new());
+    let reading = DeviceReading { args: &args.reading };
+    let result = reading.run(vec![device], move |stacks, run| async move {
+        let EngineRun { options, pool, progress } = run;
         Ok(blockhaul_engine::digest(&stacks[0], algorithm, &options, &pool, &progress).await?)
     });
-    let digest = result.map_err(reading)?;
-    out::print(format!("{digest}  {name}\n").as_bytes())?;
+    let digest = result.map_err(failed)?;
+    let value = json!({
+        "device": name,
+        "algorithm": algorithm.to_string(),
+        "digest": digest.to_string(),
+    });
+    out::result(args.reading.json, &value, &format!("{digest}  {name}\n"))?;
     Ok(0)
 }
 
@@ -111,7 +142,7 @@ enum CheckFailure {
 }
 
 /// The failure of a command that reads one device.
-fn reading(failed: CheckFailure) -> CommandFailure {
+fn failed(failed: CheckFailure) -> CommandFailure {
     match failed {
         CheckFailure::Opening(failure) => failure,
         CheckFailure::Working(error) => {
@@ -122,53 +153,88 @@ fn reading(failed: CheckFailure) -> CommandFailure {
     }
 }
 
-/// Opens devices for reading, and runs work with them on a worker.
-fn over<T, F>(
-    args: &args::ReadArgs,
-    specs: Vec<DeviceSpec>,
-    work: impl FnOnce(Vec<Stack>, EngineOptions, Pool) -> F + Send + 'static,
-) -> Result<T, CheckFailure>
-where
-    T: Send + 'static,
-    F: Future<Output = blockhaul_block::Result<T>> + 'static,
-{
-    logger::start(args.verbose);
-    let registry = devices::registry(args.timeout);
-    for spec in &specs {
-        registry
-            .target(spec, Intent::READ)
-            .map_err(|error| CheckFailure::Opening(CommandFailure::from(error)))?;
-    }
-    let config = args.engine.config(0);
-    let runtime = Runtime::start(&config).map_err(|error| {
-        let text = format!("cannot start workers: {}", plain(&error));
-        CheckFailure::Opening(CommandFailure::new(exit::FAILED, text))
-    })?;
-    let options = EngineOptions {
-        connections: usize::from(args.connections),
-        retries: args.retries,
-        extents: !args.no_extents,
-        rate: args.rate.map(|bytes| Arc::new(RateLimit::new(bytes, 0))),
-        ..EngineOptions::default()
-    };
-    let (result, open) = runtime.block_on(move || async move {
-        let stacks = match open(&registry, specs).await {
-            Ok(stacks) => stacks,
-            Err(failure) => return (Err(CheckFailure::Opening(failure)), Vec::new()),
-        };
-        let pool = Pool::new(options.memory());
-        let result = work(stacks.clone(), options, pool).await;
-        (result.map_err(CheckFailure::Working), stacks)
-    });
-    // Not on a worker: this waits for the servers of `[ CMD ]`.
-    drop(open);
-    result
+/// A command that reads whole devices.
+struct DeviceReading<'a> {
+    args: &'a args::ReadArgs,
 }
 
-async fn open(registry: &Registry, specs: Vec<DeviceSpec>) -> Result<Vec<Stack>, CommandFailure> {
+/// What the engine needs for one run.
+struct EngineRun {
+    options: EngineOptions,
+    pool: Pool,
+    progress: Arc<CopyProgress>,
+}
+
+impl DeviceReading<'_> {
+    /// Opens devices for reading, and runs work with them on a worker; shows its progress.
+    fn run<T, F>(
+        &self,
+        devices: Vec<ReadDevice>,
+        work: impl FnOnce(Vec<Stack>, EngineRun) -> F + Send + 'static,
+    ) -> Result<T, CheckFailure>
+    where
+        T: Send + 'static,
+        F: Future<Output = blockhaul_block::Result<T>> + 'static,
+    {
+        let args = self.args;
+        logger::start(args.reporting.verbose);
+        let registry = devices::registry(args.timeout);
+        let opening = |error| CheckFailure::Opening(CommandFailure::from(error));
+        for device in &devices {
+            registry.target(&device.spec, Intent::READ).map_err(opening)?;
+            make_layers(&registry, &device.layers).map_err(opening)?;
+        }
+        self.warn(&devices);
+        let shown = WorkProgress::start(&args.reporting).map_err(CheckFailure::Opening)?;
+        let config = args.engine.config(0);
+        let runtime = Runtime::start(&config).map_err(|error| {
+            let text = format!("cannot start workers: {}", plain(&error));
+            CheckFailure::Opening(CommandFailure::new(exit::FAILED, text))
+        })?;
+        let options = self.options();
+        let progress = shown.progress();
+        let (result, open) = runtime.block_on(move || async move {
+            let stacks = match open(&registry, devices).await {
+                Ok(stacks) => stacks,
+                Err(failure) => return (Err(CheckFailure::Opening(failure)), Vec::new()),
+            };
+            let pool = Pool::new(options.memory());
+            let result = work(stacks.clone(), EngineRun { options, pool, progress }).await;
+            (result.map_err(CheckFailure::Working), stacks)
+        });
+        shown.finish(result.is_ok());
+        // Not on a worker: this waits for the servers of `[ CMD ]`.
+        drop(open);
+        result
+    }
+
+    /// Warns of images that are read as they are; two of the same kind are so on purpose.
+    fn warn(&self, devices: &[ReadDevice]) {
+        if let [one, other] = devices
+            && same_extension(&one.spec, &other.spec)
+        {
+            return;
+        }
+        devices.iter().for_each(|device| image_format::warn_of_read(device));
+    }
+
+    fn options(&self) -> EngineOptions {
+        let args = self.args;
+        EngineOptions {
+            connections: usize::from(args.connections),
+            retries: args.retries,
+            extents: !args.no_extents,
+            rate: args.rate.map(|bytes| Arc::new(RateLimit::new(bytes, 0))),
+            ..EngineOptions::default()
+        }
+    }
+}
+
+async fn open(registry: &Registry, devices: Vec<ReadDevice>) -> Result<Vec<Stack>, CommandFailure> {
     let mut stacks = Vec::new();
-    for spec in specs {
-        let opened = registry.open(&spec, Vec::new(), Intent::READ).await;
+    for ReadDevice { spec, layers } in devices {
+        let layers = make_layers(registry, &layers)?;
+        let opened = registry.open(&spec, layers, Intent::READ).await;
         let name = spec.to_string();
         stacks.push(opened.map_err(|error| CommandFailure::opening("device", &name, &error))?);
     }

@@ -6,20 +6,16 @@ use blockhaul_block::{Error, Kind};
 use blockhaul_catalog::{DeviceSpec, NamePolicy, NameRefused, OpenContext};
 use blockhaul_formats::qcow2::resize::resize;
 use blockhaul_formats::raw::{self, RawResizeError};
-use blockhaul_transfer::{is_image, path_of};
+use blockhaul_transfer::{FileFormat, is_image, path_of};
 
 use crate::args::{self, BackingPolicy};
 use crate::brackets::Groups;
 use crate::exit::{self, CommandFailure, CommandResult, plain};
-use crate::image_format;
 use crate::image_tools::{holder, run};
 
 /// Whether files that an image names are opened.
 pub(crate) fn policy(backing: Option<BackingPolicy>) -> NamePolicy {
-    match backing {
-        Some(BackingPolicy::Allow) => NamePolicy::Allow,
-        Some(BackingPolicy::Refuse) | None => NamePolicy::Refuse,
-    }
+    backing.map_or(NamePolicy::Refuse, args::backing_policy)
 }
 
 /// Runs `blockhaul resize`.
@@ -83,13 +79,14 @@ fn resize_raw(spec: DeviceSpec, args: &args::ResizeArgs) -> CommandResult {
 /// Refuses a path whose file begins as an image, unless it is named as `file:PATH`.
 fn check_format(spec: &DeviceSpec, path: &Path) -> Result<(), CommandFailure> {
     let is_plain_path = matches!(spec, DeviceSpec::Path(_)) && path.is_file();
-    let Some(format) = image_format::name_of(path).filter(|_| is_plain_path) else {
+    let Some(format) = FileFormat::of(path).filter(|_| is_plain_path) else {
         return Ok(());
     };
     let shown = path.as_os_str().to_string_lossy();
     let text = format!(
-        "{spec} begins as a {format} image: write qcow2:{shown} for the disk in a qcow2 image, or file:{shown} \
-         for a raw disk"
+        "{spec} begins as a {} image: write qcow2:{shown} for the disk in a qcow2 image, or file:{shown} \
+         for a raw disk",
+        format.name()
     );
     Err(CommandFailure::new(exit::OPEN, text))
 }

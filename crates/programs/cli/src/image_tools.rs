@@ -9,12 +9,13 @@ use blockhaul_catalog::{DeviceSpec, Intent, NamePolicy, OpenContext, Registry};
 use blockhaul_formats::qcow2::describe::{ChainLink, Qcow2Description, describe, describe_chain};
 use blockhaul_formats::qcow2::measure::measure;
 use blockhaul_io::{Runtime, RuntimeConfig};
-use blockhaul_transfer::file_of;
+use blockhaul_transfer::{FileFormat, file_of, make_layers};
 use serde_json::{Value, json};
 
 use crate::args::{self, InfoChain, ListArgs};
 use crate::brackets::Groups;
 use crate::exit::{self, CommandFailure, CommandResult, plain};
+use crate::image_format::{self, ReadDevice};
 use crate::{devices, logger, out};
 
 /// Maximum time to connect to a server that has the image.
@@ -48,9 +49,27 @@ where
     T: Send + 'static,
     F: AsyncFnOnce(Arc<dyn Device>) -> Result<T, Error> + Send + 'static,
 {
+    with_layers(role, ReadDevice { spec, layers: Vec::new() }, intent, work)
+}
+
+/// As [`with_device`], with layers.
+fn with_layers<T, F>(
+    role: &str,
+    ReadDevice { spec, layers }: ReadDevice,
+    intent: Intent,
+    work: F,
+) -> Result<T, CommandFailure>
+where
+    T: Send + 'static,
+    F: AsyncFnOnce(Arc<dyn Device>) -> Result<T, Error> + Send + 'static,
+{
     let name = spec.to_string();
     let (result, open) = run(move |registry| async move {
-        match registry.open(&spec, Vec::new(), intent).await {
+        let opened = match make_layers(&registry, &layers) {
+            Ok(layers) => registry.open(&spec, layers, intent).await,
+            Err(error) => Err(error),
+        };
+        match opened {
             Ok(stack) => (work(stack.device().clone()).await, Some(stack)),
             Err(error) => (Err(error), None),
         }
@@ -62,14 +81,19 @@ where
 
 /// The device that holds an image: `qcow2:PATH` means the image, not the disk in it.
 pub(crate) fn holder(spec: DeviceSpec) -> Result<DeviceSpec, CommandFailure> {
-    match spec {
+    let spec = match spec {
         DeviceSpec::Scheme { scheme, rest } if scheme == "qcow2" => {
             if rest.contains('?') {
                 return Err(CommandFailure::usage("give the path of the image alone"));
             }
-            Ok(DeviceSpec::parse(rest.as_ref())?)
+            DeviceSpec::parse(rest.as_ref())?
         }
-        spec => Ok(spec),
+        spec => spec,
+    };
+    match blockhaul_transfer::path_of(&spec).and_then(|path| FileFormat::other_than(&path, "qcow2"))
+    {
+        Some(found) => Err(CommandFailure::usage(format!("{spec} is {found}, not a qcow2 image"))),
+        None => Ok(spec),
     }
 }
 
@@ -82,7 +106,7 @@ pub fn create(args: &args::CreateArgs, groups: &Groups) -> CommandResult {
             format!("{spec} exists and is not empty: choose another name, or add --overwrite");
         return Err(CommandFailure::new(exit::TARGET, text));
     }
-    if let Some(text) = crate::image_format::misnamed(None, &spec) {
+    if let Some(text) = blockhaul_transfer::name_warning(None, &spec) {
         out::error(&format!("blockhaul: warning: {text}\n"));
     }
     let name = spec.to_string();
@@ -108,7 +132,10 @@ pub fn run_measure(args: &args::MeasureArgs, groups: &Groups) -> CommandResult {
 fn measured(args: &args::MeasureArgs, groups: &Groups) -> Result<(u64, u64), CommandFailure> {
     let cluster = args.cluster;
     let is_raw = args.target == "raw";
-    with_device("source", groups.spec(&args.source)?, Intent::READ, async move |device| {
+    logger::start(false);
+    let device = image_format::read_device(groups.spec(&args.source)?, &args.format)?;
+    image_format::warn_of_read(&device);
+    with_layers("source", device, Intent::READ, async move |device| {
         if is_raw {
             let size = device.facts().size;
             return Ok((size, size));
@@ -155,10 +182,7 @@ pub fn info_chain(args: &InfoChain<'_>, groups: &Groups) -> CommandResult {
     let names = args.backing;
     let described = name.clone();
     let result = run(move |registry| async move {
-        let policy = match names {
-            Some(args::BackingPolicy::Allow) => NamePolicy::Allow,
-            _ => NamePolicy::Refuse,
-        };
+        let policy = names.map_or(NamePolicy::Refuse, args::backing_policy);
         describe_chain(&OpenContext::new(&registry).with_names(policy), &described).await
     })?;
     let links = result.map_err(|error| CommandFailure::opening("image", &name, &error))?;

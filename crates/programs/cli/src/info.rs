@@ -8,13 +8,16 @@ use std::time::Duration;
 use blockhaul_block::{BASE_ALLOCATION, Error, Kind};
 use blockhaul_catalog::ConnectionSettings;
 use blockhaul_client::ConnectOptions;
-use blockhaul_inspect::{Ability, Inspection, InspectionError, MapFormat, MapOptions, MapPictures};
+use blockhaul_inspect::{
+    Ability, ContentQuery, Inspection, InspectionError, MapFormat, MapOptions, MapPictures,
+};
 use blockhaul_io::{IoEngine, Runtime};
 
 use crate::brackets::Groups;
 use crate::exit::{CommandFailure, CommandResult, FAILED};
-use crate::out::CommandOutput;
-use crate::{args, devices, image_format};
+use crate::image_format::{self, ReadDevice};
+use crate::out::{self, CommandOutput};
+use crate::{args, devices};
 
 /// The exit status of `--can` and similar options if the answer is no.
 const NO: u8 = 2;
@@ -36,7 +39,9 @@ pub fn run(args: &args::InfoArgs, groups: &Groups) -> CommandResult {
     }
     let color = args.common.colors.wanted();
     let question = match args {
-        args::InfoArgs { list: true, .. } => QueryKind::List { content: args.content },
+        args::InfoArgs { list: true, .. } => {
+            QueryKind::List { content: content(args, args.content) }
+        }
         args::InfoArgs { size: true, .. } => QueryKind::Size,
         args::InfoArgs { uri: true, .. } => QueryKind::Uri { json: args.json },
         args::InfoArgs { can: Some(word), .. } => QueryKind::Can(ability(word)?, true),
@@ -46,12 +51,17 @@ pub fn run(args: &args::InfoArgs, groups: &Groups) -> CommandResult {
             let options = MapOptions { format, totals: *totals, color, ..MapOptions::default() };
             QueryKind::Map(vec![context.clone()], options, None)
         }
-        _ => QueryKind::All { content: !args.no_content },
+        _ => QueryKind::All { content: content(args, !args.no_content) },
     };
     ask(
         InfoQuery::new(question, args.json, &args.common),
-        image_format::chosen(groups.spec(&args.device)?, &args.image)?,
+        image_format::read_device(groups.spec(&args.device)?, &args.image)?,
     )
+}
+
+/// The facts of contents to report. nbdinfo reports no partitions.
+fn content(args: &args::InfoArgs, kind: bool) -> ContentQuery {
+    ContentQuery { kind, partitions: kind && !args.is_nbdinfo }
 }
 
 /// Runs `blockhaul map`.
@@ -80,7 +90,7 @@ pub fn run_map(args: &args::MapArgs, groups: &Groups) -> CommandResult {
     let question = QueryKind::Map(contexts(&args.context)?, options, args.svg.clone());
     ask(
         InfoQuery::new(question, args.json, &args.common),
-        image_format::chosen(groups.spec(&args.device)?, &(&args.image).into())?,
+        image_format::read_device(groups.spec(&args.device)?, &(&args.image).into())?,
     )
 }
 
@@ -89,7 +99,8 @@ pub fn run_dump(dump: blockhaul_command_lines::nbddump::DumpRequest) -> CommandR
     let blockhaul_command_lines::nbddump::DumpRequest { spec, color, offset, length } = dump;
     let color = color.unwrap_or_else(|| std::io::stdout().is_terminal());
     let question = QueryKind::Dump(offset, length);
-    ask(InfoQuery { question, json: false, color, timeout: DUMP_TIMEOUT, verbose: false }, spec)
+    let query = InfoQuery { question, json: false, color, timeout: DUMP_TIMEOUT, verbose: false };
+    ask(query, ReadDevice { spec, layers: Vec::new() })
 }
 
 /// Lists the exports of a server as qemu-nbd does.
@@ -99,7 +110,7 @@ pub fn run_qemu_list(uri: &str) -> CommandResult {
     let question = QueryKind::QemuList;
     ask(
         InfoQuery { question, json: false, color: false, timeout: LIST_TIMEOUT, verbose: false },
-        spec,
+        ReadDevice { spec, layers: Vec::new() },
     )
 }
 
@@ -144,10 +155,10 @@ impl InfoQuery {
 
 enum QueryKind {
     All {
-        content: bool,
+        content: ContentQuery,
     },
     List {
-        content: bool,
+        content: ContentQuery,
     },
     #[cfg(feature = "formats")]
     QemuList,
@@ -160,12 +171,19 @@ enum QueryKind {
     Dump(u64, u64),
 }
 
-fn ask(request: InfoQuery, spec: blockhaul_catalog::DeviceSpec) -> CommandResult {
+fn ask(request: InfoQuery, device: ReadDevice) -> CommandResult {
     crate::logger::start(request.verbose);
+    if let QueryKind::Map(_, options, _) = &request.question {
+        if options.strip || options.format != MapFormat::Nothing {
+            out::check_open("the map")?;
+        }
+        image_format::warn_of_read(&device);
+    }
+    let ReadDevice { spec, layers } = device;
     let timeout = request.timeout;
     let options = ConnectOptions::default().connecting(&ConnectionSettings::with_timeout(timeout));
     let name = spec.to_string();
-    let inspection = Inspection::new(spec, devices::registry(timeout), options)?;
+    let inspection = Inspection::new(spec, &layers, devices::registry(timeout), options)?;
     let config = blockhaul_io::RuntimeConfig { workers: 1, engine: IoEngine::Auto };
     let runtime = Runtime::start(&config).map_err(|error| {
         CommandFailure::new(FAILED, format!("cannot start: {}", crate::exit::plain(&error)))
@@ -204,13 +222,14 @@ async fn answer(
         }
         #[cfg(feature = "formats")]
         QueryKind::QemuList => {
-            let (report, failed) = inspection.list(false).await?;
+            let (report, failed) = inspection.list(ContentQuery::default()).await?;
             if let Some(failure) = failed {
                 return Err(failure.into());
             }
             output.text(&report.qemu_list())?;
         }
-        QueryKind::Size => output.text(&format!("{}\n", inspection.report(false).await?.size()))?,
+        QueryKind::Size => output
+            .text(&format!("{}\n", inspection.report(ContentQuery::default()).await?.size()))?,
         QueryKind::Uri { json } => {
             let uri = inspection.uri().await?.ok_or_else(|| {
                 let why = "has no URI: use --uri with a server that has an address";
@@ -223,7 +242,7 @@ async fn answer(
             let report = if ability.is_of_server() {
                 inspection.server().await?
             } else {
-                inspection.report(false).await?
+                inspection.report(ContentQuery::default()).await?
             };
             let able = ability.is_in(&report);
             return Ok((output, Ok(if able == wanted { 0 } else { NO })));

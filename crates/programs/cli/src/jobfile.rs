@@ -55,6 +55,9 @@ static IMAGE: &[OptionRow<ImageFormatArgs>] = &[
     OptionRow::value("backing", "WHETHER", |o, text| {
         one_of(text).map(|backing| o.backing = Some(backing))
     }),
+    OptionRow::value("partition", "N", |o, text| {
+        number(text, 1, u32::MAX.into()).map(|number| o.partition.partition = Some(number))
+    }),
 ];
 
 /// Options that apply to all disks together, for the command line only.

@@ -9,7 +9,7 @@
 //! - `check`: `compare`, `verify` and `checksum`.
 //! - `image_check`: `check`, of the tables of an image. `image_change`: `resize`.
 //!   `image_backing`: `rebase` and `commit`. `image_bitmap`: `bitmap`. `image_tools`: `create`, `measure`, `snapshot` and `info --chain`.
-//!   `image_format`: images that are given by their paths.
+//!   `image_format`: images that are given by their paths, and partitions.
 //! - `jobs`: several disks in one run, listed in a file (`jobfile`); `session`: the environment of
 //!   copies.
 //! - `pull`, `restore`, `chain`: backups of disks in directories, with increments.

@@ -1,6 +1,7 @@
 //! Standard output and error. A closed pipe is not a failure; nothing here panics.
 
 use std::io::{self, ErrorKind, Write};
+use std::os::fd::AsFd as _;
 
 use crate::exit::{CommandFailure, FAILED};
 
@@ -63,6 +64,24 @@ fn is_open(printed: io::Result<()>) -> Result<bool, CommandFailure> {
         Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(false),
         Err(error) => Err(failed(&error)),
     }
+}
+
+/// Prints the result of a command, as JSON or as text.
+pub fn result(
+    as_json: bool,
+    value: &serde_json::Value,
+    text: &str,
+) -> Result<bool, CommandFailure> {
+    print(if as_json { format!("{value:#}\n") } else { text.to_string() }.as_bytes())
+}
+
+/// Refuses a standard output that was closed when the program began, where `what` would be printed.
+pub fn check_open(what: &str) -> Result<(), CommandFailure> {
+    if blockhaul_transfer::is_heard(io::stdout().as_fd()) {
+        return Ok(());
+    }
+    let text = format!("standard output, where {what} would be printed, is closed");
+    Err(CommandFailure::usage(text))
 }
 
 /// The failure of standard output.

@@ -8,10 +8,13 @@ use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use blockhaul_engine::{MapCell, MapSnapshot, ProgressSnapshot};
-use blockhaul_metrics::{CopyObserver, CopySnapshot, is_verifying, position};
+use blockhaul_engine::{CopyProgress, MapCell, MapSnapshot, ProgressSnapshot};
+use blockhaul_metrics::{
+    CommandEnd, CopyObserver, CopySnapshot, ObservedCopy, is_verifying, position,
+};
 use rustix::fs::OFlags;
 
+use crate::args::ProgressOptions;
 use crate::exit::{CommandFailure, plain};
 
 /// How to show progress.
@@ -119,6 +122,35 @@ impl ProgressReporter {
         let _ = self.stop.send(());
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
+        }
+    }
+}
+
+/// Shown progress of work other than copies.
+pub struct WorkProgress {
+    watch: Arc<CopyObserver>,
+    reporter: Option<ProgressReporter>,
+}
+
+impl WorkProgress {
+    /// Starts showing.
+    pub fn start(options: &ProgressOptions) -> Result<WorkProgress, CommandFailure> {
+        let sink = ProgressReporter::open(options.progress, options.no_progress)?;
+        let watch = Arc::new(CopyObserver::new(vec![ObservedCopy::default()], None));
+        let reporter = sink.map(|sink| ProgressReporter::start(sink, watch.clone())).transpose()?;
+        Ok(WorkProgress { watch, reporter })
+    }
+
+    /// The counters that are shown.
+    pub fn progress(&self) -> Arc<CopyProgress> {
+        self.watch.disks().first().map(|disk| disk.progress.clone()).unwrap_or_default()
+    }
+
+    /// Shows the end state.
+    pub fn finish(self, is_ok: bool) {
+        self.watch.finish(CommandEnd { status: u8::from(!is_ok), error: None });
+        if let Some(reporter) = self.reporter {
+            reporter.finish();
         }
     }
 }
@@ -332,7 +364,6 @@ fn clock(seconds: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use blockhaul_metrics::{CommandEnd, ObservedCopy};
 
     fn at(data: u64, total: u64) -> ProgressSnapshot {
         ProgressSnapshot { total, data, ..ProgressSnapshot::default() }

@@ -69,7 +69,7 @@ impl Ability {
         let flags = report.exports.first().map_or(ExportFlags::NONE, |export| export.flags);
         let (tls, replies) = match &report.owner {
             ExportOwner::Server { tls, replies, .. } => (*tls, *replies),
-            ExportOwner::Device(_) => (false, ReplyForm::Simple),
+            ExportOwner::Device { .. } => (false, ReplyForm::Simple),
         };
         match self {
             Ability::Always => true,

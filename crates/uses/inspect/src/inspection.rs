@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use blockhaul_block::{BASE_ALLOCATION, Device, Error, Kind};
-use blockhaul_catalog::{DeviceSpec, Intent, Registry, Stack};
+use blockhaul_catalog::{DeviceSpec, Intent, Layer, Registry, Stack};
 use blockhaul_client::options::{ConnectTarget, OptionSession};
 use blockhaul_client::{ConnectOptions, DeviceConnection, ServerAddress, ServerProcess};
-use blockhaul_transfer::sparing_of_queries;
+use blockhaul_transfer::{make_layers, sparing_of_queries};
 use blockhaul_wire::ReplyForm;
 use blockhaul_wire::handshake::GreetingForm;
 use blockhaul_wire::handshake::client::{ClientHandshakeResult, ExportInfo};
@@ -14,7 +14,9 @@ use blockhaul_wire::uri::Uri;
 
 use crate::content;
 use crate::error::{InspectionError, Result};
+use crate::file_facts::FileFacts;
 use crate::map::MapContext;
+use crate::partitions;
 use crate::report::{ExportFacts, ExportOwner, InspectionReport};
 
 /// An inspection of a device, or of an NBD server and its exports.
@@ -26,7 +28,24 @@ pub struct Inspection(Origin);
 /// Origin of the facts.
 enum Origin {
     Server(Box<InspectedServer>),
-    Device { registry: Box<Registry>, spec: DeviceSpec },
+    Device(Box<InspectedDevice>),
+}
+
+/// A device of a registry.
+struct InspectedDevice {
+    registry: Registry,
+    spec: DeviceSpec,
+    /// First innermost.
+    layers: Vec<Arc<dyn Layer>>,
+}
+
+/// Facts of contents, for which the device is read.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ContentQuery {
+    /// The kind of the contents, which the program `file` finds out.
+    pub kind: bool,
+    /// The partition table.
+    pub partitions: bool,
 }
 
 /// An NBD server.
@@ -41,17 +60,20 @@ struct InspectedServer {
 
 impl Inspection {
     /// An inspection of this device or server. A server of `[ CMD ]` is started; connections to servers have these
-    /// options, and the registry opens all other devices.
+    /// options, and the registry opens all other devices, and all that have layers, the first one innermost.
     ///
     /// # Errors
     /// The description is invalid, or the server cannot be started.
     pub fn new(
         spec: DeviceSpec,
+        layers: &[String],
         registry: Registry,
         options: ConnectOptions,
     ) -> Result<Inspection> {
         let options = ConnectOptions { full_info: true, ..options };
+        let layers = make_layers(&registry, layers)?;
         match &spec {
+            _ if !layers.is_empty() => Inspection::of_device(spec, layers, registry),
             DeviceSpec::Command(words) => {
                 let name = spec.to_string();
                 let process =
@@ -70,30 +92,27 @@ impl Inspection {
                     InspectedServer { place, uri: Uri::parse(&text).ok(), process: None, options };
                 Ok(Inspection(Origin::Server(Box::new(server))))
             }
-            _ => {
-                registry.target(&spec, Intent::READ)?;
-                Ok(Inspection(Origin::Device { registry: Box::new(registry), spec }))
-            }
+            _ => Inspection::of_device(spec, layers, registry),
         }
     }
 
-    /// The facts of the export that the description names, or of the device; with the kind of its contents if `content`
-    /// is true, which the program `file` finds out.
+    fn of_device(
+        spec: DeviceSpec,
+        layers: Vec<Arc<dyn Layer>>,
+        registry: Registry,
+    ) -> Result<Inspection> {
+        registry.target(&spec, Intent::READ)?;
+        Ok(Inspection(Origin::Device(Box::new(InspectedDevice { registry, spec, layers }))))
+    }
+
+    /// The facts of the export that the description names, or of the device, and those of its contents.
     ///
     /// # Errors
     /// The server or the device cannot be opened.
-    pub async fn report(&self, content: bool) -> Result<InspectionReport> {
+    pub async fn report(&self, content: ContentQuery) -> Result<InspectionReport> {
         match &self.0 {
             Origin::Server(server) => server.report(content).await,
-            Origin::Device { registry, spec } => {
-                let stack = open(registry, spec).await?;
-                let facts = stack.device().facts();
-                let content =
-                    if content { content::guess(stack.device().clone()).await } else { None };
-                let export = ExportFacts { content, ..ExportFacts::of_device(&facts) };
-                let owner = ExportOwner::Device(facts.name.to_string());
-                Ok(InspectionReport { owner, exports: vec![export] })
-            }
+            Origin::Device(device) => device.report(content).await,
         }
     }
 
@@ -102,7 +121,9 @@ impl Inspection {
     /// # Errors
     /// The server or the device cannot be opened.
     pub async fn server(&self) -> Result<InspectionReport> {
-        let Origin::Server(server) = &self.0 else { return self.report(false).await };
+        let Origin::Server(server) = &self.0 else {
+            return self.report(ContentQuery::default()).await;
+        };
         let session = server.session().await?;
         let owner = owner(session.protocol(), session.tls(), session.replies());
         session.abort().await;
@@ -114,10 +135,13 @@ impl Inspection {
     ///
     /// # Errors
     /// The server or the device cannot be opened, or the server has no list.
-    pub async fn list(&self, content: bool) -> Result<(InspectionReport, Option<InspectionError>)> {
+    pub async fn list(
+        &self,
+        content: ContentQuery,
+    ) -> Result<(InspectionReport, Option<InspectionError>)> {
         match &self.0 {
             Origin::Server(server) => server.list(content).await,
-            Origin::Device { .. } => Ok((self.report(content).await?, None)),
+            Origin::Device(_) => Ok((self.report(content).await?, None)),
         }
     }
 
@@ -149,7 +173,7 @@ impl Inspection {
                 let contexts = vec![BASE_ALLOCATION.to_string()];
                 Stack::over(server.connect(&server.place.export, contexts).await?.device)
             }
-            Origin::Device { registry, spec } => open(registry, spec).await?,
+            Origin::Device(device) => device.open().await?,
         };
         Ok(stack.device().clone())
     }
@@ -169,8 +193,8 @@ impl Inspection {
                 let facts = connected.device.facts();
                 (Stack::over(connected.device), facts, true)
             }
-            Origin::Device { registry, spec } => {
-                let stack = open(registry, spec).await?;
+            Origin::Device(device) => {
+                let stack = device.open().await?;
                 let facts = stack.device().facts();
                 (stack, facts, false)
             }
@@ -186,9 +210,40 @@ impl Inspection {
     }
 }
 
-async fn open(registry: &Registry, spec: &DeviceSpec) -> Result<Stack> {
-    let opened = registry.open(spec, Vec::new(), Intent::READ).await;
-    opened.map_err(|error| opening(&spec.to_string(), &error))
+impl InspectedDevice {
+    async fn open(&self) -> Result<Stack> {
+        let opened = self.registry.open(&self.spec, self.layers.clone(), Intent::READ).await;
+        opened.map_err(|error| opening(&self.spec.to_string(), &error))
+    }
+
+    async fn report(&self, content: ContentQuery) -> Result<InspectionReport> {
+        let stack = self.open().await?;
+        let facts = stack.device().facts();
+        let file = match self.layers[..] {
+            [] => FileFacts::find(&self.registry, &self.spec).await,
+            _ => None,
+        };
+        let name = facts.name.to_string();
+        let mut export = ExportFacts::of_device(&facts);
+        // The bytes of an image are no disk: their kind would mislead.
+        if file.as_ref().is_none_or(|file| file.hint.is_none()) {
+            export.add_content(stack.device(), content).await;
+        }
+        let owner = ExportOwner::Device { name, file };
+        Ok(InspectionReport { owner, exports: vec![export] })
+    }
+}
+
+impl ExportFacts {
+    /// Adds facts of the contents of a device. A failure must not affect the rest of the report.
+    async fn add_content(&mut self, device: &Arc<dyn Device>, content: ContentQuery) {
+        if content.kind {
+            self.content = content::guess(device.clone()).await;
+        }
+        if content.partitions {
+            self.partitions = partitions::find(device).await;
+        }
+    }
 }
 
 fn opening(name: &str, error: &Error) -> InspectionError {
@@ -200,11 +255,10 @@ struct ExportTexts {
     name: String,
     description: Option<String>,
     contexts: Vec<String>,
-    content: Option<String>,
 }
 
 impl InspectedServer {
-    async fn report(&self, content: bool) -> Result<InspectionReport> {
+    async fn report(&self, content: ContentQuery) -> Result<InspectionReport> {
         let export = &self.place.export;
         let mut session = self.session().await?;
         let protocol = session.protocol();
@@ -230,13 +284,17 @@ impl InspectedServer {
         };
         let name = info.name.clone().unwrap_or_else(|| export.clone());
         let description = info.description.clone();
-        let content = if content { self.content(export).await? } else { None };
-        let texts = ExportTexts { name, description, contexts, content };
-        let export = self.export(export, &info, texts);
+        let texts = ExportTexts { name, description, contexts };
+        let mut facts = self.export(export, &info, texts);
+        self.add_content(export, &mut facts, content).await?;
+        let export = facts;
         Ok(InspectionReport { owner, exports: vec![export] })
     }
 
-    async fn list(&self, content: bool) -> Result<(InspectionReport, Option<InspectionError>)> {
+    async fn list(
+        &self,
+        content: ContentQuery,
+    ) -> Result<(InspectionReport, Option<InspectionError>)> {
         let mut session = self.session().await?;
         let owner = owner(session.protocol(), session.tls(), session.replies());
         let entries = session.list().await.map_err(|error| self.failed(&error))?;
@@ -261,29 +319,48 @@ impl InspectedServer {
         session.abort().await;
         let mut exports = Vec::new();
         for (entry, info, contexts) in found {
-            let content = if content { self.content(&entry.name).await? } else { None };
             let reported = Some(entry.description).filter(|text| !text.is_empty());
             let description = reported.or_else(|| info.description.clone());
             let name = entry.name.clone();
-            let texts = ExportTexts { name, description, contexts, content };
-            exports.push(self.export(&entry.name, &info, texts));
+            let texts = ExportTexts { name, description, contexts };
+            let mut facts = self.export(&entry.name, &info, texts);
+            self.add_content(&entry.name, &mut facts, content).await?;
+            exports.push(facts);
         }
         Ok((InspectionReport { owner, exports }, failed))
     }
 
     /// The facts of an export that was requested by this name.
     fn export(&self, requested: &str, info: &ExportInfo, texts: ExportTexts) -> ExportFacts {
-        let ExportTexts { name, description, contexts, content } = texts;
+        let ExportTexts { name, description, contexts } = texts;
         let of_export = |uri| canonical(&Uri { export: requested.to_string(), ..uri });
         let uri = self.uri.clone().map(of_export);
         let block = info.block_sizes.map(|sizes| [sizes.minimum, sizes.preferred, sizes.maximum]);
         let size = info.size;
         let flags = info.flags;
-        ExportFacts { name, description, size, content, uri, contexts, flags, block }
+        ExportFacts {
+            name,
+            description,
+            size,
+            uri,
+            contexts,
+            flags,
+            block,
+            ..ExportFacts::default()
+        }
     }
 
-    async fn content(&self, export: &str) -> Result<Option<String>> {
-        Ok(content::guess(self.connect(export, Vec::new()).await?.device).await)
+    async fn add_content(
+        &self,
+        export: &str,
+        facts: &mut ExportFacts,
+        content: ContentQuery,
+    ) -> Result<()> {
+        if content != ContentQuery::default() {
+            let device = self.connect(export, Vec::new()).await?.device;
+            facts.add_content(&device, content).await;
+        }
+        Ok(())
     }
 
     async fn session(&self) -> Result<OptionSession> {

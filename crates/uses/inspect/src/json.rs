@@ -10,6 +10,8 @@ use serde_json::ser::{CharEscape, Formatter};
 const EXPORTS: usize = 2;
 const EXPORT: usize = 3;
 const CONTEXTS: usize = 4;
+/// Depth inside an object in a list of an export, which is one line.
+const INNER: usize = 5;
 
 /// A value in the layout of nbdinfo.
 pub(crate) fn json(value: &(impl Serialize + ?Sized)) -> String {
@@ -60,11 +62,16 @@ impl Formatter for JsonLayout {
 
     fn begin_object<W: Write + ?Sized>(&mut self, writer: &mut W) -> Result<()> {
         self.depth += 1;
-        writer.write_all(b"{\n")
+        writer.write_all(if self.depth == INNER { b"{" } else { b"{\n" })
     }
 
     fn begin_object_key<W: Write + ?Sized>(&mut self, writer: &mut W, first: bool) -> Result<()> {
-        self.line(writer, first, if self.depth == EXPORT { b"\t" } else { b"" })
+        match self.depth {
+            INNER if first => Ok(()),
+            INNER => writer.write_all(b", "),
+            EXPORT => self.line(writer, first, b"\t"),
+            _ => self.line(writer, first, b""),
+        }
     }
 
     fn begin_object_value<W: Write + ?Sized>(&mut self, writer: &mut W) -> Result<()> {
@@ -72,7 +79,11 @@ impl Formatter for JsonLayout {
     }
 
     fn end_object<W: Write + ?Sized>(&mut self, writer: &mut W) -> Result<()> {
-        let end: &[u8] = if self.depth == EXPORT { b"\n\t}" } else { b"\n}\n" };
+        let end: &[u8] = match self.depth {
+            INNER => b"}",
+            EXPORT => b"\n\t}",
+            _ => b"\n}\n",
+        };
         self.depth -= 1;
         writer.write_all(end)
     }

@@ -3,15 +3,15 @@
 //! ```
 //! use blockhaul_catalog::{DeviceSpec, Registry};
 //! use blockhaul_client::ConnectOptions;
-//! use blockhaul_inspect::Inspection;
+//! use blockhaul_inspect::{ContentQuery, Inspection};
 //! use blockhaul_io::{Runtime, RuntimeConfig};
 //!
 //! let registry = Registry { backends: blockhaul_backends::all(), ..Registry::default() };
 //! let spec = DeviceSpec::parse("memory:64K".as_ref()).unwrap();
-//! let inspection = Inspection::new(spec, registry, ConnectOptions::default()).unwrap();
+//! let inspection = Inspection::new(spec, &[], registry, ConnectOptions::default()).unwrap();
 //! let runtime = Runtime::start(&RuntimeConfig::default()).unwrap();
 //! let dump = runtime.block_on(|| async move {
-//!     assert_eq!(inspection.report(false).await.unwrap().size(), 65536);
+//!     assert_eq!(inspection.report(ContentQuery::default()).await.unwrap().size(), 65536);
 //!     let device = inspection.device().await.unwrap();
 //!     let mut dump = Vec::new();
 //!     blockhaul_inspect::write_dump(&device, (0, 16), false, &mut dump).await.unwrap();
@@ -36,16 +36,19 @@ mod ability;
 mod content;
 mod dump;
 mod error;
+mod file_facts;
 mod inspection;
 mod json;
 mod map;
 mod palette;
+mod partitions;
 mod picture;
 mod report;
 
 pub use ability::Ability;
 pub use dump::write_dump;
 pub use error::InspectionError;
-pub use inspection::Inspection;
+pub use file_facts::FileFacts;
+pub use inspection::{ContentQuery, Inspection};
 pub use map::{MapContext, MapFormat, MapOptions, MapPictures, write_map};
 pub use report::{ExportFacts, ExportOwner, InspectionReport};

@@ -5,13 +5,16 @@ use std::sync::Arc;
 
 use blockhaul_block::{Can, Facts};
 use blockhaul_catalog::format_size;
+use blockhaul_layers::PartitionTable;
 use blockhaul_transfer::one_line;
 use blockhaul_wire::{ExportFlags, ReplyForm};
 use serde::ser::SerializeMap as _;
 use serde::{Serialize, Serializer};
 
+use crate::file_facts::FileFacts;
 use crate::json::json;
 use crate::palette::Palette;
+use crate::partitions;
 
 /// The facts of a server or device.
 #[derive(Debug)]
@@ -34,8 +37,13 @@ pub enum ExportOwner {
         /// The form of replies.
         replies: ReplyForm,
     },
-    /// A device of this program, by its name.
-    Device(String),
+    /// A device of this program.
+    Device {
+        /// Its name.
+        name: String,
+        /// The file that holds the disk, if it is one of this machine.
+        file: Option<FileFacts>,
+    },
 }
 
 /// The facts of an export.
@@ -57,6 +65,8 @@ pub struct ExportFacts {
     pub flags: ExportFlags,
     /// Block sizes in bytes, if reported: minimum, preferred, maximum.
     pub block: Option<[u32; 3]>,
+    /// The partition table, if it was looked for and found.
+    pub partitions: Option<PartitionTable>,
 }
 
 /// Flags to show, in order, and whether they are coloured.
@@ -174,7 +184,10 @@ impl InspectionReport {
             ..ExportFacts::of_device(facts)
         };
         let exports = devices.iter().map(export).collect();
-        InspectionReport { owner: ExportOwner::Device(all.join(", ")), exports }
+        InspectionReport {
+            owner: ExportOwner::Device { name: all.join(", "), file: None },
+            exports,
+        }
     }
 
     /// The size of the first export in bytes; 0 without one.
@@ -207,7 +220,10 @@ impl InspectionReport {
                 };
                 writeln!(out, "protocol: {protocol} {with} TLS, using {packets} packets")?;
             }
-            ExportOwner::Device(name) => writeln!(out, "device: {}", one_line(name))?,
+            ExportOwner::Device { name, file } => {
+                writeln!(out, "device: {}", one_line(name))?;
+                out.push_str(&file.as_ref().map_or_else(String::new, FileFacts::text));
+            }
         }
         for export in &self.exports {
             write!(out, "{}", palette.head)?;
@@ -243,6 +259,9 @@ impl InspectionReport {
             for (name, size) in BLOCK_SIZES.iter().zip(export.block.into_iter().flatten()) {
                 writeln!(out, "\t{name}: {}", with_unit(size.into()))?;
             }
+            if let Some(table) = &export.partitions {
+                out.push_str(&partitions::text(table, export.size));
+            }
         }
         Ok(())
     }
@@ -259,7 +278,15 @@ impl Serialize for InspectionReport {
                 members.serialize_entry("structured", &(*replies != ReplyForm::Simple))?;
                 members.serialize_entry("extended", &(*replies == ReplyForm::Extended))?;
             }
-            ExportOwner::Device(name) => members.serialize_entry("device", name)?,
+            ExportOwner::Device { name, file } => {
+                members.serialize_entry("device", name)?;
+                if let Some(file) = file {
+                    members.serialize_entry("format", &file.format)?;
+                    members.serialize_entry("disk-size", &file.disk_size)?;
+                    members.serialize_entry("file-size", &file.file_size)?;
+                    members.serialize_entry("hint", &file.hint)?;
+                }
+            }
         }
         members.serialize_entry("exports", &self.exports)?;
         members.end()
@@ -289,6 +316,11 @@ impl Serialize for ExportFacts {
         }
         members.serialize_entry("export-size", &self.size)?;
         members.serialize_entry("export-size-str", &format_size(self.size))?;
+        if let Some(table) = &self.partitions {
+            members.serialize_entry("partition-table", partitions::format_name(table))?;
+            members.serialize_entry("sector-size", &table.sector)?;
+            members.serialize_entry("partitions", &partitions::entries(table, self.size))?;
+        }
         members.end()
     }
 }
@@ -303,10 +335,14 @@ fn with_unit(size: u64) -> String {
 mod tests {
     use super::*;
 
+    fn device(name: &str) -> ExportOwner {
+        ExportOwner::Device { name: name.into(), file: None }
+    }
+
     #[test]
     fn odd_names_stay_valid_json() {
         let name = "a\"b\\c\u{1}\n\tü";
-        let owner = ExportOwner::Device(name.into());
+        let owner = device(name);
         let export = ExportFacts {
             name: name.into(),
             contexts: vec![name.into()],
@@ -316,8 +352,7 @@ mod tests {
         let parsed: serde_json::Value = serde_json::from_str(&report.json()).unwrap();
         assert_eq!(parsed["exports"][0]["export-name"], name);
         assert_eq!(parsed["device"], name);
-        let empty =
-            InspectionReport { owner: ExportOwner::Device(String::new()), exports: Vec::new() };
+        let empty = InspectionReport { owner: device(""), exports: Vec::new() };
         let parsed: serde_json::Value = serde_json::from_str(&empty.json()).unwrap();
         assert_eq!(parsed["exports"].as_array().unwrap().len(), 0);
     }
@@ -340,7 +375,7 @@ mod tests {
         assert!(text.starts_with(head), "{text}");
         assert!(text.contains("\t\"export-size-str\": \"0\"\n\t},\n\t{\n"), "{text}");
         assert!(text.ends_with("\t\"export-size-str\": \"0\"\n\t} ]\n}\n"), "{text}");
-        let report = InspectionReport { owner: ExportOwner::Device("d".into()), exports: vec![] };
+        let report = InspectionReport { owner: device("d"), exports: vec![] };
         assert_eq!(report.json(), "{\n\"device\": \"d\",\n\"exports\": [\n]\n}\n");
     }
 
@@ -359,7 +394,7 @@ mod tests {
             ExportOwner::Server { protocol: "newstyle", tls: false, replies: ReplyForm::Simple };
         let mut report = InspectionReport { owner: server, exports: vec![export] };
         let text = report.text(false);
-        report.owner = ExportOwner::Device(name.into());
+        report.owner = device(name);
         let text = text + &report.text(false);
         assert!(
             !text.chars().any(|c| blockhaul_wire::unprintable(c) && !"\t\n".contains(c)),

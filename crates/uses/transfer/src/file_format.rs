@@ -140,7 +140,8 @@ pub fn chosen_device(
     names: Option<NamePolicy>,
 ) -> Result<ChosenDevice> {
     let text = path.to_str();
-    let text = text.ok_or_else(|| Error::new(Kind::Usage, "the path is not UTF-8: use file:PATH"))?;
+    let text =
+        text.ok_or_else(|| Error::new(Kind::Usage, "the path is not UTF-8: use file:PATH"))?;
     let format = match choice {
         FormatChoice::Auto => FileFormat::of(path).filter(|format| format.has_device()),
         FormatChoice::Raw => None,
@@ -183,8 +184,9 @@ impl FileFormat {
     /// The format of a tar archive that begins with these bytes.
     fn archive(path: &Path, head: &[u8]) -> Option<FileFormat> {
         let member = blockhaul_layers::first_tar_member(head)?;
-        let is_ova = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("ova"))
-            || member.to_ascii_lowercase().ends_with(b".ovf");
+        let is_ova =
+            path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("ova"))
+                || member.to_ascii_lowercase().ends_with(b".ovf");
         Some(if is_ova { FileFormat::Ova } else { FileFormat::Layer("tar archive", MEMBER) })
     }
 
@@ -227,12 +229,12 @@ impl FileFormat {
     pub fn hint(self, path: &Path) -> String {
         let shown = path.display();
         match self {
-            FileFormat::Image(format) => self.device(path).unwrap_or_else(|| {
-                format!("[ qemu-nbd -r -f {} {shown} ]", format.qemu_name)
-            }),
-            FileFormat::Ova => self.device(path).unwrap_or_else(|| {
-                format!("[ blockhaul serve -r --layer '{MEMBER}' {shown} ]")
-            }),
+            FileFormat::Image(format) => self
+                .device(path)
+                .unwrap_or_else(|| format!("[ qemu-nbd -r -f {} {shown} ]", format.qemu_name)),
+            FileFormat::Ova => self
+                .device(path)
+                .unwrap_or_else(|| format!("[ blockhaul serve -r --layer '{MEMBER}' {shown} ]")),
             FileFormat::Layer(_, layer) => {
                 format!("[ blockhaul serve -r --layer '{layer}' {shown} ]")
             }
@@ -296,7 +298,9 @@ impl FileFormat {
                 image_command(format, self.has_device(), &hint, path, used)
             }
             (_, FileUse::Served) => format!("blockhaul serve -r {hint}"),
-            (_, FileUse::Source | FileUse::Target | FileUse::Read) => format!("blockhaul copy {hint} TARGET"),
+            (_, FileUse::Source | FileUse::Target | FileUse::Read) => {
+                format!("blockhaul copy {hint} TARGET")
+            }
         }
     }
 }
@@ -355,14 +359,45 @@ mod tests {
                 let text = format_warning(&spec, false, used).unwrap();
                 assert!(text.contains(format.name()), "{text}");
             }
-            assert_eq!(format_warning(&spec, true, FileUse::Source), None, "a layer shows what is in it");
+            assert_eq!(
+                format_warning(&spec, true, FileUse::Source),
+                None,
+                "a layer shows what is in it"
+            );
             let mut file = OsStr::new("file:").to_owned();
             file.push(&path);
-            assert_eq!(format_warning(&DeviceSpec::parse(&file).unwrap(), false, FileUse::Source), None);
+            assert_eq!(
+                format_warning(&DeviceSpec::parse(&file).unwrap(), false, FileUse::Source),
+                None
+            );
             std::fs::write(&path, &bytes[..bytes.len() - 1]).unwrap();
             assert_eq!(FileFormat::of(&path), None, "{}", format.name());
         }
         assert_eq!(FileFormat::of(folder.path()), None);
+    }
+
+    #[test]
+    fn archives_are_an_ova_by_their_name_or_their_first_member() {
+        let folder = tempfile::tempdir().unwrap();
+        let found = |archive: &str, member: &str| {
+            let mut head = vec![0; 512];
+            head[..member.len()].copy_from_slice(member.as_bytes());
+            head[124..135].copy_from_slice(b"00000000000");
+            head[156] = b'0';
+            head[257..263].copy_from_slice(b"ustar\0");
+            head[148..156].fill(b' ');
+            let sum: u32 = head.iter().map(|&byte| u32::from(byte)).sum();
+            head[148..155].copy_from_slice(format!("{sum:06o}\0").as_bytes());
+            let path = folder.path().join(archive);
+            std::fs::write(&path, &head).unwrap();
+            let found = FileFormat::of(&path);
+            std::fs::write(&path, &head[..511]).unwrap();
+            assert_eq!(FileFormat::of(&path), None);
+            found
+        };
+        assert_eq!(found("vm.ova", "disk"), Some(FileFormat::Ova));
+        assert_eq!(found("vm.tar", "vm.ovf"), Some(FileFormat::Ova));
+        assert_eq!(found("a.tar", "disk"), Some(FileFormat::Layer("tar archive", MEMBER)));
     }
 
     #[cfg(feature = "formats")]
@@ -385,8 +420,12 @@ mod tests {
         {
             assert_eq!(name_warning(Some(&spec("disk.raw")), &spec(target)), None, "{target}");
         }
-        assert!(name_warning(Some(&spec("disk.raw")), &spec("a.vmdk")).unwrap().contains("as-vmdk:"));
-        assert!(name_warning(None, &target).unwrap().contains("blockhaul create qcow2:new.qcow2 SIZE"));
+        assert!(
+            name_warning(Some(&spec("disk.raw")), &spec("a.vmdk")).unwrap().contains("as-vmdk:")
+        );
+        assert!(
+            name_warning(None, &target).unwrap().contains("blockhaul create qcow2:new.qcow2 SIZE")
+        );
     }
 
     #[test]

@@ -9,7 +9,7 @@
 //!
 //! `option_table` has the options by their names, for front ends that read texts.
 //! `ranges` reads lists of changes that other programs print. `journal`, `manifest_file` and `rate_limit` are
-//! files beside a copy. `description` compares and redacts descriptions of devices.
+//! files beside a copy. [`FileFormat`] tells files that hold a disk in a format of their own. `description` compares and redacts descriptions of devices.
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 #![cfg_attr(not(test), warn(clippy::missing_errors_doc))]
@@ -19,6 +19,7 @@ mod control;
 mod description;
 mod direct;
 mod error;
+mod file_format;
 mod journal;
 mod layers;
 mod manifest_file;
@@ -44,6 +45,10 @@ pub use description::{
     file_of, full, is_image, path_of, same, same_place, shown, without_passwords, without_secrets,
 };
 pub use error::{TransferError, TransferErrorKind, TransferStep, opening_text};
+pub use file_format::{
+    ChosenDevice, FileFormat, FileUse, FormatChoice, chosen_device, format_warning, name_warning,
+    same_extension,
+};
 pub use journal::remove_journal;
 pub use layers::{
     adjustable_layers, layer_kind, make_layers, readonly, sparing_of_queries, writes_below,

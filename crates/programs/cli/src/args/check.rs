@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use clap::Args;
 
+use super::backup::ProgressOptions;
 use super::engine::EngineArgs;
+use super::format::ImageFormatArgs;
 use super::value::{algorithm, duration, rate};
 
 /// Options of `blockhaul compare`.
@@ -101,6 +103,9 @@ pub struct ChecksumArgs {
 /// How whole devices are read.
 #[derive(Debug, Args)]
 pub struct ReadArgs {
+    #[command(flatten)]
+    pub image: ImageFormatArgs,
+
     /// Connections to each device
     #[arg(short = 'C', long, value_name = "N", default_value = "4",
           value_parser = clap::value_parser!(u16).range(1..=1024))]
@@ -125,9 +130,12 @@ pub struct ReadArgs {
     #[arg(long, value_name = "RATE", value_parser = rate)]
     pub rate: Option<u64>,
 
-    /// Print more detail
-    #[arg(short, long)]
-    pub verbose: bool,
+    /// Print the result as JSON
+    #[arg(long)]
+    pub json: bool,
+
+    #[command(flatten)]
+    pub reporting: ProgressOptions,
 
     #[command(flatten)]
     pub engine: EngineArgs,

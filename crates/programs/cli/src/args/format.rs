@@ -2,36 +2,31 @@
 
 use std::sync::LazyLock;
 
-use blockhaul_catalog::IMAGE_FORMATS;
+use blockhaul_catalog::{IMAGE_FORMATS, NamePolicy};
+use blockhaul_transfer::FormatChoice;
 use clap::builder::PossibleValue;
 use clap::{Args, ValueEnum};
 
-/// What a file contains.
+/// The value of `--format`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum FormatArg {
-    /// What its first bytes say: an image, or else a raw disk.
-    Auto,
-    /// The disk, byte for byte.
-    Raw,
-    /// An image.
-    Image(&'static blockhaul_catalog::ImageFormat),
-}
+pub struct FormatArg(pub FormatChoice);
 
 impl ValueEnum for FormatArg {
     fn value_variants<'a>() -> &'a [FormatArg] {
         static VALUES: LazyLock<Vec<FormatArg>> = LazyLock::new(|| {
-            let images = IMAGE_FORMATS.iter().map(FormatArg::Image);
-            [FormatArg::Auto, FormatArg::Raw].into_iter().chain(images).collect()
+            let images = IMAGE_FORMATS.iter().map(FormatChoice::Image);
+            let all = [FormatChoice::Auto, FormatChoice::Raw].into_iter().chain(images);
+            all.map(FormatArg).collect()
         });
         &VALUES
     }
 
     fn to_possible_value(&self) -> Option<PossibleValue> {
         let auto = "What its first bytes say: an image, or else a raw disk";
-        Some(match self {
-            FormatArg::Auto => PossibleValue::new("auto").help(auto),
-            FormatArg::Raw => PossibleValue::new("raw").help("The disk, byte for byte"),
-            FormatArg::Image(format) => {
+        Some(match self.0 {
+            FormatChoice::Auto => PossibleValue::new("auto").help(auto),
+            FormatChoice::Raw => PossibleValue::new("raw").help("The disk, byte for byte"),
+            FormatChoice::Image(format) => {
                 let value = PossibleValue::new(format.scheme);
                 let aliases = (format.qemu_name != format.scheme).then_some(format.qemu_name);
                 value.help(format!("{} format", format.origin)).aliases(aliases)
@@ -61,7 +56,32 @@ pub enum BackingPolicy {
     Refuse,
 }
 
-/// The format of a device that is given by a path.
+/// The policy for files that an image names.
+pub fn backing_policy(policy: BackingPolicy) -> NamePolicy {
+    match policy {
+        BackingPolicy::Allow => NamePolicy::Allow,
+        BackingPolicy::Refuse => NamePolicy::Refuse,
+    }
+}
+
+/// The partition to use.
+#[derive(Debug, Clone, Default, Args)]
+pub struct PartitionArgs {
+    /// Use only this partition of the disk, from 1 on; of the first disk, where there are two
+    ///
+    /// As the layer partition?partition=N, below all other layers. blockhaul info lists the partitions.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub partition: Option<u32>,
+}
+
+impl PartitionArgs {
+    /// The layer that shows the partition.
+    pub fn layer(&self) -> Option<String> {
+        self.partition.map(|number| format!("partition?partition={number}"))
+    }
+}
+
+/// The format of a device that is given by a path, and its partition.
 #[derive(Debug, Clone, Default, Args)]
 pub struct ImageFormatArgs {
     /// Format of a file that is given by its path.
@@ -72,6 +92,9 @@ pub struct ImageFormatArgs {
     /// Open the files that an image names, with --format: allow or refuse [default: refuse]
     #[arg(long, value_name = "WHETHER", hide_possible_values = true)]
     pub backing: Option<BackingPolicy>,
+
+    #[command(flatten)]
+    pub partition: PartitionArgs,
 }
 
 /// The same for commands whose --format is that of their output.
@@ -85,10 +108,14 @@ pub struct OnlyImageFormat {
     /// Open the files that an image names, with --image-format: allow or refuse [default: refuse]
     #[arg(long, value_name = "WHETHER", requires = "image_format", hide_possible_values = true)]
     pub backing: Option<BackingPolicy>,
+
+    #[command(flatten)]
+    pub partition: PartitionArgs,
 }
 
 impl From<&OnlyImageFormat> for ImageFormatArgs {
     fn from(options: &OnlyImageFormat) -> ImageFormatArgs {
-        ImageFormatArgs { format: options.image_format, backing: options.backing }
+        let OnlyImageFormat { image_format: format, backing, ref partition } = *options;
+        ImageFormatArgs { format, backing, partition: partition.clone() }
     }
 }

@@ -8,7 +8,7 @@ use blockhaul_formats::qcow2::resize::NewSize;
 use clap::builder::PossibleValuesParser;
 use clap::{Args, Subcommand};
 
-use super::format::BackingPolicy;
+use super::format::{BackingPolicy, ImageFormatArgs};
 use super::value::size;
 
 /// The formats of backing files, by QEMU's names.
@@ -136,6 +136,9 @@ pub struct MeasureArgs {
     #[arg(long, value_name = "FORMAT", default_value = "qcow2", value_parser = ["qcow2", "raw"],
           hide_possible_values = false)]
     pub target: String,
+
+    #[command(flatten)]
+    pub format: ImageFormatArgs,
 
     /// Cluster size of the image
     #[arg(long, value_name = "SIZE", default_value = "64k", value_parser = size)]

@@ -87,6 +87,10 @@ pub struct InfoArgs {
     #[arg(long)]
     pub no_content: bool,
 
+    /// Whether the program runs as nbdinfo.
+    #[arg(skip)]
+    pub is_nbdinfo: bool,
+
     #[command(flatten)]
     pub common: InspectionOptions,
 }

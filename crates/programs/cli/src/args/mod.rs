@@ -33,7 +33,7 @@ pub use self::check::{CheckArgs, RepairArg};
 pub use self::check::{ChecksumArgs, CompareArgs, ReadArgs, VerifyArgs};
 pub use self::copy::{CopyArgs, JOB_FILES};
 pub use self::engine::EngineArgs;
-pub use self::format::{BackingPolicy, FormatArg, ImageFormatArgs};
+pub use self::format::{BackingPolicy, ImageFormatArgs, PartitionArgs, backing_policy};
 #[cfg(feature = "formats")]
 pub use self::image::{
     BitmapArgs, BitmapCommand, BitmapMerge, CommitArgs, CreateArgs, ImageBitmap, InfoChain,

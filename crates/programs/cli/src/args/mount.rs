@@ -9,6 +9,7 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser};
 
 use super::engine::EngineArgs;
+use super::format::PartitionArgs;
 use super::value::{duration, memory};
 
 /// Options of `blockhaul mount`.
@@ -53,11 +54,8 @@ pub struct MountArgs {
     #[arg(long, value_name = "NAME[?key=value&…]")]
     pub layer: Vec<String>,
 
-    /// Show only this partition, from 1 on
-    ///
-    /// As --layer partition?partition=N before all other layers.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-    pub partition: Option<u32>,
+    #[command(flatten)]
+    pub partition: PartitionArgs,
 
     /// Mount the file system on the device (as root)
     ///
@@ -159,9 +157,8 @@ pub struct MountExport {
     #[arg(long, value_name = "NAME[?key=value&…]")]
     pub layer: Vec<String>,
 
-    /// Show only this partition, from 1 on
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-    pub partition: Option<u32>,
+    #[command(flatten)]
+    pub partition: PartitionArgs,
 }
 
 fn cache() -> impl TypedValueParser<Value = PageCacheMode> {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::{Args, Parser};
 
 use super::engine::EngineArgs;
-use super::format::ImageFormatArgs;
+use super::format::{ImageFormatArgs, PartitionArgs};
 #[cfg(feature = "vhost")]
 use super::value::VhostPlace;
 use super::value::{
@@ -413,6 +413,9 @@ pub struct ServeExport {
     /// May be repeated; the last layer is the outermost.
     #[arg(long, value_name = "NAME[?key=value&…]")]
     pub layer: Vec<String>,
+
+    #[command(flatten)]
+    pub partition: PartitionArgs,
 }
 
 /// Whether and how a server uses TLS.

@@ -17,9 +17,10 @@ pub fn run(words: &[OsString]) -> CommandResult {
     };
     log_as("nbdinfo", false);
     let (cli, groups) = own(words)?;
-    let CliCommand::Info(args) = cli.command else {
+    let CliCommand::Info(mut args) = cli.command else {
         return Err(failure("the command line was not understood"));
     };
+    args.is_nbdinfo = true;
     info::run(&args, &groups).map_err(|failure: CommandFailure| failure.with_status(FAILED))
 }
 

@@ -1,24 +1,25 @@
 //! The request of a command line, and the checks that only a command makes.
 
 use std::io::IsTerminal as _;
-use std::os::fd::AsFd as _;
 
 use blockhaul_catalog::DeviceSpec;
 use blockhaul_transfer::{
-    CopyRequest, CopySetup, Endpoint, TransferError, TransferOptions, is_heard, takes_writes,
+    CopyRequest, CopySetup, Endpoint, FileUse, TransferError, TransferOptions, format_warning,
+    name_warning, same_extension, takes_writes,
 };
 
 use crate::exit::{self, CommandFailure, plain};
-use crate::image_format::{self, FileUse};
-use crate::{args, devices};
+use crate::image_format;
+use crate::{args, devices, out};
 
 /// The request of a command for these descriptions, after the checks for which nothing is opened.
 pub(crate) fn checked_request(
     image: &args::ImageFormatArgs,
-    options: TransferOptions,
+    mut options: TransferOptions,
     [source, target]: [DeviceSpec; 2],
 ) -> Result<CopyRequest, CommandFailure> {
     let source = image_format::chosen(source, image)?;
+    options.source_layer.splice(..0, image.partition.layer());
     let [source, target] = [source, target].map(Endpoint::Device);
     let request = CopyRequest { options, ..CopyRequest::new(source, target) };
     check_request(&request)?;
@@ -57,16 +58,16 @@ pub(crate) fn warn_of_formats(options: &TransferOptions, [source, target]: [&Dev
         (source, !options.source_layer.is_empty(), FileUse::Source),
         (target, !options.target_layer.is_empty(), FileUse::Target),
     ];
-    if image_format::same_extension(source, target) {
+    if same_extension(source, target) {
         return;
     }
     let mut warnings: Vec<String> = ends
         .into_iter()
-        .filter_map(|(spec, layered, used)| image_format::warning(spec, layered, used))
+        .filter_map(|(spec, layered, used)| format_warning(spec, layered, used))
         .collect();
     // A layer may show or make an image.
     if warnings.is_empty() && options.source_layer.is_empty() && options.target_layer.is_empty() {
-        warnings.extend(image_format::misnamed(Some(source), target));
+        warnings.extend(name_warning(Some(source), target));
     }
     for text in warnings {
         log::warn!("{text}");
@@ -75,10 +76,8 @@ pub(crate) fn warn_of_formats(options: &TransferOptions, [source, target]: [&Dev
 
 /// Refuses a digest that nobody would see.
 fn check_printed_digest() -> Result<(), CommandFailure> {
-    if !is_heard(std::io::stdout().as_fd()) {
-        let text = "--digest: standard output, where it would be printed, is closed";
-        return Err(CommandFailure::usage(text));
-    }
+    out::check_open("it")
+        .map_err(|failure| CommandFailure::usage(format!("--digest: {failure}")))?;
     takes_writes(std::io::stdout()).map_err(|error| {
         let why = plain(&error);
         let text = format!("--digest: standard output, where it would be printed: {why}");

@@ -8,13 +8,12 @@ use blockhaul_catalog::{
     ClaimOwner, DeviceSpec, Export, ExportClient, Intent, Registry, Stack, Visit,
 };
 use blockhaul_fuse::{DISK, DISKS_MAX, DiskMount, HandleReopener, HandleSource, refused_name};
-use blockhaul_transfer::without_secrets;
+use blockhaul_transfer::{FileUse, format_warning, without_secrets};
 
 use crate::args::{self, MountExport};
 use crate::brackets::{self, Groups};
 use crate::devices;
 use crate::exit::{CommandFailure, OPEN};
-use crate::image_format::{self, FileUse};
 use crate::serve::export_arguments::parse_named;
 
 /// The disks of a command line.
@@ -91,7 +90,7 @@ impl MountSources {
                     device: device.to_os_string(),
                     readonly: false,
                     layer: Vec::new(),
-                    partition: None,
+                    partition: args::PartitionArgs::default(),
                 };
                 disks.insert(
                     0,
@@ -244,8 +243,7 @@ impl MountSource {
         registry: &Registry,
         args: &args::MountArgs,
     ) -> Result<MountSource, CommandFailure> {
-        let partition = own.partition.or(args.partition);
-        let partition = partition.map(|number| format!("partition?partition={number}"));
+        let partition = own.partition.layer().or(args.partition.layer());
         let own_layers = own.layer.iter().chain(&args.layer).cloned();
         let layers: Vec<_> = partition.into_iter().chain(own_layers).collect();
         let write = args.writable && !own.readonly;
@@ -331,9 +329,7 @@ impl MountSource {
                 return Err(CommandFailure::usage(text));
             }
         }
-        if let Some(text) =
-            image_format::warning(&self.spec, !self.layers.is_empty(), FileUse::Served)
-        {
+        if let Some(text) = format_warning(&self.spec, !self.layers.is_empty(), FileUse::Served) {
             log::warn!("{text}");
         }
         Ok(())

@@ -5,12 +5,13 @@ use std::sync::Arc;
 
 use blockhaul_catalog::{DeviceSpec, Registry, percent_decode};
 use blockhaul_jobs::{BitmapFiles, ExportConfig, ExportTableConfig, JobFiles, intent};
+use blockhaul_transfer::{FileUse, format_warning};
 
 use crate::args::{self, ServeExport};
 use crate::brackets::{self, Groups, NamedDevice};
 use crate::copy::copy_options;
 use crate::exit::CommandFailure;
-use crate::image_format::{self, FileUse};
+use crate::image_format;
 
 /// The exports of a command line; nothing is opened yet.
 pub fn export_config(
@@ -23,7 +24,7 @@ pub fn export_config(
     for word in &args.export {
         match brackets::named(word) {
             Some((name, device)) => {
-                exports.push(parse_one(name, device, groups, args.readonly)?);
+                exports.push(parse_one(name, device, groups, args)?);
             }
             None if name.is_some() => {
                 let text =
@@ -41,7 +42,7 @@ pub fn export_config(
                 description: args.description.clone(),
                 spec: groups.spec(device)?,
                 intent: intent(args.readonly),
-                layers: Vec::new(),
+                layers: args.image.partition.layer().into_iter().collect(),
             },
         ),
         (None, Some(name)) => {
@@ -84,7 +85,7 @@ pub fn export_config(
     wanted.check()?;
     for one in &wanted.exports {
         let layered = !one.layers.is_empty() || !wanted.layers.is_empty();
-        if let Some(text) = image_format::warning(&one.spec, layered, FileUse::Served) {
+        if let Some(text) = format_warning(&one.spec, layered, FileUse::Served) {
             log::warn!("{text}");
         }
     }
@@ -96,14 +97,15 @@ fn parse_one(
     name: &str,
     device: &OsStr,
     groups: &Groups,
-    readonly: bool,
+    args: &args::ServeArgs,
 ) -> Result<ExportConfig, CommandFailure> {
     let (name, options, inner) = parse_named::<ServeExport>(name, device, groups)?;
+    let partition = options.partition.layer().or(args.image.partition.layer());
     Ok(ExportConfig {
         spec: inner.spec(&options.device)?,
         description: options.description,
-        intent: intent(readonly || options.readonly),
-        layers: options.layer,
+        intent: intent(args.readonly || options.readonly),
+        layers: partition.into_iter().chain(options.layer).collect(),
         name,
     })
 }

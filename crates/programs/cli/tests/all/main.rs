@@ -34,6 +34,8 @@ mod long;
 mod mount;
 mod names;
 #[cfg(feature = "formats")]
+mod noticed;
+#[cfg(feature = "formats")]
 mod option_lists;
 mod part;
 mod proxmox;

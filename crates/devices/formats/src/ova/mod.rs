@@ -1,0 +1,256 @@
+//! `ova:FILE`: a disk of a virtual machine in an OVA, a tar archive with a description of the machine.
+//!
+//! - `ovf`: the description.
+
+mod ovf;
+
+use std::sync::Arc;
+
+use blockhaul_block::{Device, Error, Kind, Result};
+use blockhaul_catalog::{
+    Backend, BackendTarget, DeviceSpec, HandleOpener, ImageFormat, Intent, Layer, OpenContext,
+    OpenFuture, OpenedDevice, Param, ParamKind, Registry, Stack, format_size,
+};
+use blockhaul_layers::{ArchiveMember, ArchiveReader, MemberKind};
+
+use self::ovf::OvfDisk;
+use crate::any::{HELD, held};
+use crate::storage::len_of;
+
+/// Longest description in bytes.
+const DESCRIPTION_MAX: u64 = 4 << 20;
+/// Maximum number of members that are kept.
+const MEMBERS_MAX: usize = 10_000;
+
+/// The backend `ova:FILE`.
+pub struct OvaBackend;
+
+impl Backend for OvaBackend {
+    fn schemes(&self) -> &'static [&'static str] {
+        &["ova"]
+    }
+
+    fn operand(&self) -> &'static str {
+        "DEVICE"
+    }
+
+    fn summary(&self) -> &'static str {
+        "a disk of a virtual machine in an OVA, read-only. DEVICE is the path of the OVA, or any device that holds it, \
+         where %3f is a question mark and %25 a percent sign"
+    }
+
+    fn example(&self) -> &'static str {
+        r#"
+blockhaul copy sample:8M disk.raw
+qemu-img convert -O vmdk -o subformat=streamOptimized disk.raw vm-disk1.vmdk
+cat > vm.ovf <<END
+<Envelope><References><File id="f" href="vm-disk1.vmdk"/></References>
+<DiskSection><Disk diskId="d" fileRef="f"/></DiskSection></Envelope>
+END
+tar cf vm.ova vm.ovf vm-disk1.vmdk
+blockhaul copy ova:vm.ova restored.raw && cmp disk.raw restored.raw
+"#
+    }
+
+    fn params(&self) -> &'static [Param] {
+        &[Param {
+            name: "disk",
+            kind: ParamKind::Number,
+            default: None,
+            doc: "Number of the disk, from 1 on, in the order of the OVF description; needed if there are several.",
+        }]
+    }
+
+    fn open(&self, target: BackendTarget) -> OpenFuture<OpenedDevice> {
+        Box::pin(open(target))
+    }
+}
+
+async fn open(target: BackendTarget) -> Result<OpenedDevice> {
+    if target.intent.write || target.intent.target_size.is_some() {
+        let text = "ova: an OVA is read-only: copy its disk to a file first";
+        return Err(Error::new(Kind::Usage, text));
+    }
+    let description = target.text()?.to_string();
+    if description.is_empty() {
+        return Err(Error::new(Kind::Usage, "requires a device: ova:PATH"));
+    }
+    let spec = DeviceSpec::parse(description.as_ref())?;
+    let intent = Intent { direct: target.intent.direct, ..Intent::READ_IMAGE };
+    let registry = target.context.registry();
+    let archive = registry.open(&spec, Vec::new(), intent).await?;
+    let contents = OvaContents::read(archive.device()).await?;
+    drop(archive);
+    let disk = contents.disk(target.args.number("disk"))?;
+    let layers = disk.layers(registry)?;
+    let stack = registry.open(&spec, layers, intent).await?;
+    disk_in(&target.context, stack, intent).await
+}
+
+/// The disk in an image that a stack shows; the device of the stack if it is no image.
+async fn disk_in(context: &OpenContext, stack: Stack, intent: Intent) -> Result<OpenedDevice> {
+    let device = stack.device().clone();
+    let len = len_of(&device.facts()).min(ImageFormat::HEAD as u64);
+    let head = crate::storage::read(&device, 0, len).await?;
+    let more = stack.has_more().then(|| Arc::new(StackHandles(stack)) as Arc<dyn HandleOpener>);
+    let opened = OpenedDevice { device, more };
+    let Some(format) = ImageFormat::of_head(&head) else { return Ok(opened) };
+    // Whoever wrote the archive chooses the names in its images.
+    let names = if format.names_files { "?names=refuse" } else { "" };
+    let context = context.with_backend(held(opened));
+    context.open(&format!("{}:{HELD}:{names}", format.scheme), intent).await
+}
+
+/// Further handles of a stack.
+struct StackHandles(Stack);
+
+impl HandleOpener for StackHandles {
+    fn another(&self) -> OpenFuture<Arc<dyn Device>> {
+        let stack = self.0.clone();
+        Box::pin(async move { stack.another().await })
+    }
+}
+
+/// The disks of an OVA.
+struct OvaContents {
+    name: String,
+    disks: Vec<OvaDisk>,
+}
+
+/// A disk with the place of its file.
+struct OvaDisk {
+    disk: OvfDisk,
+    member: ArchiveMember,
+}
+
+/// The number of disks with data in an OVA.
+///
+/// # Errors
+/// Those of opening the disks.
+pub async fn ova_disk_count(device: &Arc<dyn Device>) -> Result<usize> {
+    Ok(OvaContents::read(device).await?.disks.len())
+}
+
+impl OvaContents {
+    async fn read(device: &Arc<dyn Device>) -> Result<OvaContents> {
+        let facts = device.facts();
+        let name = facts.name.to_string();
+        let wrong = |kind, why: String| Error::new(kind, format!("ova: {name}: {why}"));
+        let members = members(device)
+            .await
+            .map_err(|error| error.reworded(format!("ova: {}", error.text())))?;
+        let Some(description) = members.iter().find(|member| is_description(member)) else {
+            let text = "it has no OVF description (NAME.ovf): use the layer tar for a member of another archive";
+            return Err(wrong(Kind::Invalid, text.into()));
+        };
+        let text = text_of(device, description).await.map_err(|why| wrong(Kind::Invalid, why))?;
+        let found = ovf::disks(&text);
+        let found =
+            found.map_err(|why| wrong(Kind::Unsupported, format!("the OVF description: {why}")))?;
+        let mut disks = Vec::new();
+        for disk in found {
+            let member = members.iter().find(|member| member.is_called(disk.file.as_bytes()));
+            let Some(member) = member else {
+                let text = format!(
+                    "the file {:?} of disk {} is not in the archive",
+                    disk.file,
+                    disks.len() + 1
+                );
+                return Err(wrong(Kind::NotFound, text));
+            };
+            let end = member.offset.checked_add(member.len);
+            if member.kind != MemberKind::File || end.is_none_or(|end| end > facts.size) {
+                let text = format!(
+                    "the file {:?} is not complete, or is stored as a sparse file",
+                    disk.file
+                );
+                return Err(wrong(Kind::Unsupported, text));
+            }
+            disks.push(OvaDisk { disk, member: member.clone() });
+        }
+        Ok(OvaContents { name, disks })
+    }
+
+    /// The disk of this number, or the only one.
+    fn disk(&self, number: Option<u64>) -> Result<&OvaDisk> {
+        let wrong = |kind, why: String| Err(Error::new(kind, format!("ova: {}: {why}", self.name)));
+        match (number, &self.disks[..]) {
+            (_, []) => wrong(Kind::NotFound, "it has no disk with data".into()),
+            (None, [only]) => Ok(only),
+            (None, _) => {
+                let text = format!(
+                    "it has {} disks: choose one with ?disk=N: {}",
+                    self.disks.len(),
+                    self.list()
+                );
+                wrong(Kind::Usage, text)
+            }
+            (Some(number), disks) => {
+                let index = usize::try_from(number).ok().and_then(|number| number.checked_sub(1));
+                match index.and_then(|index| disks.get(index)) {
+                    Some(disk) => Ok(disk),
+                    None => wrong(
+                        Kind::NotFound,
+                        format!("there is no disk {number}: it has {}", self.list()),
+                    ),
+                }
+            }
+        }
+    }
+
+    /// The numbers and files of the disks, for users.
+    fn list(&self) -> String {
+        let one = |(number, disk): (usize, &OvaDisk)| {
+            let size = disk
+                .disk
+                .capacity
+                .map_or_else(String::new, |size| format!(", {}", format_size(size)));
+            format!("{number} ({}{size})", disk.disk.file)
+        };
+        (1..).zip(&self.disks).map(one).collect::<Vec<_>>().join(", ")
+    }
+}
+
+impl OvaDisk {
+    /// The layers that show the file of the disk.
+    fn layers(&self, registry: &Registry) -> Result<Vec<Arc<dyn Layer>>> {
+        let ArchiveMember { offset, len, .. } = self.member;
+        let mut layers = vec![registry.layer(&format!("offset?offset={offset}&range={len}"))?];
+        if self.disk.gzip {
+            layers.push(registry.layer("gz")?);
+        }
+        Ok(layers)
+    }
+}
+
+async fn members(device: &Arc<dyn Device>) -> Result<Vec<ArchiveMember>> {
+    let mut reader = ArchiveReader::new(device, u64::MAX);
+    let mut members = Vec::new();
+    while let Some(member) = reader.next().await? {
+        if members.len() == MEMBERS_MAX {
+            let text = format!("more than {MEMBERS_MAX} members");
+            return Err(Error::new(Kind::Unsupported, text));
+        }
+        members.push(member);
+    }
+    Ok(members)
+}
+
+fn is_description(member: &ArchiveMember) -> bool {
+    member.kind == MemberKind::File
+        && !member.is_apple_double()
+        && member.name.to_ascii_lowercase().ends_with(b".ovf")
+}
+
+/// The text of a member, or why there is none.
+async fn text_of(
+    device: &Arc<dyn Device>,
+    member: &ArchiveMember,
+) -> std::result::Result<String, String> {
+    if member.len > DESCRIPTION_MAX {
+        return Err(format!("an OVF description of {} bytes", member.len));
+    }
+    let bytes = crate::storage::read(device, member.offset, member.len).await;
+    let bytes = bytes.map_err(|error| error.to_string())?;
+    String::from_utf8(bytes.to_vec()).map_err(|_| "the OVF description is not UTF-8".to_string())
+}
