@@ -49,7 +49,7 @@ impl QemuImg {
             }
         };
         let result = self.with_holder(image, NamePolicy::Allow, async move |context, holder| {
-            commit(context, holder, base.as_ref(), keep, SnapshotPolicy::Change).await
+            commit(context, holder, base.as_ref(), keep, SnapshotPolicy::Change, &|_, _| ()).await
         })?;
         self.tell_changes(image, result)
     }

@@ -89,7 +89,8 @@ impl QemuImg {
         how: RebaseMode,
     ) -> Result<()> {
         let result = self.with_holder(image, NamePolicy::Allow, async move |context, holder| {
-            rebase(context, holder, new.as_ref(), how, SnapshotPolicy::Change).await
+            let snapshots = SnapshotPolicy::Change;
+            rebase(context, holder, new.as_ref(), how, snapshots, &|_, _| ()).await
         })?;
         self.tell_changes(image, result)
     }

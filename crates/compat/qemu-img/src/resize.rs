@@ -76,7 +76,7 @@ impl QemuImg {
         let result = self.on_worker(move |registry| async move {
             raw::resize(&registry, &disk, &path, size, shrinks).await
         })?;
-        result.map_err(|error| match error {
+        result.map(drop).map_err(|error| match error {
             RawResizeError::NoRegularFile => failure(format!("{name} is not a regular file")),
             RawResizeError::Size(error) => error.into(),
             RawResizeError::Open(error) => QemuImgError::opening("disk", &name, &error),

@@ -35,7 +35,7 @@ mod windows;
 use std::sync::Arc;
 
 pub use any::{AnyImage, HELD, held};
-pub use ova::{OvaBackend, ova_disk_count};
+pub use ova::{OvaBackend, OvaDisks};
 pub use qcow2::Qcow2Backend;
 pub use qcow2::stream::AsQcow2;
 pub use vdi::VdiBackend;

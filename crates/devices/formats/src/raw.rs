@@ -21,7 +21,7 @@ pub enum RawResizeError {
 }
 
 /// Sets the size of the raw disk in the regular file `path`, which `description` names, too, and which
-/// nothing else may use. New bytes read as zeroes. `shrink` allows a smaller size.
+/// nothing else may use, and returns it. New bytes read as zeroes. `shrink` allows a smaller size.
 ///
 /// # Errors
 /// See [`RawResizeError`]. The file is unchanged, unless the system has set its length and cannot flush it.
@@ -31,7 +31,7 @@ pub async fn resize(
     path: &Path,
     size: NewSize,
     shrink: bool,
-) -> Result<(), RawResizeError> {
+) -> Result<u64, RawResizeError> {
     let found = std::fs::metadata(path).map_err(RawResizeError::System)?;
     if !found.is_file() {
         return Err(RawResizeError::NoRegularFile);
@@ -40,7 +40,8 @@ pub async fn resize(
     // Its locks keep other programs away.
     let opened = registry.open(description, Vec::new(), Intent::TARGET).await;
     let _stack = opened.map_err(RawResizeError::Open)?;
-    set_len(path, new).map_err(RawResizeError::System)
+    set_len(path, new).map_err(RawResizeError::System)?;
+    Ok(new)
 }
 
 fn set_len(path: &Path, size: u64) -> std::io::Result<()> {

@@ -1,13 +1,17 @@
 //! `blockhaul chain`: lists, checks, merges and prunes the points of a store.
 
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
-use blockhaul_backups::{BackupContext, ChainChange, CheckReport, PointEntry, StoreDamage};
+use blockhaul_backups::{
+    BackupContext, BackupError, ChainChange, CheckReport, PointEntry, StoreDamage,
+};
 use serde_json::{Value, json};
 
-use crate::args::{self, ChainCommand};
-use crate::exit::{self, CommandResult};
+use crate::args::{self, ChainCommand, ChainReporting};
+use crate::exit::{self, CommandFailure, CommandResult};
+use crate::progress::WorkProgress;
 use crate::{devices, logger, out};
 
 /// Runs `blockhaul chain`.
@@ -15,27 +19,46 @@ pub fn run(args: &args::ChainArgs) -> CommandResult {
     logger::start(false);
     match &args.command {
         ChainCommand::List { dir, json } => list(&blockhaul_backups::list_points(dir)?, *json),
-        ChainCommand::Check { dir, point, engine } => {
-            let context = context(engine.config(0));
-            let report = blockhaul_backups::check_chain(&context, dir, point.as_deref())?;
-            out::print(check_text(&report).as_bytes())?;
+        ChainCommand::Check { dir, point, reporting } => {
+            let report = reporting.run("check", |context| {
+                blockhaul_backups::check_chain(context, dir, point.as_deref())
+            })?;
+            out::result(reporting.json, &check_value(&report), &check_text(&report))?;
             Ok(if report.damage.is_empty() { 0 } else { exit::DIFFERENT })
         }
-        ChainCommand::Merge { dir, no_check, engine } => {
-            let context = context(engine.config(0));
-            tell(&blockhaul_backups::merge_oldest(&context, dir, !no_check)?)
+        ChainCommand::Merge { dir, no_check, reporting } => {
+            let merge = |context: &_| blockhaul_backups::merge_oldest(context, dir, !no_check);
+            tell(&reporting.run("merge", merge)?, reporting.json)
         }
         ChainCommand::Abandon { dir } => abandon(dir),
-        ChainCommand::Prune { dir, keep, no_check, engine } => {
-            let context = context(engine.config(0));
-            tell(&blockhaul_backups::prune_points(&context, dir, *keep, !no_check)?)
+        ChainCommand::Prune { dir, keep, no_check, reporting } => {
+            let prune =
+                |context: &_| blockhaul_backups::prune_points(context, dir, *keep, !no_check);
+            tell(&reporting.run("prune", prune)?, reporting.json)
         }
+    }
+}
+
+impl ChainReporting {
+    /// Runs an operation on a store, and shows its progress.
+    fn run<T>(
+        &self,
+        command: &'static str,
+        operation: impl FnOnce(&BackupContext) -> Result<T, BackupError>,
+    ) -> Result<T, CommandFailure> {
+        let shown = WorkProgress::start(command, &self.reporting)?;
+        let context =
+            BackupContext { progress: shown.progress(), ..context(self.engine.config(0)) };
+        let result = operation(&context);
+        shown.finish(result.is_ok());
+        Ok(result?)
     }
 }
 
 /// The devices of this program, with these workers.
 pub(crate) fn context(workers: blockhaul_io::RuntimeConfig) -> BackupContext {
-    BackupContext { registry: devices::registry(Duration::ZERO), workers }
+    let registry = devices::registry(Duration::ZERO);
+    BackupContext { registry, workers, progress: Arc::default() }
 }
 
 /// Removes the point that an interrupted pull has begun.
@@ -131,9 +154,29 @@ fn check_text(report: &CheckReport) -> String {
     text
 }
 
+/// The result of a check, as JSON.
+fn check_value(report: &CheckReport) -> Value {
+    let CheckReport { points, damage, intact, without_digests, orphans } = report;
+    let one = |damage: &StoreDamage| match damage {
+        StoreDamage::Data { file, at, len } => {
+            let file = file.display().to_string();
+            json!({ "message": damage.to_string(), "file": file, "offset": at, "length": len })
+        }
+        _ => json!({ "message": damage.to_string() }),
+    };
+    json!({
+        "points": points,
+        "intact": intact,
+        "without-digests": without_digests,
+        "damage": damage.iter().map(one).collect::<Vec<_>>(),
+        "orphans": orphans,
+    })
+}
+
 /// Prints the number of points that are left.
-fn tell(ChainChange { removed, kept, oldest }: &ChainChange) -> CommandResult {
+fn tell(ChainChange { removed, kept, oldest }: &ChainChange, as_json: bool) -> CommandResult {
     let text = format!("removed {removed}, kept {kept}; the oldest point is {oldest}");
-    out::print(format!("{}\n", out::one_line(&text)).as_bytes())?;
+    let value = json!({ "removed": removed, "kept": kept, "oldest": oldest });
+    out::result(as_json, &value, &format!("{}\n", out::one_line(&text)))?;
     Ok(0)
 }

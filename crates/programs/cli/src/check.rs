@@ -48,7 +48,7 @@ pub fn compare(args: &args::CompareArgs, groups: &Groups) -> CommandResult {
 
 /// Compares two devices; failures have the status of `compare`.
 fn compared(args: &args::CompareArgs, groups: &Groups) -> Result<ComparisonResult, CommandFailure> {
-    let reading = DeviceReading { args: &args.reading };
+    let reading = DeviceReading { command: "compare", args: &args.reading };
     let words = [&args.one, &args.other].map(|word| groups.spec(word));
     let [one, other] = words;
     let one = image_format::read_device(one?, &args.reading.image)?;
@@ -85,7 +85,7 @@ pub fn verify(args: &args::VerifyArgs, groups: &Groups) -> CommandResult {
         .map_err(|error| unusable(format!("{}, behind the device", unread_manifest(&error))))?;
     let kept: Manifest = text.parse().map_err(|error: Error| unusable(error.text()))?;
     let like = kept.clone();
-    let reading = DeviceReading { args: &args.reading };
+    let reading = DeviceReading { command: "verify", args: &args.reading };
     let result = reading.run(vec![device], |stacks, run| async move {
         let EngineRun { options, pool, progress } = run;
         Ok(blockhaul_engine::manifest(&stacks[0], Some(&like), &options, &pool, &progress).await?)
@@ -121,7 +121,7 @@ pub fn checksum(args: &args::ChecksumArgs, groups: &Groups) -> CommandResult {
     let device = image_format::read_device(groups.spec(&args.device)?, &args.reading.image)?;
     let name = device.spec.to_string();
     let algorithm = args.digest;
-    let reading = DeviceReading { args: &args.reading };
+    let reading = DeviceReading { command: "checksum", args: &args.reading };
     let result = reading.run(vec![device], move |stacks, run| async move {
         let EngineRun { options, pool, progress } = run;
         Ok(blockhaul_engine::digest(&stacks[0], algorithm, &options, &pool, &progress).await?)
@@ -155,6 +155,7 @@ fn failed(failed: CheckFailure) -> CommandFailure {
 
 /// A command that reads whole devices.
 struct DeviceReading<'a> {
+    command: &'static str,
     args: &'a args::ReadArgs,
 }
 
@@ -185,20 +186,22 @@ impl DeviceReading<'_> {
             make_layers(&registry, &device.layers).map_err(opening)?;
         }
         self.warn(&devices);
-        let shown = WorkProgress::start(&args.reporting).map_err(CheckFailure::Opening)?;
+        let shown =
+            WorkProgress::start(self.command, &args.reporting).map_err(CheckFailure::Opening)?;
         let config = args.engine.config(0);
         let runtime = Runtime::start(&config).map_err(|error| {
             let text = format!("cannot start workers: {}", plain(&error));
             CheckFailure::Opening(CommandFailure::new(exit::FAILED, text))
         })?;
         let options = self.options();
-        let progress = shown.progress();
+        let progress = shown.progress().part();
         let (result, open) = runtime.block_on(move || async move {
             let stacks = match open(&registry, devices).await {
                 Ok(stacks) => stacks,
                 Err(failure) => return (Err(CheckFailure::Opening(failure)), Vec::new()),
             };
             let pool = Pool::new(options.memory());
+            progress.expect(stacks.first().map_or(0, |stack| stack.device().facts().size));
             let result = work(stacks.clone(), EngineRun { options, pool, progress }).await;
             (result.map_err(CheckFailure::Working), stacks)
         });

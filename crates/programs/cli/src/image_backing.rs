@@ -1,18 +1,23 @@
 //! `blockhaul rebase` and `blockhaul commit`: images and their backing files.
 
+use std::sync::Arc;
+
 use blockhaul_block::{Error, Kind};
 use blockhaul_catalog::OpenContext;
+use blockhaul_engine::CopyProgress;
 use blockhaul_formats::qcow2::backing_change::{
     BackingChange, BackingName, RebaseMode, SnapshotPolicy, commit, rebase,
 };
-use blockhaul_transfer::shown;
+use blockhaul_transfer::shown as shown_name;
+use serde_json::json;
 
-use crate::args::{self, RebaseArgs};
+use crate::args::{self, ChangeOutput, RebaseArgs};
 use crate::brackets::Groups;
 use crate::exit::{self, CommandFailure, CommandResult};
 use crate::image_change::{failure, policy, with_advice};
 use crate::image_tools::{holder, run};
 use crate::out;
+use crate::progress::WorkProgress;
 
 /// Runs `blockhaul rebase`.
 pub fn run_rebase(args: &RebaseArgs, groups: &Groups) -> CommandResult {
@@ -27,23 +32,27 @@ pub fn run_rebase(args: &RebaseArgs, groups: &Groups) -> CommandResult {
     };
     let snapshots = snapshots(args.change_snapshots);
     let described = name.clone();
-    let result = run(move |registry| async move {
-        let context = OpenContext::new(&registry).with_names(names);
-        rebase(&context, &described, new.as_ref(), how, snapshots).await
+    let result = shown("rebase", &args.output, |progress| {
+        run(move |registry| async move {
+            let context = OpenContext::new(&registry).with_names(names);
+            let count = |done, all| progress.set_done(done, all);
+            rebase(&context, &described, new.as_ref(), how, snapshots, &count).await
+        })
     })?;
     let BackingChange { bytes: written, .. } =
         result.map_err(|error| refused("rebase", &name, &error))?;
-    if !args.names_only {
-        out::print(format!("{written} bytes were written to the image\n").as_bytes())?;
-    }
-    Ok(0)
+    let text = match args.names_only {
+        true => String::new(),
+        false => format!("{written} bytes were written to the image\n"),
+    };
+    tell(&args.output, &name, written, &text)
 }
 
 /// What went wrong with an image, also that it cannot be changed in this way.
 fn refused(command: &str, name: &str, error: &Error) -> CommandFailure {
     match error.kind() {
         Kind::Unsupported => {
-            let text = format!("cannot {command} {}: {error}", shown(name));
+            let text = format!("cannot {command} {}: {error}", shown_name(name));
             with_advice(CommandFailure::new(exit::OPEN, text), error)
         }
         _ => failure(name, error),
@@ -61,12 +70,37 @@ pub fn run_commit(args: &args::CommitArgs, groups: &Groups) -> CommandResult {
     let keep = args.keep;
     let snapshots = snapshots(args.change_snapshots);
     let described = name.clone();
-    let result = run(move |registry| async move {
-        let context = OpenContext::new(&registry).with_names(names);
-        commit(&context, &described, None, keep, snapshots).await
+    let result = shown("commit", &args.output, |progress| {
+        run(move |registry| async move {
+            let context = OpenContext::new(&registry).with_names(names);
+            let count = |done, all| progress.set_done(done, all);
+            commit(&context, &described, None, keep, snapshots, &count).await
+        })
     })?;
     let BackingChange { bytes: written, .. } =
         result.map_err(|error| refused("commit", &name, &error))?;
-    out::print(format!("{written} bytes were written to the backing file\n").as_bytes())?;
+    tell(
+        &args.output,
+        &name,
+        written,
+        &format!("{written} bytes were written to the backing file\n"),
+    )
+}
+
+/// Runs work on an image, and shows its progress.
+fn shown<T>(
+    command: &'static str,
+    output: &ChangeOutput,
+    work: impl FnOnce(Arc<CopyProgress>) -> Result<Result<T, Error>, CommandFailure>,
+) -> Result<Result<T, Error>, CommandFailure> {
+    let shown = WorkProgress::start(command, &output.reporting)?;
+    let result = work(shown.progress());
+    shown.finish(matches!(result, Ok(Ok(_))));
+    result
+}
+
+/// Prints how many bytes were written.
+fn tell(output: &ChangeOutput, image: &str, written: u64, text: &str) -> CommandResult {
+    out::result(output.json, &json!({ "image": image, "written": written }), text)?;
     Ok(0)
 }

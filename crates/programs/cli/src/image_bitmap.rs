@@ -1,17 +1,17 @@
 //! `blockhaul bitmap`: the persistent bitmaps of a qcow2 image.
 
 use std::ffi::OsString;
-use std::fmt::Write as _;
 
 use blockhaul_block::Kind;
 use blockhaul_catalog::OpenContext;
 use blockhaul_formats::qcow2::bitmap_change::{BitmapChange, change_bitmap};
+use blockhaul_inspect::{bitmaps_json, bitmaps_text};
 use serde_json::json;
 
 use crate::args::{self, BitmapCommand, BitmapMerge, ImageBitmap, ListArgs};
 use crate::brackets::Groups;
 use crate::exit::{CommandFailure, CommandResult};
-use crate::image_tools::{bitmaps, description, holder, run};
+use crate::image_tools::{description, holder, run};
 use crate::out;
 
 /// Runs `blockhaul bitmap`.
@@ -37,20 +37,8 @@ pub fn bitmap(args: args::BitmapArgs, groups: &Groups) -> CommandResult {
 
 fn list(args: &ListArgs, groups: &Groups) -> CommandResult {
     let found = description(args, groups)?;
-    let text = if args.json {
-        format!("{:#}\n", json!({ "bitmaps": bitmaps(&found) }))
-    } else {
-        found.bitmaps.iter().fold(String::new(), |mut text, one| {
-            let state = match (one.in_use, one.enabled) {
-                (true, _) => "in use",
-                (false, true) => "enabled",
-                (false, false) => "disabled",
-            };
-            let _ = writeln!(text, "{state}\t{}\t{}", one.granularity, out::one_line(&one.name));
-            text
-        })
-    };
-    out::print(text.as_bytes())?;
+    let value = json!({ "bitmaps": bitmaps_json(&found) });
+    out::result(args.json, &value, &bitmaps_text(&found))?;
     Ok(0)
 }
 

@@ -12,6 +12,7 @@ use crate::args::{self, BackingPolicy};
 use crate::brackets::Groups;
 use crate::exit::{self, CommandFailure, CommandResult, plain};
 use crate::image_tools::{holder, run};
+use crate::out;
 
 /// Whether files that an image names are opened.
 pub(crate) fn policy(backing: Option<BackingPolicy>) -> NamePolicy {
@@ -33,8 +34,7 @@ pub fn run_resize(args: &args::ResizeArgs, groups: &Groups) -> CommandResult {
         let context = OpenContext::new(&registry).with_names(names);
         resize(&context, &described, size, shrink).await
     })?;
-    result.map_err(|error| failure(&name, &error))?;
-    Ok(0)
+    tell(args, &name, result.map_err(|error| failure(&name, &error))?)
 }
 
 /// What went wrong with an image.
@@ -63,7 +63,7 @@ fn resize_raw(spec: DeviceSpec, args: &args::ResizeArgs) -> CommandResult {
         run(
             move |registry| async move { raw::resize(&registry, &spec, &path, size, shrink).await },
         )?;
-    result.map_err(|error| match error {
+    let result = result.map_err(|error| match error {
         RawResizeError::NoRegularFile => {
             CommandFailure::new(exit::OPEN, format!("{name} is not a regular file"))
         }
@@ -72,7 +72,13 @@ fn resize_raw(spec: DeviceSpec, args: &args::ResizeArgs) -> CommandResult {
         RawResizeError::System(error) => {
             CommandFailure::new(exit::OPEN, format!("cannot resize {name}: {}", plain(&error)))
         }
-    })?;
+    });
+    tell(args, &name, result?)
+}
+
+/// Prints the new size.
+fn tell(args: &args::ResizeArgs, name: &str, size: u64) -> CommandResult {
+    out::result(args.json, &serde_json::json!({ "image": name, "size": size }), "")?;
     Ok(0)
 }
 

@@ -1,13 +1,13 @@
 //! `blockhaul create`, `measure`, `snapshot` and `info --chain`: commands about images.
 
-use std::fmt::Write as _;
 use std::sync::Arc;
 use std::time::Duration;
 
 use blockhaul_block::{Device, Error};
 use blockhaul_catalog::{DeviceSpec, Intent, NamePolicy, OpenContext, Registry};
-use blockhaul_formats::qcow2::describe::{ChainLink, Qcow2Description, describe, describe_chain};
+use blockhaul_formats::qcow2::describe::{Qcow2Description, describe, describe_chain};
 use blockhaul_formats::qcow2::measure::measure;
+use blockhaul_inspect::{image_link_json, image_link_text, snapshots_json, snapshots_text};
 use blockhaul_io::{Runtime, RuntimeConfig};
 use blockhaul_transfer::{FileFormat, file_of, make_layers};
 use serde_json::{Value, json};
@@ -113,6 +113,7 @@ pub fn create(args: &args::CreateArgs, groups: &Groups) -> CommandResult {
     let size = args.size;
     let result = run(move |registry| async move { registry.create(&spec, size).await })?;
     result.map_err(|error| CommandFailure::opening("target", &name, &error))?;
+    out::result(args.json, &json!({ "image": name, "size": size }), "")?;
     Ok(0)
 }
 
@@ -157,21 +158,8 @@ pub(crate) fn description(
 pub fn snapshot(args: &args::SnapshotArgs, groups: &Groups) -> CommandResult {
     let args::SnapshotCommand::List(args) = &args.command;
     let found = description(args, groups)?;
-    let text = if args.json {
-        format!("{:#}\n", json!({ "snapshots": snapshots(&found) }))
-    } else {
-        found.snapshots.iter().fold(String::new(), |mut text, one| {
-            let _ = writeln!(
-                text,
-                "{}\t{}\t{}",
-                out::one_line(&one.id),
-                one.size,
-                out::one_line(&one.name)
-            );
-            text
-        })
-    };
-    out::print(text.as_bytes())?;
+    let value = json!({ "snapshots": snapshots_json(&found) });
+    out::result(args.json, &value, &snapshots_text(&found))?;
     Ok(0)
 }
 
@@ -187,98 +175,10 @@ pub fn info_chain(args: &InfoChain<'_>, groups: &Groups) -> CommandResult {
     })?;
     let links = result.map_err(|error| CommandFailure::opening("image", &name, &error))?;
     let text = if args.json {
-        format!("{:#}\n", Value::Array(links.iter().map(link_json).collect()))
+        format!("{:#}\n", Value::Array(links.iter().map(image_link_json).collect()))
     } else {
-        links.iter().map(link_text).collect::<Vec<_>>().join("\n")
+        links.iter().map(image_link_text).collect::<Vec<_>>().join("\n")
     };
     out::print(text.as_bytes())?;
     Ok(0)
-}
-
-fn snapshots(found: &Qcow2Description) -> Vec<Value> {
-    let one = |one: &blockhaul_formats::qcow2::describe::SnapshotDescription| json!({ "id": one.id, "name": one.name, "size": one.size });
-    found.snapshots.iter().map(one).collect()
-}
-
-/// The bitmaps of an image, as JSON.
-pub(crate) fn bitmaps(found: &Qcow2Description) -> Vec<Value> {
-    let one = |one: &blockhaul_formats::qcow2::describe::BitmapDescription| {
-        json!({
-            "name": one.name,
-            "granularity": one.granularity,
-            "enabled": one.enabled,
-            "in-use": one.in_use,
-        })
-    };
-    found.bitmaps.iter().map(one).collect()
-}
-
-fn link_json(link: &ChainLink) -> Value {
-    let format = link.format.as_deref();
-    let Some(image) = &link.image else {
-        return json!({ "image": link.name, "format": format, "file-length": link.len });
-    };
-    json!({
-        "image": link.name,
-        "format": format,
-        "file-length": link.len,
-        "virtual-size": image.size,
-        "version": image.version,
-        "cluster-size": image.cluster,
-        "refcount-bits": image.refcount_bits,
-        "compression-type": image.compression,
-        "extended-l2": image.subclusters,
-        "dirty-flag": image.dirty,
-        "corrupt": image.corrupt,
-        "backing-file": image.backing,
-        "backing-format": image.backing_format,
-        "data-file": image.data_file,
-        "data-file-raw": image.data_file_raw,
-        "snapshots": snapshots(image),
-        "bitmaps": bitmaps(image),
-    })
-}
-
-fn link_text(link: &ChainLink) -> String {
-    let mut text = format!(
-        "{}: {}\n\tfile length: {}\n",
-        out::one_line(&link.name),
-        link.format.as_deref().map_or("format not given".into(), out::one_line),
-        link.len
-    );
-    let Some(image) = &link.image else { return text };
-    let mut line = |name: &str, value: &dyn std::fmt::Display| {
-        let _ = writeln!(text, "\t{name}: {}", out::one_line(&value.to_string()));
-    };
-    line("size", &image.size);
-    line("version", &image.version);
-    line("cluster size", &image.cluster);
-    line("refcount bits", &image.refcount_bits);
-    line("compression", &image.compression);
-    line("subclusters", &image.subclusters);
-    for (flag, name) in [(image.dirty, "dirty"), (image.corrupt, "corrupt")] {
-        if flag {
-            line(name, &"yes");
-        }
-    }
-    let named = [("backing file", &image.backing), ("backing format", &image.backing_format)];
-    for (name, value) in named.into_iter().chain([("data file", &image.data_file)]) {
-        if let Some(value) = value {
-            line(name, value);
-        }
-    }
-    for one in &image.snapshots {
-        line("snapshot", &format!("{} {} ({} bytes)", one.id, one.name, one.size));
-    }
-    for one in &image.bitmaps {
-        let state = if one.in_use {
-            "in use"
-        } else if one.enabled {
-            "enabled"
-        } else {
-            "disabled"
-        };
-        line("bitmap", &format!("{} ({state}, granularity {})", one.name, one.granularity));
-    }
-    text
 }

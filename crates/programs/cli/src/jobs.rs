@@ -6,6 +6,8 @@ use std::sync::{Arc, Mutex};
 
 use blockhaul_catalog::DeviceSpec;
 use blockhaul_engine::{RateLimit, Side};
+#[cfg(feature = "formats")]
+use blockhaul_formats::OvaDisks;
 use blockhaul_io::{Pool, WorkerHandle};
 use blockhaul_metrics::ObservedCopy;
 use blockhaul_transfer::{
@@ -31,7 +33,37 @@ pub fn run(args: &args::CopyArgs, file: &Path) -> CommandResult {
         .map_err(|error| CommandFailure::usage(exit::joined(&error.to_string())))?;
     // A group could only be the value of an option, and none accepts one.
     drop(groups);
-    let JobFile { mut common, disks } = jobfile::read(file, &given)?;
+    run_disks(args, jobfile::read(file, &given)?)
+}
+
+/// Runs a copy of all disks of an archive.
+#[cfg(feature = "formats")]
+pub fn run_all(args: &args::CopyArgs, source: DeviceSpec, target: DeviceSpec) -> CommandResult {
+    let limits = TransferOptions::from(args);
+    let options = TransferOptions { rate: None, rate_file: None, iops: None, ..limits.clone() };
+    let disk = JobFileDisk {
+        name: String::new(),
+        place: source.to_string(),
+        source,
+        target: Some(target),
+        options,
+        image: args.image.clone(),
+        keys: std::collections::BTreeMap::new(),
+    };
+    let common = JobFileOptions {
+        limits,
+        parallel: args.parallel,
+        total_memory: args.total_memory,
+        total_connections: args.total_connections,
+        session: args.into(),
+    };
+    run_disks(args, JobFile { common, disks: vec![disk] })
+}
+
+fn run_disks(args: &args::CopyArgs, file: JobFile) -> CommandResult {
+    let JobFile { mut common, disks } = file;
+    #[cfg(feature = "formats")]
+    let disks = all_disks(disks)?;
     common.session.shows_map = args.progress == Some(ProgressStyle::Map);
     let sink = ProgressReporter::open(args.progress, args.no_progress)?;
     let disks = disks.into_iter().map(DiskRequest::from_file).collect::<Result<_, _>>()?;
@@ -39,6 +71,45 @@ pub fn run(args: &args::CopyArgs, file: &Path) -> CommandResult {
     copies.run(sink)?;
     copies.end(args.verbose)
 }
+
+/// The disks of a job, with each disk of an archive in place of all of them.
+#[cfg(feature = "formats")]
+fn all_disks(listed: Vec<JobFileDisk>) -> Result<Vec<JobFileDisk>, CommandFailure> {
+    let mut disks = Vec::new();
+    for disk in listed {
+        let (Some(all), Some(target)) = (OvaDisks::of(&disk.source), &disk.target) else {
+            disks.push(disk);
+            continue;
+        };
+        let target = target.to_string();
+        let count = async |archive| OvaDisks::count(&archive).await;
+        let archive = all.archive()?;
+        let read = blockhaul_catalog::Intent::READ;
+        let count = crate::image_tools::with_device("source", archive, read, count)?;
+        if count > 1 && !target.contains(NUMBER) {
+            let text = format!(
+                "{}: {} has {count} disks: write {NUMBER} in the target {target} for the number of the disk",
+                disk.place, disk.source
+            );
+            return Err(CommandFailure::usage(text));
+        }
+        for number in 1..=count {
+            let name = format!("{} {number}", disk.name).trim().to_string();
+            let target = target.replace(NUMBER, &number.to_string());
+            let target = Some(DeviceSpec::parse(target.as_ref())?);
+            let options = disk.options.clone();
+            let image = disk.image.clone();
+            let (place, keys) = (disk.place.clone(), disk.keys.clone());
+            let source = all.disk(number);
+            disks.push(JobFileDisk { name, place, source, target, options, image, keys });
+        }
+    }
+    Ok(disks)
+}
+
+/// The number of a disk, in the name of a target.
+#[cfg(feature = "formats")]
+const NUMBER: &str = "{}";
 
 /// A disk to copy.
 pub(crate) struct DiskRequest {

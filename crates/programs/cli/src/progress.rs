@@ -6,12 +6,10 @@ use std::os::fd::AsFd as _;
 use std::str::FromStr;
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use blockhaul_engine::{CopyProgress, MapCell, MapSnapshot, ProgressSnapshot};
-use blockhaul_metrics::{
-    CommandEnd, CopyObserver, CopySnapshot, ObservedCopy, is_verifying, position,
-};
+use blockhaul_engine::CopyProgress;
+use blockhaul_metrics::{CommandEnd, CopyObserver, CopySnapshot, ObservedCopy};
 use rustix::fs::OFlags;
 
 use crate::args::ProgressOptions;
@@ -52,10 +50,8 @@ impl FromStr for ProgressStyle {
 
 /// Interval at which the counters are read.
 const INTERVAL: Duration = Duration::from_millis(200);
-/// Cells of the bar.
-const CELLS: usize = 40;
-/// Maximum number of cells of a map.
-const MAP_CELLS: usize = 128;
+/// Interval of the lines in a file or a pipe.
+const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Shows progress until it is finished.
 pub struct ProgressReporter {
@@ -96,7 +92,7 @@ impl ProgressReporter {
             let text = format!("--progress: descriptor {fd} is only open for reading");
             return Err(CommandFailure::usage(text));
         }
-        Ok(Some(ProgressOutput { style, file: File::from(owned), last: None }))
+        Ok(Some(ProgressOutput { style, file: File::from(owned), last: None, logged: None }))
     }
 
     /// Starts showing.
@@ -133,10 +129,14 @@ pub struct WorkProgress {
 }
 
 impl WorkProgress {
-    /// Starts showing.
-    pub fn start(options: &ProgressOptions) -> Result<WorkProgress, CommandFailure> {
+    /// Starts showing the work of this command.
+    pub fn start(
+        command: &'static str,
+        options: &ProgressOptions,
+    ) -> Result<WorkProgress, CommandFailure> {
         let sink = ProgressReporter::open(options.progress, options.no_progress)?;
-        let watch = Arc::new(CopyObserver::new(vec![ObservedCopy::default()], None));
+        let watch = CopyObserver::new(vec![ObservedCopy::default()], None).of_command(command);
+        let watch = Arc::new(watch);
         let reporter = sink.map(|sink| ProgressReporter::start(sink, watch.clone())).transpose()?;
         Ok(WorkProgress { watch, reporter })
     }
@@ -160,6 +160,8 @@ pub struct ProgressOutput {
     style: ProgressStyle,
     file: File,
     last: Option<String>,
+    /// The time of the last line in a file.
+    logged: Option<Instant>,
 }
 
 fn report(mut sink: ProgressOutput, watch: &CopyObserver, stopped: &mpsc::Receiver<()>) {
@@ -175,33 +177,20 @@ fn report(mut sink: ProgressOutput, watch: &CopyObserver, stopped: &mpsc::Receiv
     }
 }
 
-/// Whether the command succeeded; `None` while it runs.
-fn success(view: &CopySnapshot) -> Option<bool> {
-    view.end.as_ref().map(|end| end.status == 0)
-}
-
-fn percent(now: &ProgressSnapshot, end: Option<bool>) -> u64 {
-    match (end, now.total) {
-        (Some(true), _) => 100,
-        (_, 0) => 0,
-        (_, total) => {
-            let done = u128::from(now.done().min(total));
-            u64::try_from(done * 100 / u128::from(total)).unwrap_or(100)
-        }
-    }
-}
-
 impl ProgressOutput {
     fn show(&mut self, view: &CopySnapshot) -> std::io::Result<()> {
-        let success = success(view);
+        let is_end = view.end.is_some();
         match self.style {
+            ProgressStyle::Bar | ProgressStyle::Map if !self.file.is_terminal() => {
+                self.log_line(view, is_end)
+            }
             ProgressStyle::Bar | ProgressStyle::Map => {
                 let size = rustix::termios::tcgetwinsize(&self.file);
                 let columns = size.map_or(0, |size| usize::from(size.ws_col));
                 let map = view.map().filter(|_| self.style == ProgressStyle::Map);
-                let shown = map.map_or_else(|| bar(view, columns), |map| strip(view, map, columns));
+                let shown = map.map_or_else(|| view.bar(columns), |map| view.strip(map, columns));
                 let mut line = format!("\r{shown}\x1b[K");
-                if success.is_some() {
+                if is_end {
                     line.push('\n');
                 }
                 self.file.write_all(line.as_bytes())
@@ -211,13 +200,25 @@ impl ProgressOutput {
                 if self.last.is_none() {
                     self.line("0/100".to_string())?;
                 }
-                self.line(format!("{}/100", percent(&view.all, success)))
+                self.line(format!("{}/100", view.percent()))
             }
             ProgressStyle::Json(_) => {
                 self.last = None;
                 self.line(view.json().to_string())
             }
         }
+    }
+
+    /// Writes the bar as a line, every 10 s and at the end.
+    fn log_line(&mut self, view: &CopySnapshot, is_end: bool) -> std::io::Result<()> {
+        let is_due = self.logged.is_none_or(|at| blockhaul_io::elapsed(at) >= LOG_INTERVAL);
+        if !is_due && !is_end {
+            return Ok(());
+        }
+        self.logged = Some(blockhaul_io::now());
+        let map = view.map().filter(|_| self.style == ProgressStyle::Map);
+        let line = map.map_or_else(|| view.bar(0), |map| view.strip(map, 0));
+        self.file.write_all(format!("{line}\n").as_bytes())
     }
 
     /// Writes a line if it differs from the last one.
@@ -231,143 +232,9 @@ impl ProgressOutput {
     }
 }
 
-/// The bar and the text after it, in at most `columns` columns; 0: no limit. Data is `*`, zeroes
-/// and holes are `.`, what an earlier run has copied is `=`.
-fn bar(view: &CopySnapshot, columns: usize) -> String {
-    let now = &view.all;
-    let end = success(view);
-    let what = if is_verifying(now) { "verify " } else { "" };
-    let rate_text = format!("{}/s", rounded(view.rate));
-    if now.total == 0 && end != Some(true) {
-        return format!("{what}{} {rate_text}", rounded(now.done()));
-    }
-    let share = if now.total == 0 { 1.0 } else { position(now) as f64 / now.total as f64 };
-    let share = if end == Some(true) { 1.0 } else { share };
-    let disks = match view.named() {
-        0 => String::new(),
-        count => format!("{}/{count} disks ", view.complete()),
-    };
-    let rest = rest_of(view, end);
-    let zeroes = rounded(now.zeroed + now.skipped);
-    let before = match now.resumed {
-        0 => String::new(),
-        bytes => format!(", {} by an earlier run", rounded(bytes)),
-    };
-    let split = format!(" ({} data, {zeroes} zero{before})", rounded(now.data));
-    let line = |cells: usize, split: &str| {
-        let cells = cells_of(now, share, cells);
-        format!("{what}{disks}{:3}% [{cells}] {rest}{split}", (share * 100.0) as u64)
-    };
-    let fits = |line: &String| columns == 0 || line.chars().count() < columns;
-    let lines = [line(CELLS, &split), line(CELLS / 2, &split), line(CELLS / 2, "")];
-    let line = lines.into_iter().find(fits).unwrap_or_else(|| line(CELLS / 4, ""));
-    match columns {
-        0 => line,
-        columns => line.chars().take(columns.saturating_sub(1).max(1)).collect(),
-    }
-}
-
-/// The rate and the time that is left, and at the end the average rate.
-fn rest_of(view: &CopySnapshot, end: Option<bool>) -> String {
-    let now = &view.all;
-    let rate = format!("{}/s", rounded(view.rate));
-    match (end, view.eta()) {
-        (Some(_), _) => {
-            let seconds = view.elapsed.as_secs_f64();
-            // What an earlier run has copied took none of this run's time.
-            let copied = now.done().saturating_sub(now.resumed);
-            let average = rounded((copied as f64 / seconds.max(0.001)) as u64);
-            let verified = if is_verifying(now) { ", verified" } else { "" };
-            format!("{} in {seconds:.1} s, {average}/s{verified}", rounded(now.done()))
-        }
-        (None, Some(eta)) => format!("{rate} {} left", clock(eta)),
-        (None, None) => rate,
-    }
-}
-
-/// The map of the disk and the text after it, in at most `columns` columns; 0: no limit. A cell is
-/// `-` before its part of the disk is begun, `+` while it is being copied, and then shows what most
-/// of it was: `*` data, `.` zeroes and holes, `=` copied by an earlier run; `#` is verified.
-fn strip(view: &CopySnapshot, map: &MapSnapshot, columns: usize) -> String {
-    let rest = rest_of(view, success(view));
-    let done = percent(&view.all, success(view));
-    let around = 8 + rest.chars().count();
-    let room = if columns == 0 { MAP_CELLS } else { columns.saturating_sub(around + 1) };
-    let cells = cells_of_map(map, room.clamp(CELLS / 4, MAP_CELLS));
-    let line = format!("{done:3}% [{cells}] {rest}");
-    match columns {
-        0 => line,
-        columns => line.chars().take(columns.saturating_sub(1).max(1)).collect(),
-    }
-}
-
-/// The cells of a map, in at most `most` characters.
-fn cells_of_map(map: &MapSnapshot, most: usize) -> String {
-    let merged = map.cells.len().div_ceil(most.max(1)).max(1);
-    let parts = map.cells.chunks(merged).enumerate();
-    let cells = parts.map(|(part, cells)| {
-        let size: u64 = (0..cells.len()).map(|cell| map.len_of(part * merged + cell)).sum();
-        let sum = |kind: fn(&MapCell) -> u64| cells.iter().map(kind).sum::<u64>();
-        let data = sum(|cell| cell.data);
-        let zero = sum(|cell| cell.zero);
-        let resumed = sum(|cell| cell.resumed);
-        match data.saturating_add(zero).saturating_add(resumed) {
-            _ if size > 0 && sum(|cell| cell.verified) >= size => '#',
-            0 => '-',
-            done if done < size => '+',
-            _ if resumed > data && resumed > zero => '=',
-            _ if data >= zero => '*',
-            _ => '.',
-        }
-    });
-    cells.collect()
-}
-
-/// Cells filled up to this share, and divided by the kind of bytes.
-fn cells_of(now: &ProgressSnapshot, share: f64, cells: usize) -> String {
-    let filled = ((share * cells as f64) as usize).min(cells);
-    let done = now.done().max(1) as f64;
-    let part = |bytes: u64| ((bytes as f64 / done * filled as f64).round() as usize).min(filled);
-    let resumed = part(now.resumed);
-    let zeroes = match now.done() {
-        0 => 0,
-        _ => part(now.zeroed + now.skipped).min(filled - resumed),
-    };
-    let data = filled - resumed - zeroes;
-    let pieces = [("=", resumed), ("*", data), (".", zeroes), ("-", cells - filled)];
-    pieces.iter().map(|(cell, count)| cell.repeat(*count)).collect()
-}
-
-/// A size with about three digits.
-fn rounded(bytes: u64) -> String {
-    let mut value = bytes as f64;
-    for unit in ["B", "KiB", "MiB", "GiB", "TiB", "PiB"] {
-        if value < 1024.0 {
-            let decimals = usize::from(unit != "B" && value < 100.0);
-            return format!("{value:.decimals$} {unit}");
-        }
-        value /= 1024.0;
-    }
-    format!("{value:.1} EiB")
-}
-
-fn clock(seconds: u64) -> String {
-    let hours = seconds / 3600;
-    let minutes = seconds / 60 % 60;
-    let seconds = seconds % 60;
-    match hours {
-        0 => format!("{minutes}:{seconds:02}"),
-        _ => format!("{hours}:{minutes:02}:{seconds:02}"),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn at(data: u64, total: u64) -> ProgressSnapshot {
-        ProgressSnapshot { total, data, ..ProgressSnapshot::default() }
-    }
 
     #[test]
     fn styles_are_parsed() {
@@ -377,94 +244,5 @@ mod tests {
         for bad in ["", "-1", "x", "json:", "json:x", "99999999999"] {
             assert!(bad.parse::<ProgressStyle>().is_err(), "{bad}");
         }
-    }
-
-    #[test]
-    fn percentages_end_at_100_only_when_all_is_done() {
-        assert_eq!(percent(&at(0, 0), None), 0);
-        assert_eq!(percent(&at(0, 0), Some(true)), 100);
-        assert_eq!(percent(&at(999, 1000), None), 99);
-        assert_eq!(percent(&at(10, 1000), Some(false)), 1);
-        assert_eq!(percent(&at(u64::MAX, i64::MAX as u64), None), 100);
-    }
-
-    fn view(all: ProgressSnapshot) -> CopySnapshot {
-        let retried = [1, 2];
-        CopySnapshot {
-            all,
-            rate: 1048576,
-            in_flight: 3,
-            retried,
-            routes: vec![("zero", 7)],
-            ..CopySnapshot::default()
-        }
-    }
-
-    #[test]
-    fn lines_are_short_and_json_is_json() {
-        let half = view(at(512 << 20, 1 << 30));
-        let line = bar(&half, 0);
-        let cells = format!("{}{}", "*".repeat(20), "-".repeat(20));
-        let split = "(512 MiB data, 0 B zero)";
-        assert_eq!(line, format!(" 50% [{cells}] 1.0 MiB/s 8:32 left {split}"));
-        for columns in [1, 5, 40, 60, 80, 200] {
-            assert!(bar(&half, columns).chars().count() < columns.max(2));
-        }
-        assert!(bar(&half, 60).ends_with("8:32 left"));
-        let line = half.json();
-        assert_eq!((line["eta"].as_u64(), line["finished"].as_bool()), (Some(512), Some(false)));
-        assert_eq!((&line["retries"]["target"], &line["routes"]["zero"]), (&2.into(), &7.into()));
-        let ended = CopySnapshot { end: Some(CommandEnd::default()), ..view(at(5, 0)) };
-        assert_eq!((&ended.json()["success"], &ended.json()["eta"]), (&true.into(), &().into()));
-        assert_eq!(clock(3723), "1:02:03");
-        assert_eq!(rounded(1536), "1.5 KiB");
-    }
-
-    #[test]
-    fn the_bar_tells_data_zeroes_and_earlier_runs_apart() {
-        let now = ProgressSnapshot {
-            total: 800,
-            data: 100,
-            zeroed: 60,
-            skipped: 40,
-            resumed: 200,
-            ..ProgressSnapshot::default()
-        };
-        assert_eq!(cells_of(&now, 0.5, 16), "====**..--------");
-        assert_eq!(cells_of(&ProgressSnapshot::default(), 0.0, 4), "----");
-        assert_eq!(cells_of(&ProgressSnapshot::default(), 1.0, 4), "****");
-    }
-
-    #[test]
-    fn the_last_line_says_what_an_earlier_run_has_copied() {
-        let now = ProgressSnapshot {
-            total: 4096,
-            data: 1024,
-            zeroed: 1024,
-            resumed: 2048,
-            ..ProgressSnapshot::default()
-        };
-        let view = CopySnapshot {
-            all: now,
-            elapsed: Duration::from_secs(2),
-            end: Some(CommandEnd::default()),
-            ..CopySnapshot::default()
-        };
-        let line = bar(&view, 0);
-        assert!(
-            line.contains("4.0 KiB in 2.0 s, 1.0 KiB/s (1.0 KiB data, 1.0 KiB zero, "),
-            "{line}"
-        );
-        assert!(line.ends_with("2.0 KiB by an earlier run)"), "{line}");
-    }
-
-    #[test]
-    fn completed_disks_are_counted() {
-        let disk =
-            |name: &str| ObservedCopy { name: Some(name.to_string()), ..ObservedCopy::default() };
-        let watch = CopyObserver::new(vec![disk("a"), disk("b")], None);
-        watch.disks()[1].progress.expect(30);
-        let line = bar(&watch.view(), 0);
-        assert!(line.starts_with("0/2 disks   0% [---"), "{line}");
     }
 }

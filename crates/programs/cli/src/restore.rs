@@ -42,5 +42,6 @@ fn run_options(args: &args::RestoreArgs) -> RunOptions {
     let args::ProgressOptions { progress, no_progress, verbose } = args.reporting;
     let shows_map = progress == Some(ProgressStyle::Map);
     let session = SessionOptions { shows_map, ..SessionOptions::default() };
-    RunOptions { progress, no_progress, verbose, digest: DigestLine::Named, session }
+    let (digest, json) = (DigestLine::Named, args.json);
+    RunOptions { progress, no_progress, verbose, digest, json, session }
 }

@@ -1,5 +1,7 @@
 //! `blockhaul tls`: makes keys and certificates.
 
+use std::path::PathBuf;
+
 use crate::args;
 use crate::exit::{CommandFailure, CommandResult, FAILED, USAGE};
 use crate::out;
@@ -19,8 +21,7 @@ fn init(args: &args::TlsInit) -> CommandResult {
     };
     if !args.psk.is_empty() {
         blockhaul_tls::make::keys(&args.place, &args.psk).map_err(failed)?;
-        out::print(format!("{}\n", args.place.display()).as_bytes())?;
-        return Ok(0);
+        return tell(args, std::slice::from_ref(&args.place));
     }
     let hosts = if args.host.is_empty() { own_names() } else { args.host.clone() };
     let wanted = blockhaul_tls::make::CertificateConfig {
@@ -29,8 +30,14 @@ fn init(args: &args::TlsInit) -> CommandResult {
         days: args.days,
     };
     let files = blockhaul_tls::make::certificates(&args.place, &wanted).map_err(failed)?;
-    let lines = files.iter().map(|file| format!("{}\n", file.display()));
-    out::print(lines.collect::<String>().as_bytes())?;
+    tell(args, &files)
+}
+
+/// Prints the names of the files.
+fn tell(args: &args::TlsInit, files: &[PathBuf]) -> CommandResult {
+    let names: Vec<_> = files.iter().map(|file| file.display().to_string()).collect();
+    let lines = names.iter().map(|name| format!("{name}\n"));
+    out::result(args.json, &serde_json::json!({ "files": names }), &lines.collect::<String>())?;
     Ok(0)
 }
 

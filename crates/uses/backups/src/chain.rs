@@ -163,14 +163,15 @@ impl ChainWork<'_> {
         let runtime = self.context.start(BackupStep::Merge)?;
         let with_digests = self.with_digests && is_last;
         let registry = self.context.registry.clone();
+        let progress = self.context.progress.clone();
         let failed = self.failed(BackupStep::Merge);
         let made = runtime.block_on(move || async move {
-            let copied = copy(&registry, fold).await;
+            let copied = copy(&registry, fold, &progress).await;
             copied.map_err(|error| failed(error).with_kind(BackupErrorKind::Target))?;
             if !with_digests {
                 return Ok(None);
             }
-            let made = FileDigests::of_file(registry, to).await;
+            let made = FileDigests::counted(registry, to, &progress).await;
             made.map(Some).map_err(|error| BackupError::of_file(BackupStep::Merge, &error))
         })?;
         let failed = self.failed(BackupStep::Merge);
@@ -186,7 +187,7 @@ impl ChainWork<'_> {
     }
 }
 
-async fn copy(registry: &Registry, fold: Fold) -> Result<(), Error> {
+async fn copy(registry: &Registry, fold: Fold, progress: &Arc<CopyProgress>) -> Result<(), Error> {
     let source = registry.open(&DeviceSpec::Path(fold.from), Vec::new(), Intent::READ).await?;
     let target = registry.open(&DeviceSpec::Path(fold.to), Vec::new(), Intent::TARGET).await?;
     let options = EngineOptions {
@@ -195,7 +196,7 @@ async fn copy(registry: &Registry, fold: Fold) -> Result<(), Error> {
         ..EngineOptions::default()
     };
     let pool = Pool::new(options.memory());
-    let progress = Arc::new(CopyProgress::new());
+    let progress = progress.part();
     blockhaul_engine::copy(&source, &target, &options, &pool, &progress).await?;
     Ok(())
 }

@@ -154,9 +154,10 @@ impl ChainCheck<'_> {
         let like = kept.clone();
         let file = self.store.raw(number);
         let registry = self.context.registry.clone();
-        let found = self
-            .runtime
-            .block_on(move || async move { manifest(registry, file, Some(&like)).await })?;
+        let progress = self.context.progress.clone();
+        let found = self.runtime.block_on(move || async move {
+            manifest(registry, file, Some(&like), &progress).await
+        })?;
         Ok(kept.differences(&found))
     }
 }

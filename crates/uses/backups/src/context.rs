@@ -1,6 +1,9 @@
 //! The environment of an operation: devices and workers.
 
+use std::sync::Arc;
+
 use blockhaul_catalog::Registry;
+use blockhaul_engine::CopyProgress;
 use blockhaul_io::{Runtime, RuntimeConfig, plain};
 
 use crate::error::{BackupError, BackupErrorKind, BackupStep, Result};
@@ -12,6 +15,8 @@ pub struct BackupContext {
     pub registry: Registry,
     /// The workers, which end with the operation.
     pub workers: RuntimeConfig,
+    /// Counts the bytes of files that are checked, merged and digested.
+    pub progress: Arc<CopyProgress>,
 }
 
 impl BackupContext {

@@ -25,8 +25,17 @@ impl FileDigests {
     /// # Errors
     /// If the file cannot be read.
     pub async fn of_file(registry: Registry, file: PathBuf) -> Result<FileDigests> {
+        FileDigests::counted(registry, file, &Arc::default()).await
+    }
+
+    /// As [`FileDigests::of_file`]; the bytes of the file are counted.
+    pub(crate) async fn counted(
+        registry: Registry,
+        file: PathBuf,
+        progress: &Arc<CopyProgress>,
+    ) -> Result<FileDigests> {
         // The copy that wrote the file may have it open.
-        let made = manifest(registry.for_command(), file, None).await?;
+        let made = manifest(registry.for_command(), file, None, progress).await?;
         Ok(FileDigests { text: made.to_string(), digest: made.digest() })
     }
 
@@ -41,10 +50,12 @@ pub(crate) async fn manifest(
     registry: Registry,
     file: PathBuf,
     like: Option<&Manifest>,
+    progress: &Arc<CopyProgress>,
 ) -> Result<Manifest> {
     let stack = registry.open(&DeviceSpec::Path(file), Vec::new(), Intent::READ).await?;
     let options = EngineOptions::default();
-    let progress = Arc::new(CopyProgress::new());
+    let progress = progress.part();
+    progress.expect(stack.device().facts().size);
     let pool = Pool::new(options.memory());
     let made = blockhaul_engine::manifest(&stack, like, &options, &pool, &progress).await;
     made.map_err(|failed| failed.error)

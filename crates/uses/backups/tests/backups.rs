@@ -20,7 +20,11 @@ fn context() -> BackupContext {
         path: blockhaul_backends::PATH_SCHEME,
         ..Registry::default()
     };
-    BackupContext { registry, workers: RuntimeConfig::default() }
+    BackupContext {
+        registry,
+        workers: RuntimeConfig::default(),
+        progress: std::sync::Arc::default(),
+    }
 }
 
 fn request(folder: &Path, context: &BackupContext) -> PullRequest {

@@ -1,7 +1,7 @@
 //! Counters of a copy, readable without locks.
 
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use crate::disk_map::{ByteOutcome, DiskMap, MapSnapshot};
@@ -41,7 +41,10 @@ pub struct CopyProgress {
     complete: AtomicBool,
     wants_map: AtomicBool,
     map: OnceLock<DiskMap>,
+    preparing: AtomicBool,
     listener: OnceLock<ProgressListener>,
+    /// The work that this is a part of.
+    whole: OnceLock<Arc<CopyProgress>>,
     pub(crate) counters: CopyRouteCounters,
     pub(crate) meter: CopyMeter,
 }
@@ -67,6 +70,8 @@ pub struct ProgressSnapshot {
     pub requests: usize,
     /// Request size in bytes.
     pub request_size: u64,
+    /// The target is being prepared, and nothing is copied yet.
+    pub is_preparing: bool,
 }
 
 impl ProgressSnapshot {
@@ -94,7 +99,27 @@ impl CopyProgress {
             connections: self.connections.load(Ordering::Relaxed),
             requests: self.requests.load(Ordering::Relaxed),
             request_size: self.request_size.load(Ordering::Relaxed),
+            is_preparing: self.preparing.load(Ordering::Relaxed),
         }
+    }
+
+    /// Counters of a part of this work: its total is added to the one here, and all its bytes count here as data,
+    /// also those that are only read.
+    pub fn part(self: &Arc<Self>) -> Arc<CopyProgress> {
+        let part = CopyProgress::new();
+        let _ = part.whole.set(self.clone());
+        Arc::new(part)
+    }
+
+    /// Sets the counters of work that is not done by the engine: bytes that are done, of all of them.
+    pub fn set_done(&self, done: u64, total: u64) {
+        self.total.store(total, Ordering::Relaxed);
+        self.data.store(done, Ordering::Relaxed);
+    }
+
+    /// Says whether the target is being prepared, for example emptied.
+    pub fn set_preparing(&self, preparing: bool) {
+        self.preparing.store(preparing, Ordering::Relaxed);
     }
 
     /// Bytes by route so far.
@@ -138,6 +163,9 @@ impl CopyProgress {
         if let Some(map) = self.map.get() {
             map.add(fate, at, bytes);
         }
+        if let Some(whole) = self.whole.get() {
+            whole.data.fetch_add(bytes, Ordering::Relaxed);
+        }
         if let Some(ProgressListener(call)) = self.listener.get() {
             match fate {
                 ByteOutcome::Data | ByteOutcome::Verified => call(bytes, 0),
@@ -168,11 +196,15 @@ impl CopyProgress {
     /// Whether the copy was asked to stop.
     pub fn is_cancelled(&self) -> bool {
         self.cancelled.load(Ordering::Relaxed)
+            || self.whole.get().is_some_and(|whole| whole.is_cancelled())
     }
 
     /// Excludes `bytes` bytes of the total from the copy.
     pub(crate) fn leave_out(&self, bytes: u64) {
         self.total.fetch_sub(bytes, Ordering::Relaxed);
+        if let Some(whole) = self.whole.get() {
+            whole.total.fetch_sub(bytes, Ordering::Relaxed);
+        }
     }
 
     /// Sets the size of the source before the copy begins.
@@ -181,7 +213,11 @@ impl CopyProgress {
     }
 
     pub(crate) fn set_total(&self, bytes: u64) {
-        self.total.store(bytes, Ordering::Relaxed);
+        let before = self.total.swap(bytes, Ordering::Relaxed);
+        if let Some(whole) = self.whole.get() {
+            whole.total.fetch_add(bytes, Ordering::Relaxed);
+            whole.total.fetch_sub(before, Ordering::Relaxed);
+        }
         // Reads that only determined what to copy do not count as verification.
         self.verified.store(0, Ordering::Relaxed);
     }
@@ -189,6 +225,9 @@ impl CopyProgress {
     /// Adds `bytes` bytes to copy.
     pub(crate) fn add_total(&self, bytes: u64) {
         self.total.fetch_add(bytes, Ordering::Relaxed);
+        if let Some(whole) = self.whole.get() {
+            whole.total.fetch_add(bytes, Ordering::Relaxed);
+        }
     }
 
     pub(crate) fn add_data(&self, at: u64, bytes: u64) {
@@ -240,5 +279,26 @@ impl CopyProgress {
         } else {
             self.requests.fetch_sub(before - now, Ordering::Relaxed);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_count_in_the_whole() {
+        let whole = Arc::new(CopyProgress::new());
+        let [one, other] = [whole.part(), whole.part()];
+        one.expect(10);
+        one.expect(30);
+        other.expect(20);
+        one.add_verified(0, 5);
+        other.add_skipped(0, 7);
+        other.leave_out(2);
+        let now = whole.snapshot();
+        assert_eq!((now.total, now.data), (48, 12));
+        whole.cancel();
+        assert!(one.is_cancelled());
     }
 }

@@ -37,6 +37,8 @@ mod content;
 mod dump;
 mod error;
 mod file_facts;
+#[cfg(feature = "formats")]
+mod image_report;
 mod inspection;
 mod json;
 mod map;
@@ -49,6 +51,11 @@ pub use ability::Ability;
 pub use dump::write_dump;
 pub use error::InspectionError;
 pub use file_facts::FileFacts;
+#[cfg(feature = "formats")]
+pub use image_report::{
+    bitmaps_json, bitmaps_text, check_json, check_text, image_link_json, image_link_text,
+    snapshots_json, snapshots_text,
+};
 pub use inspection::{ContentQuery, Inspection};
 pub use map::{MapContext, MapFormat, MapOptions, MapPictures, write_map};
 pub use report::{ExportFacts, ExportOwner, InspectionReport};

@@ -346,7 +346,8 @@ function copyTiles(snapshot) {
 
 function copyState(snapshot) {
   if (snapshot.finished) return snapshot.success ? ['complete', 'complete'] : ['failed', 'failed'];
-  return ['running', snapshot.phase === 'verify' ? 'verifying' : 'copying'];
+  const phases = {verify: 'verifying', prepare: 'preparing the target'};
+  return ['running', phases[snapshot.phase] || 'copying'];
 }
 
 function showDisks(snapshot) {

@@ -44,6 +44,7 @@ pub struct CommandEnd {
 
 /// An observer of running copies, which share a rate limit: it computes their rate.
 pub struct CopyObserver {
+    command: &'static str,
     disks: Vec<ObservedCopy>,
     limit: Option<Arc<RateLimit>>,
     started: Instant,
@@ -56,7 +57,13 @@ impl CopyObserver {
     pub fn new(disks: Vec<ObservedCopy>, limit: Option<Arc<RateLimit>>) -> CopyObserver {
         let started = blockhaul_io::now();
         let pace = Mutex::new(SmoothedRates::new());
-        CopyObserver { disks, limit, started, pace, end: OnceLock::new() }
+        CopyObserver { command: COPY, disks, limit, started, pace, end: OnceLock::new() }
+    }
+
+    /// Observes other work than a copy, by the name of its command.
+    #[must_use]
+    pub fn of_command(self, command: &'static str) -> CopyObserver {
+        CopyObserver { command, ..self }
     }
 
     /// The observed copies.
@@ -87,7 +94,8 @@ impl CopyObserver {
     }
 
     fn take(&self, end: Option<CommandEnd>) -> CopySnapshot {
-        let mut view = CopySnapshot { end, ..CopySnapshot::from_copies(&self.disks) };
+        let mut view =
+            CopySnapshot { end, command: self.command, ..CopySnapshot::from_copies(&self.disks) };
         let mut pace = self.pace.lock().expect("no panic under this lock");
         pace.note(&view.all, view.latency.map(|side| side.seconds));
         view.rate = pace.bytes_per_second();
@@ -106,9 +114,14 @@ impl CopyObserver {
     }
 }
 
+/// The command of copies.
+const COPY: &str = "copy";
+
 /// The state of all observed copies at one moment.
 #[derive(Debug, Default)]
 pub struct CopySnapshot {
+    /// The name of the command; empty as `copy`.
+    pub command: &'static str,
     /// All disks together.
     pub all: ProgressSnapshot,
     /// The disks.
@@ -185,6 +198,11 @@ impl CopySnapshot {
         }
     }
 
+    /// Whether the command copies, which is more than reading.
+    pub fn is_copy(&self) -> bool {
+        self.command.is_empty() || self.command == COPY
+    }
+
     /// Number of disks, if there are several; 0 for a copy of one.
     pub fn named(&self) -> usize {
         self.disks.iter().filter(|disk| disk.name.is_some()).count()
@@ -211,7 +229,11 @@ impl CopySnapshot {
         let routes: serde_json::Map<_, _> =
             used.map(|(name, bytes)| ((*name).to_string(), (*bytes).into())).collect();
         let mut line = counts(now);
-        line["command"] = "copy".into();
+        let command = if self.is_copy() { COPY } else { self.command };
+        line["command"] = command.into();
+        if !self.is_copy() {
+            line["phase"] = command.into();
+        }
         line["version"] = env!("CARGO_PKG_VERSION").into();
         line["connections"] = now.connections.into();
         line["requests"] = now.requests.into();
@@ -321,6 +343,7 @@ fn together(one: &ProgressSnapshot, other: &ProgressSnapshot) -> ProgressSnapsho
         connections: one.connections + other.connections,
         requests: one.requests + other.requests,
         request_size: one.request_size.max(other.request_size),
+        is_preparing: one.is_preparing || other.is_preparing,
     }
 }
 
@@ -406,10 +429,19 @@ pub fn position(now: &ProgressSnapshot) -> u64 {
     if now.total > 0 { done.min(now.total) } else { done }
 }
 
+/// The phase of a copy.
+fn phase(now: &ProgressSnapshot) -> &'static str {
+    match is_verifying(now) {
+        true => "verify",
+        false if now.is_preparing && now.done() == 0 => "prepare",
+        false => COPY,
+    }
+}
+
 /// The counters of a copy, of one disk or of all.
 fn counts(now: &ProgressSnapshot) -> Value {
     json!({
-        "phase": if is_verifying(now) { "verify" } else { "copy" },
+        "phase": phase(now),
         "done": now.done(),
         "total": now.total,
         "data": now.data,

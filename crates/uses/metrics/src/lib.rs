@@ -22,14 +22,14 @@ pub mod fuzz;
 mod http;
 mod page;
 pub mod peer_listener;
+mod progress_line;
 mod publisher;
 mod text;
 mod textfile;
 
 pub use copy_figures::copy_text;
 pub use copy_state::{
-    CommandEnd, CopyObserver, CopySnapshot, DiskSnapshot, ObservedCopy, is_verifying, latencies,
-    position,
+    CommandEnd, CopyObserver, CopySnapshot, DiskSnapshot, ObservedCopy, latencies,
 };
 pub use destination::{Destination, Destinations, ScrapeAddress};
 pub use error::{DestinationError, MetricsError};

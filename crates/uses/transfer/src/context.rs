@@ -315,7 +315,10 @@ impl CopyContext {
         if let Some(journal) = self.journal.as_ref().filter(|journal| journal.restart) {
             blockhaul_engine::discard_journal(&journal.path).map_err(of_journal)?;
         }
-        preparation.run().await.map_err(|error| self.target_error(&error))?;
+        self.control.progress().set_preparing(true);
+        let prepared = preparation.run().await;
+        self.control.progress().set_preparing(false);
+        prepared.map_err(|error| self.target_error(&error))?;
         self.control.touch();
         Ok(())
     }

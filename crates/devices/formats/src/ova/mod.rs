@@ -9,7 +9,7 @@ use std::sync::Arc;
 use blockhaul_block::{Device, Error, Kind, Result};
 use blockhaul_catalog::{
     Backend, BackendTarget, DeviceSpec, HandleOpener, ImageFormat, Intent, Layer, OpenContext,
-    OpenFuture, OpenedDevice, Param, ParamKind, Registry, Stack, format_size,
+    OpenFuture, OpenedDevice, Param, ParamKind, Registry, Stack, format_size, percent_decode,
 };
 use blockhaul_layers::{ArchiveMember, ArchiveReader, MemberKind};
 
@@ -17,6 +17,8 @@ use self::ovf::OvfDisk;
 use crate::any::{HELD, held};
 use crate::storage::len_of;
 
+/// The scheme of the disks.
+const SCHEME: &str = "ova";
 /// Longest description in bytes.
 const DESCRIPTION_MAX: u64 = 4 << 20;
 /// Maximum number of members that are kept.
@@ -27,7 +29,7 @@ pub struct OvaBackend;
 
 impl Backend for OvaBackend {
     fn schemes(&self) -> &'static [&'static str] {
-        &["ova"]
+        &[SCHEME]
     }
 
     fn operand(&self) -> &'static str {
@@ -55,9 +57,10 @@ blockhaul copy ova:vm.ova restored.raw && cmp disk.raw restored.raw
     fn params(&self) -> &'static [Param] {
         &[Param {
             name: "disk",
-            kind: ParamKind::Number,
+            kind: ParamKind::Text,
             default: None,
-            doc: "Number of the disk, from 1 on, in the order of the OVF description; needed if there are several.",
+            doc: "Number of the disk, from 1 on, in the order of the OVF description; needed if there are several. In \
+                  copy also all: in the name of the target, {} is the number then.",
         }]
     }
 
@@ -81,10 +84,18 @@ async fn open(target: BackendTarget) -> Result<OpenedDevice> {
     let archive = registry.open(&spec, Vec::new(), intent).await?;
     let contents = OvaContents::read(archive.device()).await?;
     drop(archive);
-    let disk = contents.disk(target.args.number("disk"))?;
+    let disk = contents.disk(target.args.text("disk").map(number).transpose()?)?;
     let layers = disk.layers(registry)?;
     let stack = registry.open(&spec, layers, intent).await?;
     disk_in(&target.context, stack, intent).await
+}
+
+fn number(text: &str) -> Result<u64> {
+    let wrong = match text {
+        ALL => "ova: disk=all is for blockhaul copy, and for the source of a job file",
+        _ => "ova: disk: requires the number of a disk, from 1 on",
+    };
+    text.parse().map_err(|_| Error::new(Kind::Usage, wrong))
 }
 
 /// The disk in an image that a stack shows; the device of the stack if it is no image.
@@ -123,12 +134,50 @@ struct OvaDisk {
     member: ArchiveMember,
 }
 
-/// The number of disks with data in an OVA.
-///
-/// # Errors
-/// Those of opening the disks.
-pub async fn ova_disk_count(device: &Arc<dyn Device>) -> Result<usize> {
-    Ok(OvaContents::read(device).await?.disks.len())
+/// The value of the option `disk` that stands for all disks.
+const ALL: &str = "all";
+
+/// All disks of an OVA: `ova:DEVICE?disk=all`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OvaDisks {
+    /// The device, as it was typed.
+    place: String,
+}
+
+impl OvaDisks {
+    /// The disks that a description stands for; `None` if it stands for one device.
+    pub fn of(spec: &DeviceSpec) -> Option<OvaDisks> {
+        let DeviceSpec::Scheme { scheme, rest } = spec else { return None };
+        let (place, options) = rest.split_once('?')?;
+        let is_all = scheme == SCHEME && options.strip_prefix("disk=") == Some(ALL);
+        is_all.then(|| OvaDisks { place: place.to_string() })
+    }
+
+    /// The device that holds the archive.
+    ///
+    /// # Errors
+    /// [`Kind::Usage`] if the description is invalid.
+    pub fn archive(&self) -> Result<DeviceSpec> {
+        DeviceSpec::parse(percent_decode(&self.place)?.as_ref())
+    }
+
+    /// The disk of this number, from 1 on.
+    pub fn disk(&self, number: usize) -> DeviceSpec {
+        let rest = format!("{}?disk={number}", self.place);
+        DeviceSpec::Scheme { scheme: SCHEME.into(), rest }
+    }
+
+    /// The number of disks with data in the archive on a device, at least 1.
+    ///
+    /// # Errors
+    /// Those of opening the disks; [`Kind::NotFound`] if there is none.
+    pub async fn count(archive: &Arc<dyn Device>) -> Result<usize> {
+        let contents = OvaContents::read(archive).await?;
+        match contents.disks.len() {
+            0 => contents.disk(None).map(|_| 0),
+            count => Ok(count),
+        }
+    }
 }
 
 impl OvaContents {
@@ -179,7 +228,7 @@ impl OvaContents {
             (None, [only]) => Ok(only),
             (None, _) => {
                 let text = format!(
-                    "it has {} disks: choose one with ?disk=N: {}",
+                    "it has {} disks: choose one with ?disk=N, or copy all with ?disk=all: {}",
                     self.disks.len(),
                     self.list()
                 );

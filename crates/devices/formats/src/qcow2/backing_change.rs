@@ -72,6 +72,9 @@ impl SnapshotPolicy {
     }
 }
 
+/// A callback for progress: bytes of the disk that are done, and all bytes of the disk.
+pub type ChangeProgress<'a> = &'a (dyn Fn(u64, u64) + Sync);
+
 /// The result of [`rebase`] or [`commit`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BackingChange {
@@ -94,6 +97,7 @@ pub async fn rebase(
     new: Option<&BackingName>,
     how: RebaseMode,
     snapshots: SnapshotPolicy,
+    progress: ChangeProgress<'_>,
 ) -> Result<BackingChange> {
     let is_safe = how != RebaseMode::Unsafe;
     let ChainBase { file, head, below } =
@@ -125,7 +129,7 @@ pub async fn rebase(
         }
         let packs = how == RebaseMode::Compressed;
         let handle = open_handle(&file, &head, below, packs).await.map_err(named)?;
-        let written = keep_disk(&handle, over.as_ref()).await?;
+        let written = keep_disk(&handle, over.as_ref(), progress).await?;
         handle.flush().await?;
         written
     } else {
@@ -221,7 +225,11 @@ async fn bytes(device: Option<&Arc<dyn Device>>, at: u64, out: &mut [u8]) -> Res
 
 /// Writes to an image what it does not have itself, where its new backing file shows something else;
 /// returns the number of bytes.
-async fn keep_disk(handle: &Arc<dyn Device>, over: Option<&Arc<dyn Device>>) -> Result<u64> {
+async fn keep_disk(
+    handle: &Arc<dyn Device>,
+    over: Option<&Arc<dyn Device>>,
+    progress: ChangeProgress<'_>,
+) -> Result<u64> {
     let facts = handle.facts();
     let depth = facts.context(ALLOCATION_DEPTH).ok_or_else(Error::misfit)?;
     let packs = match facts.compression {
@@ -232,6 +240,7 @@ async fn keep_disk(handle: &Arc<dyn Device>, over: Option<&Arc<dyn Device>>) -> 
     let mut written = 0;
     let mut at = 0;
     while at < facts.size {
+        progress(at, facts.size);
         let (len, level) = state(handle, depth, at, facts.size - at).await?;
         if level == 1 {
             at += len;
@@ -305,6 +314,7 @@ pub async fn commit(
     base: Option<&BackingName>,
     keep: bool,
     snapshots: SnapshotPolicy,
+    progress: ChangeProgress<'_>,
 ) -> Result<BackingChange> {
     let ChainBase { file, head, .. } = open_base(context, description, CHANGE, |_| false).await?;
     let file = file.device;
@@ -329,7 +339,7 @@ pub async fn commit(
         );
         return Err(named(Error::new(Kind::NoSpace, text)));
     }
-    let written = copy_own(&handle, &base).await?;
+    let written = copy_own(&handle, &base, progress).await?;
     base.flush().await?;
     drop(handle);
     if !keep && written > 0 {
@@ -351,12 +361,17 @@ fn backing_of(header: &Header) -> Result<(&String, &String)> {
 }
 
 /// Copies what an image has itself; returns the number of bytes.
-async fn copy_own(handle: &Arc<dyn Device>, base: &Arc<dyn Device>) -> Result<u64> {
+async fn copy_own(
+    handle: &Arc<dyn Device>,
+    base: &Arc<dyn Device>,
+    progress: ChangeProgress<'_>,
+) -> Result<u64> {
     let facts = handle.facts();
     let depth = facts.context(ALLOCATION_DEPTH).ok_or_else(Error::misfit)?;
     let mut written = 0;
     let mut at = 0;
     while at < facts.size {
+        progress(at, facts.size);
         let (len, level) = state(handle, depth, at, facts.size - at).await?;
         if level != 1 {
             at += len;

@@ -40,7 +40,8 @@ fn rebased(path: &Path, new: Option<BackingName>, how: RebaseMode) -> Result<u64
     let description = format!("file:{}", path.display());
     on_worker(move |context| async move {
         let changed =
-            rebase(&context, &description, new.as_ref(), how, SnapshotPolicy::Refuse).await?;
+            rebase(&context, &description, new.as_ref(), how, SnapshotPolicy::Refuse, &|_, _| ())
+                .await?;
         assert_eq!(changed.snapshots, 0);
         Ok(changed.bytes)
     })
@@ -49,7 +50,8 @@ fn rebased(path: &Path, new: Option<BackingName>, how: RebaseMode) -> Result<u64
 fn committed(path: &Path, keep: bool) -> Result<u64> {
     let description = format!("file:{}", path.display());
     on_worker(move |context| async move {
-        let changed = commit(&context, &description, None, keep, SnapshotPolicy::Refuse).await?;
+        let changed =
+            commit(&context, &description, None, keep, SnapshotPolicy::Refuse, &|_, _| ()).await?;
         assert_eq!(changed.snapshots, 0);
         Ok(changed.bytes)
     })
@@ -301,7 +303,8 @@ fn images_with_snapshots_are_refused_unless_these_may_change() {
     assert!(std::fs::read(qemu.file("base")).unwrap() == below, "its backing file was changed");
     let description = format!("file:{}", path.display());
     let changed = on_worker(move |context| async move {
-        rebase(&context, &description, None, RebaseMode::Safe, SnapshotPolicy::Change).await
+        rebase(&context, &description, None, RebaseMode::Safe, SnapshotPolicy::Change, &|_, _| ())
+            .await
     });
     assert_eq!(changed.unwrap().snapshots, 1);
     assert!(snapshot() != before, "it would not have to be refused");
@@ -312,6 +315,6 @@ fn rebase_given(device: Arc<dyn Device>, new: Option<BackingName>) -> bool {
     change_given(device, move |registry| async move {
         let context = OpenContext::new(&registry).with_names(NamePolicy::Allow);
         let none = SnapshotPolicy::Refuse;
-        rebase(&context, "given:", new.as_ref(), RebaseMode::Safe, none).await.is_ok()
+        rebase(&context, "given:", new.as_ref(), RebaseMode::Safe, none, &|_, _| ()).await.is_ok()
     })
 }

@@ -103,6 +103,10 @@ pub struct RestoreArgs {
     #[arg(long, value_name = "FILE")]
     pub journal: Option<PathBuf>,
 
+    /// Print the result as JSON
+    #[arg(long)]
+    pub json: bool,
+
     #[command(flatten)]
     pub reporting: ProgressOptions,
 }
@@ -114,6 +118,20 @@ pub struct ChainArgs {
     /// What to do.
     #[command(subcommand)]
     pub command: ChainCommand,
+}
+
+/// Options of the commands that read the files of a store.
+#[derive(Debug, Args)]
+pub struct ChainReporting {
+    /// Print the result as JSON
+    #[arg(long)]
+    pub json: bool,
+
+    #[command(flatten)]
+    pub reporting: ProgressOptions,
+
+    #[command(flatten)]
+    pub engine: EngineArgs,
 }
 
 /// The commands of `blockhaul chain`.
@@ -139,7 +157,7 @@ pub enum ChainCommand {
         #[arg(long, value_name = "NAME")]
         point: Option<String>,
         #[command(flatten)]
-        engine: EngineArgs,
+        reporting: ChainReporting,
     },
     /// Fold the oldest increment into the full backup below it
     ///
@@ -156,7 +174,7 @@ pub enum ChainCommand {
         #[arg(long)]
         no_check: bool,
         #[command(flatten)]
-        engine: EngineArgs,
+        reporting: ChainReporting,
     },
     /// Remove what an interrupted pull has left
     ///
@@ -185,7 +203,7 @@ pub enum ChainCommand {
         #[arg(long)]
         no_check: bool,
         #[command(flatten)]
-        engine: EngineArgs,
+        reporting: ChainReporting,
     },
 }
 

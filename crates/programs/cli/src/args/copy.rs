@@ -416,12 +416,9 @@ EXAMPLES
       blockhaul copy --ranges-command 'rbd diff --from-snap a --format json p/d@b' /dev/rbd0 d.raw
   Show the first 512 bytes of a disk:
       blockhaul copy --range 0:512 nbd://server/disk - | xxd
-  Report progress to a program, one JSON object per line: done, total (0 while unknown), data,
-  zeroed, skipped, resumed, verified (bytes), connections, requests, request_size (the current
-  adaptive value), in_flight, retries, reconnects, latency (sums and histograms), bottleneck
-  (source, target, both, rate, or null while unknown), routes, rate (bytes/s), elapsed,
-  eta (s, null while unknown), phase (copy or verify), finished; the last line also has success,
-  exit_status and error; with --job, all have disks, else source and target; with --page, map:
+  Report progress to a program, one JSON object per line: phase (prepare, copy or verify), done,
+  total, rate, eta, elapsed, finished and more, which docs/watching.md lists; the last line also has
+  success, exit_status and error:
       blockhaul copy --progress=json nbd://server/disk disk.raw
   Serve metrics for Prometheus, and read them with curl:
       blockhaul copy --metrics localhost:9100 nbd://server/disk disk.raw

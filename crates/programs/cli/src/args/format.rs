@@ -67,9 +67,7 @@ pub fn backing_policy(policy: BackingPolicy) -> NamePolicy {
 /// The partition to use.
 #[derive(Debug, Clone, Default, Args)]
 pub struct PartitionArgs {
-    /// Use only this partition of the disk, from 1 on; of the first disk, where there are two
-    ///
-    /// As the layer partition?partition=N, below all other layers. blockhaul info lists the partitions.
+    /// Use only this partition of the disk, or of the first one, as numbered by blockhaul info
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub partition: Option<u32>,
 }

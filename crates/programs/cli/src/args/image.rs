@@ -8,6 +8,7 @@ use blockhaul_formats::qcow2::resize::NewSize;
 use clap::builder::PossibleValuesParser;
 use clap::{Args, Subcommand};
 
+use super::backup::ProgressOptions;
 use super::format::{BackingPolicy, ImageFormatArgs};
 use super::value::size;
 
@@ -32,6 +33,10 @@ pub struct CreateArgs {
     /// Replace a file that is not empty
     #[arg(long)]
     pub overwrite: bool,
+
+    /// Print the result as JSON
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Options of `blockhaul resize`.
@@ -55,6 +60,21 @@ pub struct ResizeArgs {
     /// An image with a backing file must know its size to grow.
     #[arg(long, value_name = "WHETHER", hide_possible_values = true)]
     pub backing: Option<BackingPolicy>,
+
+    /// Print the result as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// What a command that changes an image prints.
+#[derive(Debug, Args)]
+pub struct ChangeOutput {
+    /// Print the result as JSON
+    #[arg(long)]
+    pub json: bool,
+
+    #[command(flatten)]
+    pub reporting: ProgressOptions,
 }
 
 /// Options of `blockhaul rebase`.
@@ -97,6 +117,9 @@ pub struct RebaseArgs {
     /// Whether to open the backing files that the image names: allow or refuse [default: refuse]
     #[arg(long, value_name = "WHETHER", hide_possible_values = true)]
     pub backing: Option<BackingPolicy>,
+
+    #[command(flatten)]
+    pub output: ChangeOutput,
 }
 
 /// Options of `blockhaul commit`.
@@ -122,6 +145,9 @@ pub struct CommitArgs {
     /// It is changed, so this must be allow. Other images that use this backing file become invalid.
     #[arg(long, value_name = "WHETHER", hide_possible_values = true)]
     pub backing: Option<BackingPolicy>,
+
+    #[command(flatten)]
+    pub output: ChangeOutput,
 }
 
 /// Options of `blockhaul measure`.

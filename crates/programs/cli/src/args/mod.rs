@@ -25,7 +25,9 @@ use std::path::PathBuf;
 
 use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
-pub use self::backup::{ChainArgs, ChainCommand, ProgressOptions, PullArgs, RestoreArgs};
+pub use self::backup::{
+    ChainArgs, ChainCommand, ChainReporting, ProgressOptions, PullArgs, RestoreArgs,
+};
 #[cfg(feature = "bench")]
 pub use self::bench::{BenchAction, BenchArgs};
 #[cfg(feature = "formats")]
@@ -36,8 +38,8 @@ pub use self::engine::EngineArgs;
 pub use self::format::{BackingPolicy, ImageFormatArgs, PartitionArgs, backing_policy};
 #[cfg(feature = "formats")]
 pub use self::image::{
-    BitmapArgs, BitmapCommand, BitmapMerge, CommitArgs, CreateArgs, ImageBitmap, InfoChain,
-    ListArgs, MeasureArgs, RebaseArgs, ResizeArgs, SnapshotArgs, SnapshotCommand,
+    BitmapArgs, BitmapCommand, BitmapMerge, ChangeOutput, CommitArgs, CreateArgs, ImageBitmap,
+    InfoChain, ListArgs, MeasureArgs, RebaseArgs, ResizeArgs, SnapshotArgs, SnapshotCommand,
 };
 pub use self::info::{InfoArgs, InspectionOptions, MapArgs};
 pub use self::layout::laid_out;

@@ -54,6 +54,10 @@ pub struct TlsInit {
     #[arg(long, value_name = "N", default_value = "730",
           value_parser = clap::value_parser!(u32).range(1..=36500))]
     pub days: u32,
+
+    /// Print the names of the files as JSON
+    #[arg(long)]
+    pub json: bool,
 }
 
 pub(super) const EXAMPLES: &str = "\

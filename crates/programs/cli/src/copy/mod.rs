@@ -14,13 +14,21 @@ use crate::brackets::Groups;
 use crate::exit::{self, CommandFailure, CommandResult};
 use crate::progress::{ProgressReporter, ProgressStyle};
 use crate::session::{CopySession, SessionOptions};
-use crate::{args, jobs, logger, signals};
+use crate::{args, jobs, logger, out, signals};
 
 /// Runs `blockhaul copy`.
 pub fn run(args: &args::CopyArgs, groups: &Groups) -> CommandResult {
     if let Some(file) = &args.job {
         logger::start(args.verbose);
         return jobs::run(args, file);
+    }
+    #[cfg(feature = "formats")]
+    if let (Some(source), Some(target)) = (&args.source, &args.target)
+        && let source = groups.spec(source)?
+        && blockhaul_formats::OvaDisks::of(&source).is_some()
+    {
+        logger::start(args.verbose);
+        return jobs::run_all(args, source, groups.spec(target)?);
     }
     run_printing(args, groups, DigestLine::Named)
 }
@@ -47,6 +55,8 @@ pub(crate) struct RunOptions {
     /// A summary is printed at the end.
     pub(crate) verbose: bool,
     pub(crate) digest: DigestLine,
+    /// The result is printed as JSON.
+    pub(crate) json: bool,
     pub(crate) session: SessionOptions,
 }
 
@@ -54,7 +64,7 @@ impl From<&args::CopyArgs> for RunOptions {
     fn from(args: &args::CopyArgs) -> RunOptions {
         let args::CopyArgs { progress, no_progress, verbose, .. } = *args;
         let digest = DigestLine::Named;
-        RunOptions { progress, no_progress, verbose, digest, session: args.into() }
+        RunOptions { progress, no_progress, verbose, digest, json: false, session: args.into() }
     }
 }
 
@@ -107,6 +117,9 @@ pub(crate) fn run_request(request: CopyRequest, options: &RunOptions) -> Command
     if let Some(report) = report {
         report::print(&report, options.verbose, "")?;
         report::print_digest(&report, &options.digest, ends[1] == DeviceSpec::Pipe)?;
+        if options.json {
+            out::result(true, &report::value(&report, &ends), "")?;
+        }
     }
     outcome
 }

@@ -2,7 +2,10 @@
 
 use std::path::PathBuf;
 
-use blockhaul_transfer::{CopyEnd, CopyReport};
+use blockhaul_catalog::DeviceSpec;
+use blockhaul_engine::CopySummary;
+use blockhaul_transfer::{CopyEnd, CopyReport, without_secrets};
+use serde_json::{Value, json};
 
 use crate::exit::{CommandFailure, FAILED, plain};
 use crate::{out, signals};
@@ -44,6 +47,22 @@ pub(crate) fn print_digest(
         })?,
     }
     Ok(())
+}
+
+/// The report as JSON.
+pub(crate) fn value(report: &CopyReport, [source, target]: &[DeviceSpec; 2]) -> Value {
+    let CopySummary { size, data, zeroed, skipped, resumed, elapsed, .. } = &report.summary;
+    json!({
+        "source": without_secrets(&source.to_string()),
+        "target": without_secrets(&target.to_string()),
+        "size": size,
+        "data": data,
+        "zeroed": zeroed,
+        "skipped": skipped,
+        "resumed": resumed,
+        "verified": report.verified,
+        "seconds": elapsed.as_secs_f64(),
+    })
 }
 
 /// Prints the report. Each line begins with `disk`.

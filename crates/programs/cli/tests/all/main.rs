@@ -24,6 +24,8 @@ mod images;
 mod incus;
 mod info;
 mod jobs;
+#[cfg(feature = "formats")]
+mod json_output;
 mod kept_jobs;
 mod killed;
 mod kubevirt;

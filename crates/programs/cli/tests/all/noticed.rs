@@ -31,6 +31,11 @@ impl Folder {
         text(&output.stdout)
     }
 
+    /// Runs lines of the documentation.
+    fn recipe(&self, lines: &str) {
+        self.shell(&format!("blockhaul() {{ {OURS} \"$@\"; }}\n{lines}"));
+    }
+
     /// Standard output of our program, which succeeds and warns of nothing.
     fn ours(&self, args: &[&str]) -> String {
         let output = self.run(OURS, args);
@@ -329,6 +334,30 @@ fn disks_of_an_ova_are_read_however_it_was_packed() {
     write(&[("vm-disk1.vmdk", ""), ("vm-disk2.vmdk", "")]);
     folder.shell("tar cf vm.ova vm.ovf vm-disk1.vmdk vm-disk2.vmdk");
     folder.ours(&["compare", "ova:vm.ova?disk=2", "other.raw"]);
+    folder.ours(&["copy", "ova:vm.ova?disk=all", "out{}.raw"]);
+    folder.ours(&["compare", "out1.raw", "disk.raw"]);
+    folder.ours(&["compare", "out2.raw", "other.raw"]);
+    let job = "[[disk]]\nsource = 'ova:vm.ova?disk=all'\ntarget = 'qcow2:job{}.qcow2'\n";
+    std::fs::write(folder.0.file("vm.toml"), job).unwrap();
+    folder.ours(&["copy", "--job", "vm.toml"]);
+    folder.ours(&["compare", "qcow2:job2.qcow2", "other.raw"]);
+    for (words, why) in [
+        (["copy", "ova:vm.ova?disk=all", "x"], "has 2 disks: write {} in the target x"),
+        (["compare", "ova:vm.ova?disk=all", "disk.raw"], "disk=all is for blockhaul copy"),
+    ] {
+        let (_, said) = folder.said(&words);
+        assert!(said.contains(why), "{said}");
+    }
+    let page = include_str!("../../../../../docs/recipes.md");
+    let recipe = page.split("## A disk in an OVA\n").nth(1).unwrap().split("\n## ").next().unwrap();
+    let blocks: Vec<_> = recipe.split("```\n").skip(1).step_by(2).collect();
+    assert_eq!(blocks.len(), 2, "of one disk, and of several");
+    folder.recipe(blocks[1]);
+    folder.ours(&["compare", "data.raw", "qcow2:vm-2.qcow2"]);
+    write(&[("vm-disk1.vmdk", "")]);
+    folder.shell("mv vm.ova both.ova; tar cf vm.ova vm.ovf vm-disk1.vmdk");
+    folder.recipe(blocks[0]);
+    folder.shell("mv both.ova vm.ova");
     let both = "1 (vm-disk1.vmdk, 3M), 2 (vm-disk2.vmdk, 3M)";
     for (device, why) in
         [("ova:vm.ova", "it has 2 disks: choose one"), ("ova:vm.ova?disk=3", "there is no disk 3")]
