@@ -54,7 +54,7 @@ pub fn certificates(dir: &Path, wanted: &CertificateConfig) -> Result<Vec<PathBu
     check_names(wanted)?;
     let made = make(wanted).map_err(|stack| TlsError::setup("cannot make certificates", &stack))?;
     if !dir.is_dir() {
-        let built = fs::DirBuilder::new().recursive(true).mode(0o700).create(dir);
+        let built = fs::DirBuilder::new().mode(0o700).create(dir);
         built.map_err(|error| cannot_write(dir, &error))?;
     }
     for (index, (path, pem)) in paths.iter().zip(&made).enumerate() {

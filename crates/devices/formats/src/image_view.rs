@@ -72,10 +72,13 @@ pub(crate) async fn open<I: ImageView + Send + Sync>(
     make: impl AsyncFnOnce(&Arc<dyn Device>) -> Result<I>,
 ) -> Result<OpenedDevice> {
     if target.intent.write {
-        let text = format!(
-            "{}: an image that is made as it is read cannot be written: copy it to a file",
-            I::SCHEME
-        );
+        let scheme = I::SCHEME;
+        let instead = match scheme {
+            "as-qcow2" => "for a new image write qcow2:FILE".to_string(),
+            _ => format!("copy {scheme}:SOURCE to a file"),
+        };
+        let text =
+            format!("{scheme}: an image that is made as it is read cannot be written: {instead}");
         return Err(Error::new(Kind::Unsupported, text));
     }
     // The tables that are made describe the contents of now.

@@ -25,6 +25,8 @@ const MEMORY: usize = 256 << 20;
 const KEPT_MAX: usize = MEMORY / 2;
 /// Maximum number of sockets for answers: workers beyond share them.
 const LINKS_MAX: usize = 64;
+/// The target of log records with a traceback, which has several lines.
+const TRACEBACK: &str = concat!(env!("CARGO_CRATE_NAME"), "::traceback");
 /// Bytes received at a time.
 const RECEIVE: usize = 64 << 10;
 /// Time for the process to end when it has closed its sockets, and when its plugin is not needed.
@@ -512,7 +514,7 @@ impl HostState {
         let text = String::from_utf8_lossy(payload);
         let (line, full) = text.split_once('\0').unwrap_or((&text, ""));
         if full != line && !full.is_empty() {
-            log::error!("{full}");
+            log::error!(target: TRACEBACK, "{full}");
         }
         Error::new(kind_of(status), line.to_string()).of_plugin()
     }

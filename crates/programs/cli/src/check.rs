@@ -218,7 +218,7 @@ impl DeviceReading<'_> {
         {
             return;
         }
-        devices.iter().for_each(|device| image_format::warn_of_read(device));
+        devices.iter().for_each(image_format::warn_of_read);
     }
 
     fn options(&self) -> EngineOptions {

@@ -41,11 +41,9 @@ pub fn run_rebase(args: &RebaseArgs, groups: &Groups) -> CommandResult {
     })?;
     let BackingChange { bytes: written, .. } =
         result.map_err(|error| refused("rebase", &name, &error))?;
-    let text = match args.names_only {
-        true => String::new(),
-        false => format!("{written} bytes were written to the image\n"),
-    };
-    tell(&args.output, &name, written, &text)
+    let text = format!("{written} bytes were written to the image\n");
+    let text = if args.names_only { "" } else { &text };
+    tell(&args.output, &name, written, text)
 }
 
 /// What went wrong with an image, also that it cannot be changed in this way.

@@ -1,5 +1,6 @@
 //! Log records on standard error, one line each, as text or JSON.
 
+use std::io::IsTerminal as _;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use log::kv::{self, Key, VisitSource, VisitValue};
@@ -50,11 +51,19 @@ impl Log for StderrLogger {
         // A plugin's own message.
         let whose = record.target().strip_prefix("plugin ").map(|name| format!("{name}: "));
         let whose = whose.unwrap_or_default();
-        let text = one_line(&record.args().to_string());
+        let text = record.args().to_string();
+        let has_lines = record.target().ends_with("::traceback") && std::io::stderr().is_terminal();
+        let text = if has_lines { indented(&text) } else { one_line(&text) };
         crate::out::error(&format!("blockhaul: {level}{whose}{text}\n"));
     }
 
     fn flush(&self) {}
+}
+
+/// Text of several lines for a terminal: all but the first are indented, so that none looks like a record.
+fn indented(text: &str) -> String {
+    let lines: Vec<_> = text.lines().map(one_line).collect();
+    lines.join("\n    ")
 }
 
 /// Whether warnings about clients are left out: the only one reports them itself.
@@ -240,6 +249,14 @@ fn start_at(level: LevelFilter) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_traceback_keeps_its_lines_and_none_looks_like_a_record() {
+        let shown = indented("Traceback:\n  File \"a.py\"\n\u{1b}blockhaul: error: x\n");
+        assert_eq!(shown.lines().count(), 3, "{shown}");
+        assert!(shown.lines().skip(1).all(|line| line.starts_with("    ")), "{shown}");
+        assert!(!shown.contains('\u{1b}'), "{shown}");
+    }
 
     #[test]
     fn members_are_numbers_or_text_and_never_what_every_record_has() {

@@ -3,7 +3,7 @@
 use std::{fmt, io};
 
 use blockhaul_block::{BASE_ALLOCATION, Error};
-use blockhaul_transfer::opening_text;
+use blockhaul_transfer::{one_line, opening_text};
 
 /// Result of an inspection.
 pub(crate) type Result<T> = std::result::Result<T, InspectionError>;
@@ -31,6 +31,8 @@ pub enum InspectionError {
         name: String,
         /// Whether an NBD server has the device.
         is_remote: bool,
+        /// Names of the contexts that there are.
+        known: Vec<String>,
     },
     /// [`MapFormat::Qemu`](crate::MapFormat::Qemu) was chosen for another context than `base:allocation`, or for
     /// several.
@@ -75,9 +77,13 @@ impl fmt::Display for InspectionError {
                 f.write_str(&opening_text("device", device, error))
             }
             InspectionError::Export { name, error } => write!(f, "export {name:?}: {error}"),
-            InspectionError::Context { name, is_remote } => {
+            InspectionError::Context { name, is_remote, known } => {
                 let owner = if *is_remote { "server" } else { "device" };
-                write!(f, "{owner} does not support metadata context \"{name}\"")
+                write!(f, "{owner} does not support metadata context \"{name}\"")?;
+                match &known[..] {
+                    [] => Ok(()),
+                    known => write!(f, "; it has {}", one_line(&known.join(", "))),
+                }
             }
             InspectionError::QemuContexts => {
                 write!(f, "the format of qemu-img shows {BASE_ALLOCATION} only")

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use blockhaul_block::{BASE_ALLOCATION, Device, Error, Kind};
+use blockhaul_block::{BASE_ALLOCATION, Device, Error, Facts, Kind};
 use blockhaul_catalog::{DeviceSpec, Intent, Layer, Registry, Stack};
 use blockhaul_client::options::{ConnectTarget, OptionSession};
 use blockhaul_client::{ConnectOptions, DeviceConnection, ServerAddress, ServerProcess};
@@ -186,27 +186,56 @@ impl Inspection {
         &self,
         names: &[String],
     ) -> Result<(Arc<dyn Device>, Vec<MapContext>)> {
-        let (stack, facts, is_remote) = match &self.0 {
+        let (stack, facts) = match &self.0 {
             Origin::Server(server) => {
                 let connected = server.connect(&server.place.export, names.to_vec()).await?;
                 // Not what is emulated: nbdinfo fails without the context.
                 let facts = connected.device.facts();
-                (Stack::over(connected.device), facts, true)
+                (Stack::over(connected.device), facts)
             }
             Origin::Device(device) => {
                 let stack = device.open().await?;
                 let facts = stack.device().facts();
-                (stack, facts, false)
+                (stack, facts)
             }
         };
-        let contexts = names.iter().map(|name| match facts.context(name) {
-            Some(context) => Ok(MapContext { context, name: name.clone() }),
-            None => Err(InspectionError::Context { name: name.clone(), is_remote }),
-        });
-        let contexts = contexts.collect::<Result<_>>()?;
+        let mut contexts = Vec::new();
+        for name in names {
+            match facts.context(name) {
+                Some(context) => contexts.push(MapContext { context, name: name.clone() }),
+                None => return Err(self.no_context(name, &facts).await),
+            }
+        }
         let stack = sparing_of_queries(stack).await;
         let device = stack.map_err(|error| opening(&facts.name, &error))?.device().clone();
         Ok((device, contexts))
+    }
+}
+
+impl Inspection {
+    /// The error that there is no metadata context of this name.
+    async fn no_context(&self, name: &str, facts: &Facts) -> InspectionError {
+        let name = name.to_string();
+        match &self.0 {
+            Origin::Server(server) => {
+                let known = server.contexts().await;
+                InspectionError::Context { name, is_remote: true, known }
+            }
+            Origin::Device(_) => {
+                let known = facts.contexts.clone();
+                InspectionError::Context { name, is_remote: false, known }
+            }
+        }
+    }
+}
+
+impl InspectedServer {
+    /// Contexts of the export; none if the server does not list them.
+    async fn contexts(&self) -> Vec<String> {
+        let Ok(mut session) = self.session().await else { return Vec::new() };
+        let found = contexts(&mut session, &self.place.export).await;
+        session.abort().await;
+        found
     }
 }
 

@@ -67,6 +67,8 @@ struct TransferErrorDetails {
     text: String,
     /// With the punctuation before it; or nothing.
     remedy: String,
+    /// The kind and the number of the error of a device that caused this one.
+    cause: Option<(Kind, Option<i32>)>,
 }
 
 impl TransferError {
@@ -83,6 +85,7 @@ impl TransferError {
             side: None,
             text,
             remedy: String::new(),
+            cause: None,
         }))
     }
 
@@ -152,6 +155,7 @@ impl TransferError {
             Some(remedy) => format!("; {remedy}"),
             None => kind_remedy(error, opening).to_string(),
         };
+        self.0.cause = Some((error.kind(), error.os_error()));
         self
     }
 
@@ -177,6 +181,16 @@ impl TransferError {
     /// The step in which it arose.
     pub fn step(&self) -> TransferStep {
         self.0.step
+    }
+
+    /// The kind of the error of a device that caused this one; `None`: no device has failed.
+    pub fn cause(&self) -> Option<Kind> {
+        self.0.cause.map(|cause| cause.0)
+    }
+
+    /// The number of the system call that failed, as in `errno`; `None`: none has failed, or that is unknown.
+    pub fn os_error(&self) -> Option<i32> {
+        self.0.cause?.1
     }
 
     /// The side that failed; `None`: neither, or that is unknown.

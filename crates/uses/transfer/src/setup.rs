@@ -39,6 +39,20 @@ impl CopyRequest {
     }
 }
 
+/// Layers that show what is in a packed file, and the programs that write one.
+const UNPACKERS: [(&str, &str); 2] = [("gz", "gzip"), ("xz", "xz")];
+
+/// Refuses layers over the target that cannot be written.
+fn check_target_layers(names: &[String]) -> Result<()> {
+    let is_named = |name: &str| names.iter().any(|text| text.split('?').next() == Some(name));
+    match UNPACKERS.iter().find(|(layer, _)| is_named(layer)) {
+        None => Ok(()),
+        Some((layer, program)) => Err(TransferError::request(format!(
+            "the layer {layer} only reads: for a packed copy write blockhaul copy SOURCE - | {program} > FILE"
+        ))),
+    }
+}
+
 impl CopySetup {
     /// Makes all checks that are possible without opening a device; reads lists and manifests.
     ///
@@ -55,6 +69,7 @@ impl CopySetup {
             }
         }
         let names = [&request.options.source_layer, &request.options.target_layer];
+        check_target_layers(names[1])?;
         let source_layers = make_layers(&registry, names[0]).map_err(wrong)?;
         let target_layers = make_layers(&registry, names[1]).map_err(wrong)?;
         let through = |names| over_content(&registry, names).map(|over| seen_through(&over));

@@ -186,6 +186,17 @@ mod tests {
     }
 
     #[test]
+    fn a_description_that_is_cut_or_damaged_anywhere_is_survived() {
+        let whole = envelope("ovf:compression=\"gzip\"", "ovf:capacity=\"512\"");
+        for end in 0..whole.len() {
+            let _ = disks(&whole[..end]);
+            for byte in ["\0", "<", "\"", "&", "é"] {
+                let _ = disks(&format!("{}{byte}{}", &whole[..end], &whole[end + 1..]));
+            }
+        }
+    }
+
+    #[test]
     fn units_multiply() {
         assert_eq!(capacity("10", "byte * 2^30"), Some(10 << 30));
         assert_eq!(capacity("10", "byte * 1024"), Some(10 << 10));

@@ -35,7 +35,11 @@ pub use self::check::{CheckArgs, RepairArg};
 pub use self::check::{ChecksumArgs, CompareArgs, ReadArgs, VerifyArgs};
 pub use self::copy::{CopyArgs, JOB_FILES};
 pub use self::engine::EngineArgs;
-pub use self::format::{BackingPolicy, ImageFormatArgs, PartitionArgs, backing_policy};
+#[cfg(feature = "formats")]
+pub use self::format::BackingPolicy;
+#[cfg(feature = "fuse")]
+pub use self::format::PartitionArgs;
+pub use self::format::{ImageFormatArgs, backing_policy};
 #[cfg(feature = "formats")]
 pub use self::image::{
     BitmapArgs, BitmapCommand, BitmapMerge, ChangeOutput, CommitArgs, CreateArgs, ImageBitmap,

@@ -329,7 +329,7 @@ impl MountSource {
                 return Err(CommandFailure::usage(text));
             }
         }
-        if let Some(text) = format_warning(&self.spec, !self.layers.is_empty(), FileUse::Served) {
+        if let Some(text) = format_warning(&self.spec, !self.layers.is_empty(), FileUse::Read) {
             log::warn!("{text}");
         }
         Ok(())

@@ -408,6 +408,27 @@ fn an_image_in_an_ova_opens_no_other_file() {
 }
 
 #[test]
+fn errors_about_images_and_contexts_lead_to_what_there_is() {
+    let folder = Folder::new();
+    folder.ours(&["create", "qcow2:vm.qcow2", "1M"]);
+    folder.ours(&["bitmap", "add", "vm.qcow2", "b1"]);
+    let served = format!("{OURS} map --context qemu:foo \"$uri\"");
+    let cases: [(&[&str], &str); 6] = [
+        (&["bitmap", "remove", "vm.qcow2", "b2"], "the image has no bitmap \"b2\": it has \"b1\""),
+        (&["map", "--context", "foo", "disk.raw"], "context \"foo\"; it has base:allocation"),
+        (&["serve", "disk.raw", "--run", &served], "context \"qemu:foo\"; it has base:allocation"),
+        (&["copy", "--target-layer", "gz", "disk.raw", "x"], "copy SOURCE - | gzip > FILE"),
+        (&["copy", "disk.raw", "as-qcow2:x"], "for a new image write qcow2:FILE"),
+        (&["check", "disk.raw"], "disk.raw is a raw disk, not a qcow2 image"),
+    ];
+    for (words, wanted) in cases {
+        let (status, said) = folder.said(words);
+        assert!(status != Some(0) && said.contains(wanted), "{words:?}: {said}");
+    }
+    assert!(!folder.0.file("x").exists());
+}
+
+#[test]
 fn a_closed_standard_output_is_refused_by_commands_that_only_print() {
     let folder = Folder::new();
     for command in ["checksum", "map"] {

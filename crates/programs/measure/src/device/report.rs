@@ -101,7 +101,7 @@ pub(super) fn text(findings: &Findings) -> String {
     for (title, points) in [("Reading", &findings.reading), ("Writing", &findings.writing)] {
         if !points.is_empty() {
             out.push_str(&format!(
-                "\n{title}, MB/s; rows: request size and requests in flight per {lane}; columns: {lane}s\n"
+                "\n{title}, MB/s\nRows: request size and requests in flight per {lane}; columns: {lane}s\n"
             ));
             out.push_str(&grid(points));
         }
@@ -146,7 +146,32 @@ fn advised(what: &str, advice: &Advice, lane: &str) -> String {
              measured again: {settings}); --time allows more"
         ),
     };
-    format!("\nFor {what}: {text}\n    {}\n", advice.command)
+    format!("\n{}    {}\n", wrapped(&format!("For {what}: {text}")), advice.command)
+}
+
+/// Columns of a terminal that every user has.
+const COLUMNS: usize = 80;
+
+/// Text in lines that fit a terminal.
+fn wrapped(text: &str) -> String {
+    let mut out = String::new();
+    let mut used = 0;
+    for word in text.split(' ') {
+        let len = word.chars().count();
+        let separator = match used {
+            0 => "",
+            _ if used + 1 + len >= COLUMNS => {
+                used = 1;
+                "\n  "
+            }
+            _ => " ",
+        };
+        used += separator.trim_start_matches('\n').len() + len;
+        out.push_str(separator);
+        out.push_str(word);
+    }
+    out.push('\n');
+    out
 }
 
 /// The size of a request: of tiny devices less than a KiB.
@@ -190,6 +215,14 @@ fn grid(points: &[SettingsResult]) -> String {
 mod tests {
     use super::*;
     use crate::device::findings::tests::point;
+
+    #[test]
+    fn advice_fits_a_terminal() {
+        let words = vec!["word"; 60].join(" ");
+        let text = wrapped(&words);
+        assert!(text.lines().all(|line| line.len() < COLUMNS), "{text}");
+        assert_eq!(text.split_whitespace().collect::<Vec<_>>().join(" "), words);
+    }
 
     #[test]
     fn combinations_that_were_left_out_have_no_figure() {
