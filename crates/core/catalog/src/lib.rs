@@ -60,8 +60,8 @@ pub use registry::Registry;
 pub use several::{NamedStorage, NamedStorages};
 pub use shutdown::Shutdown;
 pub use size::{
-    format_size, parse_duration, parse_number, parse_rate, parse_size, parse_switch, size_parts,
-    unit_bytes,
+    format_size, parse_duration, parse_number, parse_rate, parse_size, parse_switch, rounded_size,
+    size_parts, unit_bytes,
 };
 pub use spec::{DeviceSpec, percent_decode, percent_encode};
 pub use stack::Stack;

@@ -107,6 +107,19 @@ pub fn format_size(size: u64) -> String {
     size.to_string()
 }
 
+/// A size for people: the largest unit that fits, with at most one decimal, for example `64 KiB`, `1.5 GiB`.
+pub fn rounded_size(bytes: u64) -> String {
+    const UNITS: [&str; 7] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+    let mut value = bytes as f64;
+    let mut unit = 0;
+    while value >= 1024.0 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    let text = format!("{value:.1}");
+    format!("{} {}", text.strip_suffix(".0").unwrap_or(&text), UNITS[unit])
+}
+
 /// Parses a rate in bytes per second: a size, with an optional `/s`.
 ///
 /// # Errors

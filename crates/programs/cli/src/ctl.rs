@@ -1,14 +1,12 @@
 //! `blockhaul ctl`: manages a running server through its control socket (`serve::control`).
 
-use std::fmt::Write as _;
 use std::io::{BufRead as _, BufReader, ErrorKind, Read as _, Write as _};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
-use blockhaul_control::{
-    BitmapStatus, ClientStatus, ControlRequest, ExportStatus, LayerStatus, Refusal, RefusalKind,
-};
+use blockhaul_control::{ControlRequest, Refusal, RefusalKind};
+use blockhaul_jobs::{clients_table, exports_table, jobs_table};
 use serde::Deserialize as _;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -23,6 +21,7 @@ const ANSWER_MAX: u64 = 256 << 20;
 /// Runs `blockhaul ctl`.
 pub fn run(args: &args::Ctl) -> CommandResult {
     let mut server = ControlConnection::open(&args.socket, args.timeout)?;
+    server.verbose = args.verbose;
     let json = args.json;
     if let &CtlCommand::JobWait { job, ready } = &args.command {
         return wait_for_job(&mut server, job, ready, json);
@@ -35,9 +34,9 @@ pub fn run(args: &args::Ctl) -> CommandResult {
         }
     }
     match &args.command {
-        CtlCommand::Clients => tell_list(&reply, json, "clients", clients),
-        CtlCommand::Exports => tell_list(&reply, json, "exports", exports),
-        CtlCommand::Jobs => tell(&reply, json, jobs),
+        CtlCommand::Clients => tell_list(&reply, json, "clients", clients_table),
+        CtlCommand::Exports => tell_list(&reply, json, "exports", exports_table),
+        CtlCommand::Jobs => tell(&reply, json, jobs_table),
         CtlCommand::Disconnect { number } => {
             tell(&reply, json, |reply| match reply["done"].as_str() {
                 Some("cut") => format!("client {number} is disconnected\n"),
@@ -109,10 +108,16 @@ fn wait_for_job(
     match (status, message(&answer["error"])) {
         (Some(status), Some(error)) if !json => Err(CommandFailure::new(status, error)),
         (status, _) => {
-            tell(&answer, json, |answer| message(&answer["result"]).unwrap_or_default() + "\n")?;
+            tell(&answer, json, |answer| result(answer, server.verbose))?;
             Ok(status.unwrap_or(FAILED))
         }
     }
+}
+
+/// The result of a job: one sentence, and with `verbose` its counters.
+fn result(answer: &Value, verbose: bool) -> String {
+    let members = if verbose { &["summary", "result"][..] } else { &["summary"] };
+    members.iter().filter_map(|member| message(&answer[member])).map(|line| line + "\n").collect()
 }
 
 /// Waits until several jobs have ended; the status is the first that is not 0.
@@ -157,6 +162,8 @@ fn tell_list<T: DeserializeOwned>(
 struct ControlConnection<'a> {
     path: &'a Path,
     stream: BufReader<UnixStream>,
+    /// Results of jobs are shown with their counters.
+    verbose: bool,
 }
 
 impl<'a> ControlConnection<'a> {
@@ -179,7 +186,7 @@ impl<'a> ControlConnection<'a> {
         let patience = (!timeout.is_zero()).then_some(timeout);
         stream.set_read_timeout(patience).map_err(cannot)?;
         stream.set_write_timeout(patience).map_err(cannot)?;
-        Ok(ControlConnection { path, stream: BufReader::new(stream) })
+        Ok(ControlConnection { path, stream: BufReader::new(stream), verbose: false })
     }
 
     /// The reply to a request.
@@ -248,124 +255,6 @@ impl<'a> ControlConnection<'a> {
     }
 }
 
-fn clients(clients: &[ClientStatus]) -> String {
-    let mut rows = vec![
-        ["CLIENT", "ADDRESS", "EXPORT", "TLS", "IN FLIGHT", "READ", "WRITTEN", "REQUESTS", "AGE"]
-            .map(String::from)
-            .to_vec(),
-    ];
-    for client in clients {
-        let tls = match &client.tls {
-            None => "-".to_string(),
-            Some(tls) => tls.name.as_deref().map_or("anybody".to_string(), safe),
-        };
-        let export = match &client.export {
-            None => "(handshake)".to_string(),
-            Some(name) => shown(name),
-        };
-        let leaving = if client.leaving { " (leaving)" } else { "" };
-        let bytes = |kind: &str| size(client.bytes.get(kind).copied().unwrap_or_default());
-        rows.push(vec![
-            client.number.to_string(),
-            safe(&client.address),
-            export + leaving,
-            tls,
-            client.in_flight.to_string(),
-            bytes("read"),
-            bytes("write"),
-            client.requests.values().sum::<u64>().to_string(),
-            age(client.age),
-        ]);
-    }
-    table(&rows)
-}
-
-fn exports(exports: &[ExportStatus]) -> String {
-    let header = ["EXPORT", "SIZE", "MODE", "CLIENTS", "DEVICE", "LAYERS", "BITMAPS"];
-    let mut rows = vec![header.map(String::from).to_vec()];
-    for export in exports {
-        let device = safe(&export.device);
-        rows.push(vec![
-            shown(&export.name),
-            export.size.map_or("-".into(), size),
-            export.readonly.map_or("-", |readonly| if readonly { "ro" } else { "rw" }).into(),
-            export.clients.to_string(),
-            match &export.state {
-                None => device,
-                Some(state) => format!("{device} ({})", safe(state)),
-            },
-            joined(export.layers.iter().map(layer)),
-            joined(export.bitmaps.iter().map(bitmap)),
-        ]);
-    }
-    table(&rows)
-}
-
-/// A layer with its parameters.
-fn layer(layer: &LayerStatus) -> String {
-    let options = layer.options.iter().map(|(name, value)| format!("{name}={}", safe(value)));
-    let options: Vec<_> = options.collect();
-    let name = safe(&layer.name);
-    if options.is_empty() { name } else { format!("{name}?{}", options.join("&")) }
-}
-
-/// A bitmap and how much is dirty in it.
-fn bitmap(bitmap: &BitmapStatus) -> String {
-    match bitmap {
-        BitmapStatus::Inconsistent { name, inconsistent } => {
-            format!("{} (inconsistent: {})", safe(name), out::one_line(inconsistent))
-        }
-        BitmapStatus::Consistent { name, dirty, .. } => {
-            format!("{} ({})", safe(name), size(*dirty))
-        }
-    }
-}
-
-/// The cells of a list; `-` if it is empty.
-fn joined(cells: impl Iterator<Item = String>) -> String {
-    let cells: Vec<_> = cells.collect();
-    if cells.is_empty() { "-".into() } else { cells.join(" ") }
-}
-
-fn jobs(answer: &Value) -> String {
-    let header =
-        ["JOB", "TYPE", "EXPORT", "TARGET", "STATE", "DONE", "TOTAL", "SAVED", "DIRTY", "AGE"];
-    let mut rows = vec![header.map(String::from).to_vec()];
-    for job in answer["jobs"].as_array().into_iter().flatten() {
-        rows.push(vec![
-            number(&job["job"]).to_string(),
-            text(&job["type"]),
-            shown(job["export"].as_str().unwrap_or_default()),
-            text(&job["target"]),
-            match message(&job["error"]) {
-                None => text(&job["state"]),
-                Some(error) => format!("{}: {error}", text(&job["state"])),
-            },
-            size(number(&job["done"])),
-            size(number(&job["total"])),
-            size(number(&job["saved"])),
-            size(number(&job["dirty"])),
-            age(job["seconds"].as_f64().unwrap_or_default()),
-        ]);
-    }
-    table(&rows)
-}
-
-/// A text that is safe for a terminal: names from servers and clients are escaped.
-fn safe(text: &str) -> String {
-    blockhaul_wire::printable(text.as_bytes(), 4096).to_string()
-}
-
-/// The name of an export.
-fn shown(name: &str) -> String {
-    if name.is_empty() { "\"\"".to_string() } else { safe(name) }
-}
-
-/// A text in a value, safe for a terminal.
-fn text(value: &Value) -> String {
-    value.as_str().map(safe).unwrap_or_default()
-}
-
 /// A sentence of the server, on one line; names in it are quoted already.
 fn message(value: &Value) -> Option<String> {
     value.as_str().map(out::one_line)
@@ -373,81 +262,4 @@ fn message(value: &Value) -> Option<String> {
 
 fn number(value: &Value) -> u64 {
     value.as_u64().unwrap_or_default()
-}
-
-/// Rows with columns below each other.
-fn table(rows: &[Vec<String>]) -> String {
-    let columns = rows.iter().map(Vec::len).max().unwrap_or_default();
-    let width = |column: usize| {
-        let cells = rows.iter().filter_map(|row| row.get(column));
-        cells.map(|cell| cell.chars().count()).max().unwrap_or_default()
-    };
-    let widths: Vec<_> = (0..columns).map(width).collect();
-    let mut text = String::new();
-    for row in rows {
-        let mut line = String::new();
-        for (cell, width) in row.iter().zip(&widths) {
-            // Writing to a string does not fail.
-            let _ = write!(line, "{cell:width$}  ");
-        }
-        text += line.trim_end();
-        text.push('\n');
-    }
-    text
-}
-
-/// Bytes in three digits.
-fn size(bytes: u64) -> String {
-    let mut value = bytes as f64;
-    for unit in ["", "K", "M", "G", "T", "P"] {
-        if value < 1000.0 || unit == "P" {
-            let digits = usize::from(value < 9.95 && !unit.is_empty());
-            return format!("{value:.digits$}{unit}");
-        }
-        value /= 1024.0;
-    }
-    bytes.to_string()
-}
-
-/// A time in its two largest units.
-fn age(seconds: f64) -> String {
-    let whole = seconds as u64;
-    match whole {
-        0..=59 => format!("{seconds:.1}s"),
-        60..=3599 => format!("{}m{:02}s", whole / 60, whole % 60),
-        3600..=86399 => format!("{}h{:02}m", whole / 3600, whole / 60 % 60),
-        _ => format!("{}d{:02}h", whole / 86400, whole / 3600 % 24),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn numbers_are_short() {
-        for (bytes, shown) in
-            [(0, "0"), (999, "999"), (1000, "1.0K"), (10 << 10, "10K"), (5 << 40, "5.0T")]
-        {
-            assert_eq!(size(bytes), shown);
-        }
-        for (seconds, shown) in
-            [(0.25, "0.2s"), (61.0, "1m01s"), (3660.0, "1h01m"), (90000.0, "1d01h")]
-        {
-            assert_eq!(age(seconds), shown);
-        }
-    }
-
-    #[test]
-    fn what_peers_call_themselves_is_not_obeyed() {
-        let client = ClientStatus {
-            export: Some("\u{1b}[2J".to_string()),
-            bytes: [("read".to_string(), 4096)].into(),
-            ..ClientStatus::default()
-        };
-        let text = clients(&[client]);
-        assert!(!text.contains('\u{1b}'), "{text}");
-        assert!(text.contains("4.0K"), "{text}");
-        assert_eq!(text.lines().count(), 2, "{text}");
-    }
 }

@@ -27,9 +27,15 @@ pub struct JobReport {
     pub done: u64,
     /// Bytes that are to be done, as far as known.
     pub total: u64,
+    /// Bytes of data that the job writes per second now; 0 when it has ended.
+    pub data_rate: u64,
     /// Seconds since the job began, or that it took.
     pub seconds: f64,
-    /// Report of a job that is complete.
+    /// Time at which the job ended, in seconds since 1970.
+    pub end_time: Option<f64>,
+    /// Result of a job that is complete, in one sentence.
+    pub summary: Option<String>,
+    /// Counters of a job that is complete.
     pub result: Option<String>,
     /// Reason why the job has failed.
     pub error: Option<String>,

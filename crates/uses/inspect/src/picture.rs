@@ -4,6 +4,7 @@
 use std::fmt::Write as _;
 
 use blockhaul_block::BASE_ALLOCATION;
+use blockhaul_catalog::rounded_size;
 use blockhaul_transfer::one_word;
 
 use crate::palette::Palette;
@@ -81,9 +82,9 @@ impl Picture {
         };
         format!(
             "{marks}: {} of {} ({percent:.1} %); a column is {}",
-            rounded(marked),
-            rounded(self.len),
-            rounded(self.column)
+            rounded_size(marked),
+            rounded_size(self.len),
+            rounded_size(self.column)
         )
     }
 
@@ -127,7 +128,7 @@ impl Picture {
             let _ = writeln!(
                 svg,
                 "<text x=\"{x}\" y=\"{below}\" text-anchor=\"{anchor}\">{}</text>",
-                rounded(at)
+                rounded_size(at)
             );
         }
         let _ = writeln!(svg, "<text x=\"{EDGE}\" y=\"{}\">{legend}</text>", below + 22);
@@ -163,19 +164,6 @@ fn height(share: f64) -> char {
         share => 1 + (share * 7.0) as usize,
     };
     HEIGHTS[level.min(8)]
-}
-
-/// A size with at most one decimal.
-fn rounded(bytes: u64) -> String {
-    let units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
-    let mut value = bytes as f64;
-    let mut unit = 0;
-    while value >= 1024.0 && unit + 1 < units.len() {
-        value /= 1024.0;
-        unit += 1;
-    }
-    let text = format!("{value:.1}");
-    format!("{} {}", text.strip_suffix(".0").unwrap_or(&text), units[unit])
 }
 
 /// Text for XML.

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use blockhaul_block::Error;
 use blockhaul_engine::CopyProgress;
@@ -15,6 +15,7 @@ use crate::export::{OpenExport, TargetGuard};
 use crate::job_config::{JobSettings, JobTarget};
 use crate::job_errors::{ErrorAction, ErrorPolicies};
 use crate::job_files::JobRecord;
+use crate::job_report::ReportedRate;
 use crate::job_state::JobStatus;
 use crate::mirror::{Mirror, MirrorCompletion};
 
@@ -50,6 +51,7 @@ pub enum JobEvent {
 pub struct Job {
     id: u64,
     export: String,
+    disk_size: u64,
     target: String,
     pub(crate) work: JobWork,
     /// The claim on the target, if that is a disk of the server.
@@ -68,6 +70,7 @@ pub struct Job {
     /// How a mirror is to end once it is finalized.
     completion: Mutex<Option<MirrorCompletion>>,
     pub(crate) started: Instant,
+    pub(crate) pace: Mutex<ReportedRate>,
     pub(crate) ended: OnceLock<JobEnd>,
     changed: Notify,
     observer: Arc<OnceLock<JobObserver>>,
@@ -130,6 +133,10 @@ impl BackupSnapshot {
 /// How a job has ended.
 pub(crate) struct JobEnd {
     pub(crate) after: Duration,
+    /// Seconds since 1970; none for a job of an earlier server.
+    pub(crate) time: Option<f64>,
+    /// The result in one sentence.
+    pub(crate) summary: Option<String>,
     /// The report, or why it failed.
     pub(crate) result: Result<String, JobError>,
     /// Whether the job was cancelled on request.
@@ -139,6 +146,8 @@ pub(crate) struct JobEnd {
 /// The parts of a job that begins, besides its work and its copy.
 pub(crate) struct JobStart {
     pub(crate) export: String,
+    /// Bytes of the disk; 0 if that is unknown.
+    pub(crate) disk_size: u64,
     pub(crate) target: String,
     pub(crate) writing: Option<TargetGuard>,
     pub(crate) settings: JobSettings,
@@ -156,8 +165,9 @@ impl JobStart {
         record: Option<Arc<JobRecord>>,
     ) -> JobStart {
         let errors = ErrorPolicies::new(settings.on_source_error, settings.on_target_error);
+        let disk_size = export.device().map_or(0, |device| device.facts().size);
         let (export, target) = (export.name.clone(), target.spec().to_string());
-        JobStart { export, target, writing, settings, errors, record }
+        JobStart { export, disk_size, target, writing, settings, errors, record }
     }
 }
 
@@ -170,10 +180,11 @@ impl Job {
         control: CopyControl,
         observer: &Arc<OnceLock<JobObserver>>,
     ) -> Job {
-        let JobStart { export, target, writing, settings, errors, record } = start;
+        let JobStart { export, disk_size, target, writing, settings, errors, record } = start;
         Job {
             id,
             export,
+            disk_size,
             target,
             work,
             writing: Mutex::new(writing),
@@ -187,6 +198,7 @@ impl Job {
             finalized: AtomicBool::new(false),
             completion: Mutex::default(),
             started: blockhaul_io::now(),
+            pace: Mutex::new(ReportedRate::new()),
             ended: OnceLock::new(),
             changed: Notify::default(),
             observer: observer.clone(),
@@ -203,12 +215,15 @@ impl Job {
         let text = "the server ended before the job".to_string();
         let end = JobEnd {
             after: Duration::ZERO,
+            time: None,
+            summary: None,
             result: Err(JobError::new(TransferErrorKind::Connection, text)),
             cancelled: false,
         };
         let work = JobWork::Interrupted(record.clone());
         let start = JobStart {
             export: record.text("export"),
+            disk_size: 0,
             target: record.text("target"),
             writing: None,
             settings: JobSettings { dismissed_by_hand: true, ..JobSettings::from_record(record) },
@@ -225,9 +240,11 @@ impl Job {
     /// Ends the job with this result; `lost`: why its point in time is lost.
     pub(crate) fn end(&self, result: Result<CopyReport, JobError>, lost: Option<String>) {
         let cancelled = self.cancelled.load(Ordering::Relaxed);
+        let after = blockhaul_io::elapsed(self.started);
+        let summary = result.as_ref().ok().map(|report| self.summary(report, after));
         let result = match (result, lost) {
             // It was complete before the snapshot was lost, or noticed.
-            (Ok(report), _) => Ok(report.text),
+            (Ok(report), _) => Ok(report.text_without_discards()),
             (Err(failure), Some(lost)) if !cancelled => {
                 Err(failure.reworded(format!("{} ({lost})", failure.facts())))
             }
@@ -242,7 +259,6 @@ impl Job {
             Err(_) if cancelled => log::info!("job {id}: cancelled"),
             Err(failure) => log::error!("job {id}: {kind} to {target}: {failure}"),
         }
-        let after = blockhaul_io::elapsed(self.started);
         let is_complete = result.is_ok();
         // A request to cancel may come too late.
         let cancelled = cancelled && !is_complete;
@@ -251,7 +267,10 @@ impl Job {
             snapshot.end();
         }
         drop(self.writing.lock().expect("no panic under this lock").take());
-        let _ = self.ended.set(JobEnd { after, result, cancelled });
+        // In milliseconds, which every reader of JSON understands alike.
+        let time = SystemTime::UNIX_EPOCH.elapsed().ok();
+        let time = time.map(|since| since.as_millis() as f64 / 1000.0);
+        let _ = self.ended.set(JobEnd { after, time, summary, result, cancelled });
         if is_complete {
             self.enter(JobStatus::Waiting);
             self.enter(JobStatus::Pending);
@@ -299,6 +318,11 @@ impl Job {
     /// The number of the job, from 1, never reused by a server.
     pub fn id(&self) -> u64 {
         self.id
+    }
+
+    /// Bytes of the disk; 0 if that is unknown.
+    pub(crate) fn disk_size(&self) -> u64 {
+        self.disk_size
     }
 
     /// The name of the export.

@@ -1,12 +1,63 @@
 //! Reports about jobs for the control socket.
 
+use std::time::{Duration, Instant};
+
+use blockhaul_catalog::rounded_size;
 use blockhaul_control::{BackupFigures, JobFigures, JobReport};
 use blockhaul_snapshot::SnapshotStats;
+use blockhaul_transfer::CopyReport;
 
 use crate::job::{Job, JobEnd, JobWork};
 use crate::job_state::JobStatus;
 
+/// The rate of a job between two reports.
+pub(crate) struct ReportedRate {
+    since: Instant,
+    data: u64,
+    rate: u64,
+}
+
+impl ReportedRate {
+    /// Minimum interval of two values.
+    const APART: Duration = Duration::from_millis(500);
+
+    /// The rate of a job that begins.
+    pub(crate) fn new() -> ReportedRate {
+        ReportedRate { since: blockhaul_io::now(), data: 0, rate: 0 }
+    }
+
+    /// Notes the bytes of data so far; returns bytes per second.
+    fn note(&mut self, data: u64) -> u64 {
+        let passed = blockhaul_io::elapsed(self.since);
+        if passed >= Self::APART {
+            let moved = data.saturating_sub(self.data) as f64;
+            self.rate = (moved / passed.as_secs_f64()) as u64;
+            (self.since, self.data) = (blockhaul_io::now(), data);
+        }
+        self.rate
+    }
+}
+
 impl Job {
+    /// The result of a copy in one sentence.
+    pub(crate) fn summary(&self, report: &CopyReport, after: Duration) -> String {
+        let verb = if self.mirror().is_some() { "mirrored" } else { "backed up" };
+        let copied = rounded_size(report.summary.size);
+        let part = match self.disk_size() {
+            disk if disk > report.summary.size => format!(" of {}", rounded_size(disk)),
+            _ => String::new(),
+        };
+        let verified = if report.verified > 0 { ", verified" } else { "" };
+        format!("{verb} {copied}{part} in {:.1} s{verified}", after.as_secs_f64())
+    }
+
+    fn data_rate(&self, data: u64) -> u64 {
+        if self.is_over() {
+            return 0;
+        }
+        self.pace.lock().expect("no panic under this lock").note(data)
+    }
+
     fn state(&self) -> &'static str {
         match (self.ended.get(), self.status()) {
             (Some(JobEnd { result: Ok(_), .. }), _) => "completed",
@@ -39,7 +90,10 @@ impl Job {
             io_status: self.io_status(),
             done: now.done(),
             total: now.total,
+            data_rate: self.data_rate(now.data),
             seconds: seconds.as_secs_f64(),
+            end_time: ended.and_then(|end| end.time),
+            summary: ended.and_then(|end| end.summary.clone()),
             result: ended.and_then(|end| end.result.as_ref().ok()).cloned(),
             error: self.failure().map(ToString::to_string),
             figures: self.figures(),

@@ -6,6 +6,7 @@
 //!   beyond the end of a server.
 //! - [`Jobs`] begins backups ([`BackupConfig`]) and mirrors ([`MirrorConfig`]). [`JobFiles`] keeps jobs, which the
 //!   next server resumes.
+//! - [`jobs_table`] and its siblings are what `ctl` prints.
 //! - A [`JobError`] is data: its kind and a remedy. Front ends choose exit statuses and error numbers.
 //!
 //! All waiting is on workers of `blockhaul_io`; files are read and written on threads that may block.
@@ -38,6 +39,7 @@ mod mirror;
 mod mirror_jobs;
 mod resume;
 mod snapshot;
+mod status_tables;
 mod trace;
 
 pub use blockhaul_control::{CopyMode, ErrorPolicy};
@@ -58,3 +60,4 @@ pub use job_state::{JobCommand, JobStatus};
 pub use jobs::Jobs;
 pub use mirror::{CLIENT_WAIT, InitialCopy, Mirror, MirrorCompletion};
 pub use snapshot::{BitmapStep, JobMap, OpenSnapshot, SnapshotConfig};
+pub use status_tables::{clients_table, exports_table, jobs_table};

@@ -23,6 +23,8 @@ pub struct CopyReport {
     pub digest: Option<String>,
     /// Warnings that were not logged.
     pub warnings: Vec<String>,
+    /// The end of the text, behind the summary.
+    rest: String,
 }
 
 /// How a copy ended that succeeded.
@@ -39,8 +41,8 @@ pub enum CopyEnd {
 impl CopyReport {
     pub(crate) fn complete(source: &DeviceSpec, text: String, summary: CopySummary) -> CopyReport {
         let digest = summary.digest.as_ref().map(|digest| format!("{digest}  {source}\n"));
-        let (verified, warnings) = (0, Vec::new());
-        CopyReport { end: CopyEnd::Complete, text, summary, verified, digest, warnings }
+        let (verified, warnings, rest) = (0, Vec::new(), String::new());
+        CopyReport { end: CopyEnd::Complete, text, summary, verified, digest, warnings, rest }
     }
 
     /// The reader has closed the pipe early.
@@ -52,6 +54,7 @@ impl CopyReport {
             verified: 0,
             digest: None,
             warnings: Vec::new(),
+            rest: String::new(),
         }
     }
 
@@ -64,6 +67,7 @@ impl CopyReport {
             verified: 0,
             digest: None,
             warnings: Vec::new(),
+            rest: String::new(),
         }
     }
 
@@ -83,20 +87,34 @@ impl CopyReport {
             let bytes = summary.not_discarded;
             warnings.push(format!("{bytes} bytes could not be discarded at the source"));
         }
-        let mut text = summary.to_string() + &times(progress);
+        let mut rest = times(progress);
         if let Some(journal) = journal.filter(|_| summary.journal_stays) {
-            text += &format!("; the journal {} stays", journal.path.display());
+            rest += &format!("; the journal {} stays", journal.path.display());
         }
-        CopyReport { warnings, ..CopyReport::complete(source, text, summary) }
+        let text = format!("{summary}{rest}");
+        CopyReport { warnings, rest, ..CopyReport::complete(source, text, summary) }
     }
 
     /// Adds the result of the verification.
     pub(crate) fn add_verified(&mut self, verified: &VerificationResult) {
         self.verified = verified.bytes;
-        self.text += &format!("; verified {} bytes", verified.bytes);
+        let mut more = format!("; verified {} bytes", verified.bytes);
         if let Some(digest) = &verified.digest {
-            self.text += &format!(", digest {digest}");
+            more += &format!(", digest {digest}");
         }
+        self.text += &more;
+        self.rest += &more;
+    }
+
+    /// The text without discards, for a source that is a point in time: these release saved contents, and the disk
+    /// of the user keeps its data.
+    pub fn text_without_discards(&self) -> String {
+        if self.summary.discarded + self.summary.not_discarded == 0 {
+            return self.text.clone();
+        }
+        let mut summary = self.summary.clone();
+        (summary.discarded, summary.not_discarded) = (0, 0);
+        format!("{summary}{}", self.rest)
     }
 }
 

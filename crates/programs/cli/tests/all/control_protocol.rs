@@ -313,7 +313,8 @@ fn mask(value: &mut Value) {
             for (name, value) in members {
                 let is_measured = match name.as_str() {
                     "age" | "begun" | "seconds" | "rounds" | "downtime" | "writes_delayed"
-                    | "longest_delay" => value.is_number(),
+                    | "longest_delay" | "end_time" => value.is_number(),
+                    "data_rate" => is_job,
                     "rate" | "predicted_downtime" => is_job,
                     "done" | "total" | "saved" | "kept" | "released" | "dirty" | "synced" => {
                         is_partial
@@ -338,6 +339,8 @@ fn mask(value: &mut Value) {
 fn shortened(text: &str) -> String {
     let cut = |at: &str, is_so: bool| text.split_once(at).filter(|_| is_so);
     let report = cut(" skipped, ", text.contains(" MiB/s"));
+    let is_summary = ["backed up ", "mirrored "].iter().any(|verb| text.starts_with(verb));
+    let report = report.or_else(|| cut(" in ", is_summary));
     let unknown = ["unknown scheme", "unknown layer"].iter().any(|what| text.contains(what));
     match report.or_else(|| cut("known are", unknown)) {
         Some((kept, _)) => format!("{kept} ~"),

@@ -27,7 +27,8 @@ fn a_backup_is_the_disk_as_it_was_when_it_began() {
     assert_eq!(disk.job(1)["state"], "paused");
     disk.ctl_succeeds(&["job-resume", "1"]);
     disk.ctl_succeeds(&["job-rate", "1", "0"]);
-    let said = disk.ctl_succeeds(&["job-wait", "1"]);
+    let said = disk.ctl_succeeds(&["job-wait", "1", "-v"]);
+    assert!(said.starts_with("backed up 32 MiB in "), "{said}");
     assert!(said.contains("verified 33554432 bytes"), "{said}");
     assert_eq!(disk.job(1)["released"], 0, "verification has read it again");
     assert_holds(&target, 1);
@@ -55,7 +56,7 @@ fn a_backup_can_be_paused_while_it_is_verified() {
     disk.ctl_succeeds(&["backup", "a", &disk.file("other.raw"), "--verify", "--wait"]);
     assert_eq!(disk.job(1)["state"], "paused");
     disk.ctl_succeeds(&["job-resume", "1"]);
-    let said = disk.ctl_succeeds(&["job-wait", "1"]);
+    let said = disk.ctl_succeeds(&["job-wait", "1", "-v"]);
     assert!(said.contains("verified 33554432 bytes"), "{said}");
 }
 

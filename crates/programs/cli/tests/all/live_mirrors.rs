@@ -33,8 +33,8 @@ fn clients_move_to_the_target_while_they_write() {
     assert_holds(&target, 1);
     let mut writer = slow_writer(&disk, 2, "16M");
     disk.wait_for("it follows", |job| job["rounds"].as_u64() > Some(1));
-    let said = disk.ctl_succeeds(&["job-complete", "1", "--within", "10s", "--wait"]);
-    assert!(said.contains("bytes"), "{said}");
+    let said = disk.ctl_succeeds(&["job-complete", "1", "--within", "10s", "--wait", "-v"]);
+    assert!(said.starts_with("mirrored ") && said.contains("bytes"), "{said}");
     assert!(writer.0.try_wait().unwrap().is_none(), "the client has ended before the move");
     assert_eq!(device(&disk), target);
     assert!(writer.0.wait().unwrap().success());

@@ -37,6 +37,10 @@ pub struct Ctl {
     #[arg(long, global = true)]
     pub json: bool,
 
+    /// Show counters of jobs that are complete
+    #[arg(short, long, global = true)]
+    pub verbose: bool,
+
     /// Time to wait for a reply (0: no limit)
     #[arg(long, global = true, value_name = "TIME", default_value = "60s", value_parser = duration)]
     pub timeout: Duration,
