@@ -138,7 +138,8 @@ def compare(shown, snapshot):
         wanted = snapshot
         for part in key.split("."):
             wanted = wanted[part]
-        assert float(value) == float(wanted), f"{key}: {value} is shown for {wanted}"
+        # Microseconds are shown.
+        assert float(value) == round(float(wanted), 6), f"{key}: {value} is shown for {wanted}"
 
 
 class Program:
@@ -384,7 +385,67 @@ def test_serve(driver, ours, folder, shots):
         program.end()
 
 
-TESTS = [test_copy, test_killed, test_failed, test_job, test_serve]
+def test_jobs(driver, ours, folder, shots):
+    """Shows the jobs of a server above its clients, with bar, rate, end and error, also on a phone."""
+    socket, control = os.path.join(folder, "s"), os.path.join(folder, "c")
+    program = Program(ours, folder, "serve", "--metrics", "127.0.0.1:0", "--page", "-U", socket,
+                      "--control", control, "--layer", "delay?read=1ms",
+                      "--export", "root=memory:256M", "--export", "data=memory:64M")
+    clients = []
+    try:
+        until("the sockets", lambda: os.path.exists(socket) and os.path.exists(control))
+        uri = f"nbd+unix:///{{}}?socket={socket}"
+        for name, size in (("root", "256M"), ("data", "64M")):
+            subprocess.run([ours, "copy", f"sample:{size}", uri.format(name)], check=True)
+        ctl = [ours, "ctl", control]
+        slow = ["--rate", "4M", "--request-size", "64k"]
+        subprocess.run([*ctl, "backup", "root", "root.raw", *slow], check=True)
+        subprocess.run([*ctl, "backup", "data", "nbd+unix:///?socket=/nosuch", "--wait"], check=False,
+                       stderr=subprocess.DEVNULL)
+        subprocess.run([*ctl, "mirror", "data", "data.raw", *slow], check=True)
+        clients.append(subprocess.Popen([ours, "copy", "-C", "1", "--rate", "2M", uri.format("root"), "null:"],
+                                        stderr=subprocess.DEVNULL))
+        driver.size(1280)
+        driver.scheme("light")
+        driver.open(program.address)
+        until("three jobs", lambda: driver.run("return document.querySelectorAll('#jobs tr').length") == 3)
+        until("rates", lambda: "MiB/s" in driver.text("#jobs tr:last-child td:nth-child(5)"))
+        rows = driver.run("return [...document.querySelectorAll('#jobs tr')].map(row => "
+                          "[row.cells[0].textContent, row.cells[1].textContent, row.cells[2].firstChild.value,"
+                          " row.cells[2].firstChild.className, row.cells[5].textContent])")
+        mirror, failed, backup = rows
+        assert mirror[0].startswith("3: mirror of data → ") and mirror[1] == "running", rows
+        assert failed[1] == "failed (3)" and "cannot open the target" in failed[0], rows
+        assert failed[3] == "failed" and ", ended " in failed[4], rows
+        assert backup[1] == "running" and 0 < backup[2] < 1 and ", ends " in backup[4], rows
+        above = driver.run("return document.querySelector('#jobs-section').compareDocumentPosition("
+                           "document.querySelector('#clients-section')) & 4")
+        assert above == 4, "jobs come before clients"
+        exports = driver.run("return [...document.querySelectorAll('#exports tr')].map(row => row.textContent)")
+        assert "behind delay" in exports[0] and "read-write, without TLS" in exports[0], exports
+        assert not driver.run("return document.querySelector('details').open"), "figures are folded"
+        for scheme in ("light", "dark"):
+            driver.scheme(scheme)
+            for width in (1280, 390):
+                check_width(driver, width)
+                check_contrast(driver)
+                broken = driver.run(
+                    "return [...document.querySelectorAll('#jobs td:nth-child(2)')].filter(cell => {"
+                    "const range = document.createRange(); range.selectNodeContents(cell);"
+                    "return range.getClientRects().length > 1; }).map(cell => cell.textContent)")
+                assert broken == [], broken
+                driver.screenshot(shots and os.path.join(shots, f"jobs-{scheme}-{width}.png"))
+        driver.scheme("light")
+        driver.size(1000)
+        assert driver.errors() == []
+    finally:
+        for client in clients:
+            client.kill()
+            client.wait()
+        program.end()
+
+
+TESTS = [test_copy, test_killed, test_failed, test_job, test_serve, test_jobs]
 
 
 def main():

@@ -16,6 +16,7 @@ const $ = id => document.getElementById(id);
 const page = {
   last: null, // the newest snapshot
   samples: [], // { at, rates, latencies }
+  moved: new Map(), // bytes per second of each export: { read, write }
   range: 600, // seconds shown in the charts; 0: all
   charts: [],
   cell: null, // the selected cell of the map
@@ -43,6 +44,17 @@ function duration(seconds) {
   const [hours, minutes] = [Math.floor(whole / 3600), Math.floor(whole / 60) % 60];
   return hours ? `${hours}:${two(minutes)}:${two(whole % 60)}` : `${minutes}:${two(whole % 60)}`;
 }
+
+// An hour of a day, with the day if that is another one than today.
+function hour(seconds) {
+  const at = new Date(seconds * 1000);
+  const time = at.toLocaleTimeString([], { hour: '2-digit', minute: '2-digit' });
+  const isToday = at.toDateString() === new Date().toDateString();
+  return isToday ? time : `${at.toLocaleDateString([], { day: 'numeric', month: 'short' })}, ${time}`;
+}
+
+// The hour at which something ends that takes this many seconds more.
+const hourIn = seconds => (seconds === null || seconds === undefined ? '–' : hour(Date.now() / 1000 + seconds));
 
 function latency(seconds) {
   if (seconds === null) return '–';
@@ -84,11 +96,14 @@ function keyed(parent, items, key, create, update) {
   known.forEach(child => child.remove());
 }
 
-const cells = classes => () => {
+// Makes rows of the table with this body. On a phone, each cell shows the name of its column.
+const rows = (id, classes) => () => {
   const row = document.createElement('tr');
+  const names = $(id).closest('table').tHead.rows[0].cells;
   classes.forEach((name, index) => {
     const cell = make(index ? 'td' : 'th', { className: name });
-    if (!index) cell.scope = 'row';
+    if (index) cell.dataset.label = names[index].textContent;
+    else cell.scope = 'row';
     row.append(cell);
   });
   return row;
@@ -127,12 +142,23 @@ function sampleBetween(before, now) {
   };
 }
 
+function keepExportRates(before, now) {
+  const seconds = now.elapsed - before.elapsed;
+  const earlier = new Map((before.exports || []).map(one => [one.name, one.bytes]));
+  page.moved = new Map(now.exports.map(({ name, bytes }) => {
+    const old = earlier.get(name) || bytes;
+    const each = kind => Math.max(0, (bytes[kind] || 0) - (old[kind] || 0)) / seconds;
+    return [name, { read: each('read'), write: each('write') }];
+  }));
+}
+
 function keep(snapshot) {
   const before = page.last;
   page.last = snapshot;
   if (!before) return;
   const sample = sampleBetween(before, snapshot);
   if (!sample) return;
+  if (snapshot.exports) keepExportRates(before, snapshot);
   page.samples.push(sample);
   if (page.samples.length > SAMPLES_MAX) {
     // The older half in half the resolution.
@@ -323,16 +349,25 @@ function copyFigures(snapshot) {
   return figures.concat(routes.map(([name, moved]) => [`Route: ${name.replaceAll('_', ' ')}`, bytes(moved), moved, `routes.${name}`]));
 }
 
+const failed = snapshot => snapshot.finished && !snapshot.success;
+
+// The rate of data first, which a limit applies to; holes go faster.
+const runningRates = snapshot => [
+  ['Data', rate(snapshot.data_rate)],
+  ...(snapshot.rate > snapshot.data_rate * 1.05 ? [['Data and holes', rate(snapshot.rate)]] : []),
+];
+
 function copyTiles(snapshot) {
   const retries = snapshot.retries.source + snapshot.retries.target;
   const average = snapshot.elapsed > 0 ? snapshot.done / snapshot.elapsed : 0;
   const tiles = [
     ['Done', snapshot.total ? `${bytes(snapshot.done)} of ${bytes(snapshot.total)}` : bytes(snapshot.done)],
-    snapshot.finished ? ['Average rate', rate(average)] : ['Rate', rate(snapshot.rate)],
+    ...(snapshot.finished ? [['Average rate', rate(average)]] : runningRates(snapshot)),
     ['Elapsed', duration(snapshot.elapsed)],
   ];
-  if (!snapshot.finished) tiles.push(['Remaining', duration(snapshot.eta)]);
-  tiles.push(['Limited by', BOTTLENECKS[snapshot.bottleneck] || '–']);
+  if (snapshot.finished) tiles.push(['Ended', hour(snapshot.end_time)]);
+  else tiles.push(['Remaining', duration(snapshot.eta)], ['Ends', hourIn(snapshot.eta)]);
+  if (!failed(snapshot)) tiles.push(['Limited by', BOTTLENECKS[snapshot.bottleneck] || '–']);
   if (!snapshot.finished) {
     tiles.push(['Latency, source', latency(newest('latencies', 0))], ['Latency, target', latency(newest('latencies', 1))]);
   }
@@ -354,7 +389,7 @@ function showDisks(snapshot) {
   $('disks-section').hidden = !snapshot.disks;
   if (!snapshot.disks) return;
   const create = () => {
-    const row = cells(['', '', '', 'number', 'number'])();
+    const row = rows('disks', ['', '', 'wide', 'number', 'number'])();
     const canvas = make('canvas', { className: 'map' });
     canvas.setAttribute('aria-hidden', 'true');
     row.children[2].append(canvas);
@@ -368,7 +403,9 @@ function showDisks(snapshot) {
     set(name.lastChild, ` ${disk.source} → ${disk.target}`);
     set(state.firstChild, disk.state === 'running' && disk.phase === 'verify' ? 'verifying' : disk.state);
     set(state.lastChild, disk.error || '');
-    set(done, disk.total ? `${Math.floor(100 * share(disk.done, disk.total))} %` : '–');
+    // A disk that has failed is not done, whatever was copied.
+    const known = disk.total && disk.state !== 'failed';
+    set(done, known ? `${Math.floor(100 * share(disk.done, disk.total))} %` : '–');
     set(size, bytes(disk.total));
     if (disk.map) drawMap(map.firstChild, disk.map);
   });
@@ -385,6 +422,7 @@ function showCopy(snapshot) {
   const done = snapshot.finished && snapshot.success ? 1 : share(part, snapshot.total);
   $('progress-row').hidden = !snapshot.total && !snapshot.finished;
   $('progress').value = done;
+  $('progress').className = failed(snapshot) ? 'failed' : '';
   const percent = `${Math.floor(done * 100)} %`;
   set($('percent'), percent);
   set($('ends'), snapshot.source ? `${snapshot.source} → ${snapshot.target}` : `${snapshot.disks.length} disks`);
@@ -417,8 +455,9 @@ function serveFigures(snapshot) {
 }
 
 function serveTiles(snapshot) {
+  const running = snapshot.jobs.filter(job => job.end_time === null && job.state !== 'interrupted').length;
   return [
-    ['Connections', count(snapshot.connections)],
+    ['Connections', count(snapshot.connections)], ['Jobs', `${count(running)} running`],
     ['Read', rate(newest('rates', 0) || 0)], ['Written', rate(newest('rates', 1) || 0)],
     ['Latency, read', latency(newest('latencies', 0))], ['Latency, write', latency(newest('latencies', 1))],
     ['In flight', count(snapshot.in_flight)], ['Errors', count(snapshot.errors)],
@@ -430,7 +469,7 @@ function showClients(snapshot) {
   $('clients-section').hidden = false;
   const classes = ['', '', 'number', 'number', 'number', 'number', 'number', 'number'];
   const clients = snapshot.clients;
-  keyed($('clients'), clients, client => client.number, cells(classes), (row, client) => {
+  keyed($('clients'), clients, client => client.number, rows('clients', classes), (row, client) => {
     const tls = client.tls ? ` (${client.tls.version}${client.tls.name ? `, ${client.tls.name}` : ''})` : '';
     const values = [
       `${client.number}: ${client.address}${tls}`,
@@ -447,22 +486,72 @@ function showClients(snapshot) {
 
 function showExports(snapshot) {
   $('exports-section').hidden = false;
-  keyed($('exports'), snapshot.exports, one => one.name, cells(['', '', 'number', '', 'number']), (row, one) => {
+  const create = () => {
+    const row = rows('exports', ['', '', 'number', '', 'number', 'number', 'number'])();
+    row.children[1].append(make('span'), make('span', { className: 'quiet small' }));
+    return row;
+  };
+  keyed($('exports'), snapshot.exports, one => one.name, create, (row, one) => {
+    const [name, device, ...others] = row.children;
+    set(name, one.name || '(default)');
+    set(device.firstChild, one.device);
+    set(device.lastChild, one.layers.length ? ` behind ${one.layers.join(', ')}` : '');
+    const moved = page.moved.get(one.name) || { read: 0, write: 0 };
+    const mode = one.readonly === null ? 'one device each' : one.readonly ? 'read-only' : 'read-write';
     const values = [
-      one.name || '(default)', one.device, one.size === null ? '–' : bytes(one.size),
-      one.readonly === null ? '–' : one.readonly ? 'read-only' : 'read-write', count(one.clients),
+      one.size === null ? '–' : bytes(one.size), `${mode}, ${snapshot.tls}`,
+      rate(moved.read), rate(moved.write), count(one.clients),
     ];
-    values.forEach((value, index) => set(row.children[index], value));
+    values.forEach((value, index) => set(others[index], value));
   });
   const more = snapshot.exports_count - snapshot.exports.length;
   set($('exports-more'), more > 0 ? `${count(more)} more are not shown.` : '');
 }
 
+const JOB_FAILED = ['failed', 'interrupted'];
+
+// The time that a job has taken, and the hour at which it ends or ended.
+function jobTime(job) {
+  if (job.end_time) return `${duration(job.seconds)}, ended ${hour(job.end_time)}`;
+  const done = share(job.done, job.total);
+  if (job.state !== 'running' || !(done > 0)) return duration(job.seconds);
+  return `${duration(job.seconds)}, ends ${hourIn(job.seconds * (1 - done) / done)}`;
+}
+
+function showJobs(snapshot) {
+  $('jobs-section').hidden = !snapshot.jobs.length;
+  const create = () => {
+    const row = rows('jobs', ['', '', 'wide', 'number', 'number', 'number'])();
+    const target = make('span', { className: 'quiet small' });
+    row.children[0].append(make('span'), target, make('span', { className: 'error' }));
+    row.children[2].append(make('progress', { max: 1 }));
+    return row;
+  };
+  keyed($('jobs'), snapshot.jobs.slice().reverse(), job => job.job, create, (row, job) => {
+    const [name, state, progress, done, moved, time] = row.children;
+    const title = `${job.job}: ${job.type} of ${job.export || '(default)'}`;
+    set(name.firstChild, title);
+    set(name.children[1], ` → ${job.target}`);
+    set(name.lastChild, job.error || '');
+    const status = job.exit_status ? ` (${job.exit_status})` : '';
+    set(state, job.state + status);
+    const bar = progress.firstChild;
+    bar.value = job.state === 'completed' ? 1 : share(job.done, job.total);
+    bar.className = JOB_FAILED.includes(job.state) ? 'failed' : '';
+    bar.setAttribute('aria-label', `Progress of job ${title}`);
+    set(done, job.total ? `${bytes(job.done)} of ${bytes(job.total)}` : bytes(job.done));
+    set(moved, job.end_time ? '–' : rate(job.data_rate));
+    set(time, jobTime(job));
+  });
+}
+
 function showServe(snapshot) {
   $('progress-row').hidden = true;
   const exports = snapshot.exports_count;
-  set($('ends'), exports === 1 ? `1 export: ${snapshot.exports[0].device}` : `${exports} exports`);
+  const served = exports === 1 ? `1 export: ${snapshot.exports[0].device}` : `${exports} exports`;
+  set($('ends'), `${served}, ${snapshot.tls}`);
   document.title = `${snapshot.connections} connections – blockhaul serve`;
+  showJobs(snapshot);
   showClients(snapshot);
   showExports(snapshot);
   announce(snapshot.finished ? endText(snapshot) : `serving, ${snapshot.connections} connections`);
@@ -498,10 +587,11 @@ function showTiles(tiles) {
 }
 
 function showFigures(figures) {
-  keyed($('figures-body'), figures, figure => figure[3], cells(['', 'number', 'number exact']), (row, [name, value, exact]) => {
+  keyed($('figures-body'), figures, figure => figure[3], rows('figures-body', ['', 'number', 'number exact']), (row, [name, value, exact]) => {
     set(row.children[0], name);
     set(row.children[1], value);
-    set(row.children[2], String(exact));
+    // Microseconds are as exact as the clocks.
+    set(row.children[2], String(Number(exact.toFixed(6))));
   });
 }
 

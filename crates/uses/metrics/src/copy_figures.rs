@@ -1,23 +1,19 @@
 //! The metrics of running copies.
 
 use std::sync::{Arc, Mutex};
-use std::time::{Instant, SystemTime};
+use std::time::Instant;
 
 use blockhaul_block::LATENCY_BOUNDS;
 use blockhaul_engine::{MeterSnapshot, ProgressSnapshot, RateLimit, RouteBytes};
 
 use crate::copy_state::CopyObserver;
-use crate::text::{MetricsWriter, TextSource};
+use crate::text::{MetricsWriter, TextSource, seconds_since_1970};
 
 /// Returns the source of the metrics of these copies.
 pub fn copy_text(observer: Arc<CopyObserver>) -> TextSource {
     let pace = Mutex::new(SampledRate { since: blockhaul_io::now(), done: 0, rate: 0.0 });
     let began = seconds_since_1970();
     Arc::new(move |figures| write(figures, &observer, began, &pace))
-}
-
-fn seconds_since_1970() -> f64 {
-    SystemTime::UNIX_EPOCH.elapsed().map_or(0.0, |time| time.as_secs_f64())
 }
 
 /// Bytes per second between the last two samples that were far enough apart.
@@ -102,7 +98,8 @@ impl CopyFigures<'_> {
         self.one("finished", help, f64::from(u8::from(observer.end().is_some())));
         if let Some(end) = observer.end() {
             let help = "When the command ended, in seconds since 1970.";
-            self.one("end_time_seconds", help, seconds_since_1970());
+            let ended = observer.view().end_time.unwrap_or_default();
+            self.one("end_time_seconds", help, ended);
             let help = "Exit status of the command; 0 for success.";
             self.one("exit_status", help, f64::from(end.status));
         }

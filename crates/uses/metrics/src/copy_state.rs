@@ -7,6 +7,8 @@ use blockhaul_block::{LATENCY_BOUNDS, LatencySnapshot};
 use blockhaul_engine::{CopyProgress, MapCell, MapSnapshot, ProgressSnapshot, RateLimit};
 use serde_json::{Value, json};
 
+use crate::text::seconds_since_1970;
+
 /// Time constant of the displayed rate: a change shows after a few seconds.
 const MEMORY: Duration = Duration::from_millis(1900);
 /// Minimum interval between two values of the rate.
@@ -94,11 +96,17 @@ impl CopyObserver {
     }
 
     fn take(&self, end: Option<CommandEnd>) -> CopySnapshot {
-        let mut view =
-            CopySnapshot { end, command: self.command, ..CopySnapshot::from_copies(&self.disks) };
+        let end_time = end.is_some().then(seconds_since_1970);
+        let mut view = CopySnapshot {
+            end,
+            end_time,
+            command: self.command,
+            ..CopySnapshot::from_copies(&self.disks)
+        };
         let mut pace = self.pace.lock().expect("no panic under this lock");
         pace.note(&view.all, view.latency.map(|side| side.seconds));
         view.rate = pace.bytes_per_second();
+        view.data_rate = pace.moved.unwrap_or(0.0) as u64;
         view.elapsed = blockhaul_io::elapsed(self.started);
         let limit = self.limit.as_ref().map_or(0, |limit| limit.limits().0);
         view.bottleneck = match &view.end {
@@ -138,12 +146,16 @@ pub struct CopySnapshot {
     pub routes: Vec<(&'static str, u64)>,
     /// Bytes per second, smoothed.
     pub rate: u64,
+    /// Bytes of data per second, smoothed: without zeroes and holes.
+    pub data_rate: u64,
     /// The cause of most waiting: source, target, rate (a limit), or both sides.
     pub bottleneck: Option<&'static str>,
     /// Time since the beginning.
     pub elapsed: Duration,
     /// How the command ended, in the last snapshot.
     pub end: Option<CommandEnd>,
+    /// Time at which it ended, in seconds since 1970.
+    pub end_time: Option<f64>,
 }
 
 /// The state of one disk.
@@ -245,6 +257,7 @@ impl CopySnapshot {
         line["bottleneck"] = self.bottleneck.into();
         line["routes"] = routes.into();
         line["rate"] = self.rate.into();
+        line["data_rate"] = self.data_rate.into();
         line["eta"] = self.eta().into();
         line["elapsed"] = self.elapsed.as_secs_f64().into();
         line["finished"] = self.end.is_some().into();
@@ -252,6 +265,7 @@ impl CopySnapshot {
             line["success"] = (end.status == 0).into();
             line["exit_status"] = end.status.into();
             line["error"] = end.error.as_deref().into();
+            line["end_time"] = self.end_time.into();
         }
         let cells = (CELLS_MAX / self.disks.len().max(1)).max(CELLS_MIN);
         match &self.disks[..] {

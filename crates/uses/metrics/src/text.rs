@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 use std::sync::Arc;
+use std::time::SystemTime;
 
 /// A function that appends the metrics of a command, and returns the text for Prometheus.
 pub type TextSource = Arc<dyn Fn(MetricsWriter) -> String + Send + Sync>;
@@ -73,6 +74,11 @@ impl MetricsWriter {
         }
         let _ = writeln!(self.text, " {value}");
     }
+}
+
+/// The time of now, in milliseconds, which every reader of JSON understands alike.
+pub(crate) fn seconds_since_1970() -> f64 {
+    SystemTime::UNIX_EPOCH.elapsed().map_or(0.0, |time| time.as_millis() as f64 / 1000.0)
 }
 
 fn escaped(value: &str) -> String {

@@ -4,32 +4,67 @@ use std::sync::{Arc, Weak};
 
 use blockhaul_block::{LATENCY_BOUNDS, OpKind};
 use blockhaul_catalog::StorageFigure;
-use blockhaul_jobs::ExportTable;
-use blockhaul_metrics::{MetricsWriter, TextSource as Text};
+use blockhaul_jobs::{ExportTable, Job, Jobs};
+use blockhaul_metrics::{JobSample, MetricsWriter, TextSource as Text, add_jobs};
 use blockhaul_server::{ExportCounts, Server, ServerTotals};
 
+use super::control::{JobReply, reply};
 use crate::metrics::BuildInfo as _;
 
 /// Makes the metrics of this server; none when it has ended. Does not keep its exports open.
-pub fn text(server: &Arc<Server>, table: &Arc<ExportTable>) -> Text {
+pub fn text(server: &Arc<Server>, table: &Arc<ExportTable>, jobs: &Arc<Jobs>) -> Text {
     let server: Weak<Server> = Arc::downgrade(server);
     let table = Arc::downgrade(table);
-    Arc::new(move |figures| match (server.upgrade(), table.upgrade()) {
-        (Some(server), Some(table)) => write(figures, &server.sums(), &table.figures()),
+    let jobs = Arc::downgrade(jobs);
+    Arc::new(move |figures| match (server.upgrade(), table.upgrade(), jobs.upgrade()) {
+        (Some(server), Some(table), Some(jobs)) => write(figures, &server, &table, &jobs),
         _ => figures.finish(),
     })
 }
 
-/// Adds the metrics of a server and of its storage.
-pub fn write(mut figures: MetricsWriter, sums: &ServerTotals, storage: &[StorageFigure]) -> String {
+/// Adds the metrics of a server, its jobs and its storage.
+pub fn write(
+    mut figures: MetricsWriter,
+    server: &Server,
+    table: &ExportTable,
+    jobs: &Jobs,
+) -> String {
+    figures.build_info();
+    totals(&mut figures, &server.sums());
+    add_jobs(&mut figures, &jobs.all().iter().map(|job| sample(job)).collect::<Vec<_>>());
+    for StorageFigure { name, help, labels, value } in table.figures() {
+        let kind = if name.ends_with("_total") { "counter" } else { "gauge" };
+        let labels: Vec<_> = labels.iter().map(|(key, value)| (*key, value.as_str())).collect();
+        figures.add(&format!("blockhaul_{name}"), kind, help, &labels, value);
+    }
+    figures.finish()
+}
+
+/// The figures of a job.
+fn sample(job: &Job) -> JobSample {
+    let JobReply { report, exit_status } = reply(job);
+    JobSample {
+        number: report.job,
+        kind: report.kind,
+        export: report.export,
+        state: report.state,
+        done: report.done,
+        total: report.total,
+        data_rate: report.data_rate,
+        exit_status,
+        end_time: report.end_time,
+    }
+}
+
+/// Adds the metrics of the clients of a server.
+fn totals(figures: &mut MetricsWriter, sums: &ServerTotals) {
     let one = |figures: &mut MetricsWriter, name: &str, kind: &str, help: &str, value: f64| {
         figures.add(&format!("blockhaul_serve_{name}"), kind, help, &[], value);
     };
-    figures.build_info();
     let help = "Open connections, including handshakes.";
-    one(&mut figures, "connections", "gauge", help, sums.open as f64);
+    one(figures, "connections", "gauge", help, sums.open as f64);
     let help = "Connections in their handshake.";
-    one(&mut figures, "handshakes", "gauge", help, sums.handshakes as f64);
+    one(figures, "handshakes", "gauge", help, sums.handshakes as f64);
     let results = [("accepted", sums.accepted), ("refused", sums.refused)];
     for (result, count) in results {
         let help = "Connections accepted, and connections refused because there were too many.";
@@ -38,12 +73,12 @@ pub fn write(mut figures: MetricsWriter, sums: &ServerTotals, storage: &[Storage
     }
     let help = "Handshakes that failed: protocol error, failed authentication, timeout, or disconnected to \
                 admit others.";
-    one(&mut figures, "handshakes_failed_total", "counter", help, sums.failed as f64);
+    one(figures, "handshakes_failed_total", "counter", help, sums.failed as f64);
     let help = "Memory in use by requests of all clients.";
-    one(&mut figures, "memory_bytes", "gauge", help, sums.memory as f64);
+    one(figures, "memory_bytes", "gauge", help, sums.memory as f64);
     let help = "Memory limit for requests.";
-    one(&mut figures, "memory_limit_bytes", "gauge", help, sums.memory_limit as f64);
-    exports(&mut figures, sums);
+    one(figures, "memory_limit_bytes", "gauge", help, sums.memory_limit as f64);
+    exports(figures, sums);
     for (kind, latency) in OpKind::ALL.into_iter().zip(&sums.latency) {
         figures.histogram(
             "blockhaul_serve_request_duration_seconds",
@@ -53,12 +88,6 @@ pub fn write(mut figures: MetricsWriter, sums: &ServerTotals, storage: &[Storage
             (&LATENCY_BOUNDS, &latency.classes, latency.seconds),
         );
     }
-    for StorageFigure { name, help, labels, value } in storage {
-        let kind = if name.ends_with("_total") { "counter" } else { "gauge" };
-        let labels: Vec<_> = labels.iter().map(|(key, value)| (*key, value.as_str())).collect();
-        figures.add(&format!("blockhaul_{name}"), kind, help, &labels, *value);
-    }
-    figures.finish()
 }
 
 /// The metrics of each export. Metrics of one name are consecutive.

@@ -130,7 +130,7 @@ impl ServerSetup {
         let monitor = self.monitor(&operations).await?;
         self.write_pidfile()?;
         let page = Arc::new(status::StatusPage::new(&self.operations));
-        let published = (figures::text(&server, &self.table), page.status());
+        let published = (figures::text(&server, &self.table, &operations.jobs), page.status());
         let here = WorkerHandle::to(blockhaul_io::worker());
         let metrics = CommandMetrics::start(&self.metrics, "serve", published, &here)?;
         if self.announced {

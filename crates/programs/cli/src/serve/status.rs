@@ -1,15 +1,17 @@
 //! `--page`: the state of a server as JSON.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use blockhaul_block::OpKind;
 use blockhaul_control::ExportStatus;
+use blockhaul_jobs::Job;
 use blockhaul_metrics::{StateSource as Status, latencies};
 use blockhaul_transfer::without_secrets;
 use serde_json::{Value, json};
 
-use super::control::{Operations, SharedOperations};
+use super::control::{Operations, SharedOperations, reply};
 
 /// Maximum number of clients and of exports in a snapshot; their numbers are always complete.
 const SHOWN_MAX: usize = 200;
@@ -64,7 +66,16 @@ impl StatusPage {
         let mut exports = operations.exports();
         let exports_count = exports.len();
         exports.truncate(SHOWN_MAX);
-        let exports: Vec<_> = exports.iter().map(without_parameters).collect();
+        let moved = |export: &ExportStatus| {
+            let counts = sums.exports.get(&export.name).map(|one| one.counts.bytes);
+            let kinds = OpKind::ALL.map(OpKind::name).into_iter();
+            json!(kinds.zip(counts.unwrap_or_default()).collect::<BTreeMap<_, _>>())
+        };
+        let exports: Vec<_> =
+            exports.iter().map(|export| without_parameters(export, moved(export))).collect();
+        let all = operations.jobs.all();
+        let jobs: Vec<_> =
+            all[all.len().saturating_sub(SHOWN_MAX)..].iter().map(|job| shown_job(job)).collect();
         let errors = sums.exports.values().map(|export| export.counts.errors).sum::<u64>();
         let in_flight = sums.exports.values().map(|export| export.counts.in_flight).sum::<u64>();
         let kinds = OpKind::ALL.into_iter().map(OpKind::name);
@@ -88,14 +99,24 @@ impl StatusPage {
             "clients": clients,
             "exports": exports,
             "exports_count": exports_count,
+            "tls": operations.secured.audience(),
+            "jobs": jobs,
         })
     }
 }
 
 /// An export without what only its operator may read: parameters of the device and of layers.
-fn without_parameters(export: &ExportStatus) -> Value {
+fn without_parameters(export: &ExportStatus, bytes: Value) -> Value {
     let mut shown = json!(export);
+    shown["bytes"] = bytes;
     shown["device"] = without_secrets(&export.device).into();
     shown["layers"] = export.layers.iter().map(|layer| &*layer.name).collect();
     shown
+}
+
+/// A job without parameters of its target.
+fn shown_job(job: &Job) -> Value {
+    let mut reply = reply(job);
+    reply.report.target = without_secrets(&reply.report.target);
+    json!(reply)
 }

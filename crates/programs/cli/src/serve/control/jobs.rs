@@ -177,19 +177,24 @@ fn controlled(job: &Job, copies: bool) -> ControlReply {
 
 /// A job, with the exit status of a command that ends as it does.
 #[derive(Serialize)]
-struct JobReply {
+pub struct JobReply {
     #[serde(flatten)]
-    report: JobReport,
+    pub report: JobReport,
     /// None while the job runs.
-    exit_status: Option<u8>,
+    pub exit_status: Option<u8>,
 }
 
-fn described(job: &Job) -> Value {
+/// The report about a job.
+pub fn reply(job: &Job) -> JobReply {
     let report = job.report();
     let has_ended = report.result.is_some() || report.error.is_some();
     let exit_status =
         has_ended.then(|| job.failure().map_or(0, |error| exit::status_of(error.kind())));
-    json!(JobReply { report, exit_status })
+    JobReply { report, exit_status }
+}
+
+fn described(job: &Job) -> Value {
+    json!(reply(job))
 }
 
 /// How a job is controlled.

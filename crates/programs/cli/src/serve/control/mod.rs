@@ -31,6 +31,7 @@ use super::listen::CleanupList;
 use super::stop::StopReason;
 use crate::exit::{CommandFailure, OPEN, plain};
 
+pub use jobs::{JobReply, reply};
 use operations::ControlReply;
 pub use operations::{Operations, SharedOperations};
 
@@ -152,9 +153,8 @@ async fn say(peer: &Stream, reply: ControlReply) -> std::io::Result<()> {
 
 impl Operations {
     fn metrics(&self) -> Value {
-        let sums = self.server.sums();
-        let storage = self.table.figures();
-        json!({ "text": figures::write(MetricsWriter::default(), &sums, &storage) })
+        let text = figures::write(MetricsWriter::default(), &self.server, &self.table, &self.jobs);
+        json!({ "text": text })
     }
 
     fn stop(&self) -> Value {
