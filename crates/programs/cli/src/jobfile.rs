@@ -61,7 +61,7 @@ static IMAGE: &[OptionRow<ImageFormatArgs>] = &[
 ];
 
 /// Options that apply to all disks together, for the command line only.
-const SPOKEN: &[&str] = &["job", "progress", "no-progress", "verbose", "help"];
+const SPOKEN: &[&str] = &["job", "progress", "no-progress", "verbose", "help", "dry-run", "json"];
 
 /// Kinds of job files.
 pub struct JobFileSyntax {

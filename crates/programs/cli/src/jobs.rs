@@ -66,7 +66,15 @@ fn run_disks(args: &args::CopyArgs, file: JobFile) -> CommandResult {
     let disks = all_disks(disks)?;
     common.session.shows_map = args.progress == Some(ProgressStyle::Map);
     let sink = ProgressReporter::open(args.progress, args.no_progress)?;
-    let disks = disks.into_iter().map(DiskRequest::from_file).collect::<Result<_, _>>()?;
+    let disks = disks.into_iter().map(DiskRequest::from_file).collect::<Result<Vec<_>, _>>()?;
+    if args.dry_run {
+        let plan = |disk: DiskRequest| match copy::plan(disk.request) {
+            Ok(plan) => Ok((Some(disk.name), plan)),
+            Err(failure) => Err(in_disk(&disk.place, &disk.name, &failure)),
+        };
+        let plans = disks.into_iter().map(plan).collect::<Result<Vec<_>, _>>()?;
+        return copy::print_plans(&plans, args.json);
+    }
     let mut copies = CopyBatch::prepare(common, disks)?;
     copies.run(sink)?;
     copies.end(args.verbose)

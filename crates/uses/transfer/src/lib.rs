@@ -5,6 +5,7 @@
 //! - [`CopyRequest::open`] opens and checks both sides; the target is unchanged. A front end with several copies
 //!   takes the steps one by one: [`CopySetup`], [`OpenSource`], [`OpenCopy`].
 //! - [`OpenCopy::run`] copies, and returns a [`CopyReport`]. [`CopyControl`] pauses, limits or cancels it.
+//! - [`CopySetup::plan`] says what a copy would do, and changes nothing.
 //! - A [`TransferError`] is data: its kind, the step, the side, and a remedy. Front ends choose exit statuses.
 //!
 //! `option_table` has the options by their names, for front ends that read texts.
@@ -28,6 +29,7 @@ mod open_source;
 mod option_table;
 mod options;
 mod pipe;
+mod plan;
 mod printable;
 mod ranges;
 mod rate_limit;
@@ -60,6 +62,7 @@ pub use option_table::{
     find_option, number,
 };
 pub use options::{OptionConflict, TransferOptions};
+pub use plan::{CopyPlan, TargetChange, data_bytes};
 pub use printable::{lines, one_line, one_word};
 pub use rate_limit::rate_limit;
 pub use remedy::kind_remedy;

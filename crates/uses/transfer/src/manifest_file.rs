@@ -29,6 +29,11 @@ impl ManifestFile {
         ManifestFile { path, fresh: None }
     }
 
+    /// The name of the file.
+    pub(crate) fn path(&self) -> &PathBuf {
+        &self.path
+    }
+
     /// Refuses a file with other contents, before anything is emptied.
     pub(crate) fn check(&self) -> Result<()> {
         match std::fs::metadata(&self.path) {

@@ -254,6 +254,11 @@ impl CopyContext {
                 "the target is read-only: choose another target, or have its server allow writing",
             ));
         }
+        self.check_size(from, to)
+    }
+
+    /// Checks that the target is large enough.
+    pub(crate) fn check_size(&self, from: &Facts, to: &Facts) -> Result<()> {
         let needed = self.selection.target_size(from.size);
         if to.size < needed {
             let what = if needed < from.size { "end of the range" } else { "source" };

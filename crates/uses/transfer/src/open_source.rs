@@ -113,7 +113,7 @@ impl CopyContext {
     }
 
     /// Checks that the source has the range to copy.
-    fn check_source(&mut self, from: &Facts) -> Result<()> {
+    pub(crate) fn check_source(&mut self, from: &Facts) -> Result<()> {
         if let Some(bitmap) = self.selection.missing(from) {
             return Err(self.cannot_copy(format_args!(
                 "the source has no bitmap {bitmap:?}: list its contexts with blockhaul info, and have its \
@@ -133,7 +133,7 @@ impl CopyContext {
     }
 
     /// Refuses a target that is absent where it must not be, and to empty one for an empty source.
-    fn check_target_file(&self, source: &Stack) -> Result<()> {
+    pub(crate) fn check_target_file(&self, source: &Stack) -> Result<()> {
         let target = &self.target;
         let is_gone = file_of(target).is_some_and(|path| is_absent(&path));
         if self.selection.is_increment() && is_gone && !self.keeps_target {

@@ -52,6 +52,11 @@ impl CopySelection {
         self.bitmap.is_some() || self.since.is_some()
     }
 
+    /// Whether the source is read before it is known what is copied.
+    pub(crate) fn reads_all(&self) -> bool {
+        self.since.is_some()
+    }
+
     /// Whether a list says what is copied.
     pub(crate) fn has_list(&self) -> bool {
         self.list.is_some()

@@ -201,6 +201,11 @@ impl CopySetup {
         self.open_source().await?.open_target().await
     }
 
+    /// The parts that a plan needs: the target is not opened as one.
+    pub(crate) fn into_planning(self) -> (CopyContext, SourceDevice) {
+        (self.context, self.source)
+    }
+
     /// Opens the source and makes all checks that are possible without the target. Runs on a worker.
     ///
     /// # Errors

@@ -208,6 +208,14 @@ pub struct CopyArgs {
           default_missing_value = "bar")]
     pub progress: Option<crate::progress::ProgressStyle>,
 
+    /// Show what would be read, written and overwritten; open both sides for reading, and change nothing
+    #[arg(long)]
+    pub dry_run: bool,
+
+    /// With --dry-run: print JSON
+    #[arg(long, requires = "dry_run")]
+    pub json: bool,
+
     /// Do not show a progress bar
     #[arg(long, conflicts_with = "progress")]
     pub no_progress: bool,
@@ -417,13 +425,10 @@ EXAMPLES
   Show the first 512 bytes of a disk:
       blockhaul copy --range 0:512 nbd://server/disk - | xxd
   Report progress to a program, one JSON object per line: phase (prepare, copy or verify), done,
-  total, rate, eta, elapsed, finished and more, which docs/watching.md lists; the last line also has
-  success, exit_status and error:
+  total, rate, data_rate, eta, elapsed, finished and more, which docs/watching.md lists; the last
+  line also has success, exit_status, error and end_time:
       blockhaul copy --progress=json nbd://server/disk disk.raw
-  Serve metrics for Prometheus, and read them with curl:
-      blockhaul copy --metrics localhost:9100 nbd://server/disk disk.raw
-      curl http://localhost:9100/metrics
-  Watch a copy in a browser, at http://localhost:9100/:
+  Serve metrics for Prometheus, and a page for a browser, at http://localhost:9100/:
       blockhaul copy --metrics localhost:9100 --page nbd://server/disk disk.raw
   Copy several disks, with one limit and one report:
       blockhaul copy --job vm1.toml --progress

@@ -5,13 +5,14 @@ mod journal_hint;
 pub(crate) mod report;
 
 use blockhaul_catalog::DeviceSpec;
-use blockhaul_io::Pool;
+use blockhaul_io::{Pool, Runtime, RuntimeConfig};
 use blockhaul_metrics::ObservedCopy;
-use blockhaul_transfer::{CopyRequest, CopySetup, without_secrets};
+use blockhaul_transfer::{CopyPlan, CopyRequest, CopySetup, without_secrets};
+use serde_json::json;
 
 use self::report::DigestLine;
 use crate::brackets::Groups;
-use crate::exit::{self, CommandFailure, CommandResult};
+use crate::exit::{self, CommandFailure, CommandResult, plain};
 use crate::progress::{ProgressReporter, ProgressStyle};
 use crate::session::{CopySession, SessionOptions};
 use crate::{args, jobs, logger, out, signals};
@@ -45,7 +46,11 @@ pub(crate) fn run_printing(
         let text = "--parallel, --total-memory and --total-connections require --job";
         return Err(CommandFailure::usage(text));
     }
-    run_request(request(args, groups)?, &RunOptions { digest, ..args.into() })
+    let request = request(args, groups)?;
+    if args.dry_run {
+        return print_plans(&[(None, plan(request)?)], args.json);
+    }
+    run_request(request, &RunOptions { digest, ..args.into() })
 }
 
 /// What a command shows of its copy, and what runs it.
@@ -80,6 +85,39 @@ fn request(args: &args::CopyArgs, groups: &Groups) -> Result<CopyRequest, Comman
 /// Both sides for a page that other users may read.
 pub(crate) fn shown_ends(setup: &CopySetup) -> [String; 2] {
     setup.specs().map(|spec| without_secrets(&spec.to_string()))
+}
+
+/// Finds out what the copy of a request would do.
+pub(crate) fn plan(request: CopyRequest) -> Result<CopyPlan, CommandFailure> {
+    let setup = copy_options::set_up(request)?;
+    let runtime = Runtime::start(&RuntimeConfig::default()).map_err(|error| {
+        CommandFailure::new(exit::FAILED, format!("cannot start workers: {}", plain(&error)))
+    })?;
+    Ok(runtime.block_on(move || setup.plan())?)
+}
+
+/// Prints what copies would do, each with its name if there are several.
+pub(crate) fn print_plans(plans: &[(Option<String>, CopyPlan)], as_json: bool) -> CommandResult {
+    let text = match plans {
+        [(None, plan)] if as_json => format!("{}\n", plan.json()),
+        _ if as_json => {
+            let named = plans.iter().map(|(name, plan)| {
+                let mut plan = plan.json();
+                plan["name"] = name.as_deref().into();
+                plan
+            });
+            format!("{}\n", json!({ "dry_run": true, "disks": named.collect::<Vec<_>>() }))
+        }
+        _ => {
+            let prefix = |name: &Option<String>| {
+                name.as_ref().map(|name| format!("disk {name}: ")).unwrap_or_default()
+            };
+            let lines = plans.iter().map(|(name, plan)| plan.text(&prefix(name)));
+            lines.collect::<String>() + "nothing was changed\n"
+        }
+    };
+    out::print(text.as_bytes())?;
+    Ok(0)
 }
 
 /// Runs the copy of a request that was checked.

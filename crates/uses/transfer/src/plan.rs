@@ -1,0 +1,263 @@
+//! What a copy would read and write. Both sides are opened for reading, and nothing is changed.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use blockhaul_block::{BASE_ALLOCATION, Error, ExtentReader, Kind, ZERO};
+use blockhaul_catalog::{DeviceSpec, Intent, Stack, rounded_size};
+use blockhaul_engine::CopyError;
+use serde_json::{Value, json};
+
+use crate::context::{CopyContext, SourceDevice, is_absent};
+use crate::description::file_of;
+use crate::error::{Result, TransferError, TransferErrorKind, TransferStep};
+use crate::printable::one_line;
+use crate::setup::CopySetup;
+
+/// The work of a copy, as far as it is known before; nothing has changed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CopyPlan {
+    /// The source, without secrets.
+    pub source: String,
+    /// Bytes of the source; `None` for standard input.
+    pub source_size: Option<u64>,
+    /// Bytes that are selected; `None` if that is unknown.
+    pub selected: Option<u64>,
+    /// Bytes of data in the selection, which are read and written; `None` if the source does not tell.
+    pub data: Option<u64>,
+    /// The source is read a second time, or to its end, before its changes are known.
+    pub reads_all: bool,
+    /// The target, without secrets.
+    pub target: String,
+    /// What happens to the target.
+    pub target_change: TargetChange,
+    /// The journal, and whether it records a copy that goes on.
+    pub journal: Option<(PathBuf, bool)>,
+    /// The manifest that is written.
+    pub manifest: Option<PathBuf>,
+    /// Both sides are read again and compared.
+    pub verifies: bool,
+}
+
+/// What happens to the target of a copy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TargetChange {
+    /// It does not exist, and is made.
+    Created,
+    /// It is overwritten; its contents of this many bytes are lost.
+    Overwritten(u64),
+    /// What is not copied stays, in a target of this many bytes.
+    Kept(u64),
+    /// It is standard output.
+    Stream,
+    /// It can only be opened for writing, which is not tried.
+    Unknown,
+}
+
+impl TargetChange {
+    fn name(self) -> &'static str {
+        match self {
+            TargetChange::Created => "created",
+            TargetChange::Overwritten(_) => "overwritten",
+            TargetChange::Kept(_) => "kept",
+            TargetChange::Stream => "stream",
+            TargetChange::Unknown => "unknown",
+        }
+    }
+
+    fn size(self) -> Option<u64> {
+        match self {
+            TargetChange::Overwritten(size) | TargetChange::Kept(size) => Some(size),
+            _ => None,
+        }
+    }
+}
+
+impl CopySetup {
+    /// Finds out what the copy would do. Opens both sides for reading only, and writes no file. Runs on a worker.
+    ///
+    /// # Errors
+    /// If the copy would be refused: a side cannot be opened, or both do not fit. Whether the target can be written
+    /// is not tried.
+    pub async fn plan(self) -> Result<CopyPlan> {
+        let (mut context, source) = self.into_planning();
+        let plan = context.plan(source).await;
+        context.close().await;
+        plan
+    }
+}
+
+impl CopyContext {
+    async fn plan(&mut self, source: SourceDevice) -> Result<CopyPlan> {
+        let [source_name, target] =
+            [&self.source, &self.target].map(|side| crate::without_secrets(&side.to_string()));
+        let mut plan = CopyPlan {
+            source: source_name,
+            source_size: None,
+            selected: None,
+            data: None,
+            reads_all: self.manifest.is_some() || self.selection.reads_all(),
+            target,
+            target_change: TargetChange::Stream,
+            journal: self.journal.as_ref().map(|own| (own.path.clone(), own.goes_on())),
+            manifest: self.manifest.as_ref().map(|manifest| manifest.path().clone()),
+            verifies: self.verifies,
+        };
+        if let Some(manifest) = &self.manifest {
+            manifest.check()?;
+        }
+        if self.source == DeviceSpec::Pipe {
+            plan.target_change = self.target_change(None).await?;
+            return Ok(plan);
+        }
+        let source = self.open_source(source, Intent::READ).await?;
+        self.check_source(&source.device().facts())?;
+        let size = source.device().facts().size;
+        plan.source_size = Some(size);
+        if self.target != DeviceSpec::Pipe {
+            self.check_target_file(&source)?;
+            plan.target_change = self.target_change(Some(&source)).await?;
+        }
+        let failed = |error: Error| {
+            TransferError::engine(TransferStep::Selection, CopyError::at_source(error))
+        };
+        if self.selection.reads_all() {
+            return Ok(plan);
+        }
+        let ranges = self.selected(&source, size).await?;
+        plan.selected = Some(ranges.iter().map(|range| range.1).sum());
+        plan.data = data_bytes(&source, &ranges).await.map_err(failed)?;
+        Ok(plan)
+    }
+
+    /// The ranges of the source that are selected.
+    async fn selected(&self, source: &Stack, size: u64) -> Result<Vec<(u64, u64)>> {
+        if let Some(bitmap) = &self.engine.bitmap {
+            let progress = self.control.progress();
+            let found = blockhaul_engine::bitmap_ranges(source, bitmap, &self.engine, progress);
+            let found = found.await;
+            return found.map_err(|error| TransferError::engine(TransferStep::Selection, error));
+        }
+        Ok(self.engine.ranges.as_ref().map_or_else(|| vec![(0, size)], |ranges| ranges.to_vec()))
+    }
+
+    /// What happens to the target, which is opened for reading if it exists.
+    async fn target_change(&mut self, source: Option<&Stack>) -> Result<TargetChange> {
+        let file = file_of(&self.target);
+        if let Some(file) = file.filter(|file| is_absent(file)) {
+            let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty());
+            if folder.is_some_and(|folder| !folder.is_dir()) {
+                let text = format!(
+                    "cannot open the target: {}: create its directory first",
+                    file.display()
+                );
+                return Err(TransferError::new(
+                    TransferErrorKind::Open,
+                    TransferStep::OpenTarget,
+                    text,
+                ));
+            }
+            return Ok(TargetChange::Created);
+        }
+        let layers = std::mem::take(&mut self.target_layers);
+        if matches!(self.target, DeviceSpec::Command(_)) {
+            // What the command would do is unknown.
+            return Ok(TargetChange::Unknown);
+        }
+        let target = match self.registry.open(&self.target, layers, Intent::READ).await {
+            Ok(target) => target,
+            // A target that can only be written.
+            Err(error) if matches!(error.kind(), Kind::Usage | Kind::Unsupported) => {
+                return Ok(TargetChange::Unknown);
+            }
+            Err(error) => return Err(self.target_error(&error)),
+        };
+        self.keep_open(&target);
+        let to = target.device().facts();
+        if let Some(source) = source {
+            let from = source.device().facts();
+            self.check_apart(&from.files, &to.files)?;
+            if self.target_is_kept() || to.grows_from.is_none() && file_of(&self.target).is_none() {
+                self.check_size(&from, &to)?;
+            }
+        }
+        let is_kept = self.target_is_kept();
+        Ok(if is_kept { TargetChange::Kept(to.size) } else { TargetChange::Overwritten(to.size) })
+    }
+}
+
+/// Bytes of data in these ranges of a device; `None`: it does not report where its data is.
+///
+/// # Errors
+/// If the extents cannot be read.
+pub async fn data_bytes(source: &Stack, ranges: &[(u64, u64)]) -> Result<Option<u64>, Error> {
+    let device = source.device();
+    let Some(base) = device.facts().context(BASE_ALLOCATION) else { return Ok(None) };
+    let mut data = 0;
+    for &(at, len) in ranges {
+        let mut extents = ExtentReader::new(Arc::clone(device), base, (at, at.saturating_add(len)));
+        while let Some(part) = extents.next().await? {
+            part.for_each_run(|_, len, states| {
+                if states.first().is_none_or(|state| state & ZERO == 0) {
+                    data += len;
+                }
+                Ok::<(), Error>(())
+            })?;
+        }
+    }
+    Ok(Some(data))
+}
+
+impl CopyPlan {
+    /// Lines for users, each after `prefix`.
+    pub fn text(&self, prefix: &str) -> String {
+        let shown = |bytes: u64| format!("{bytes} bytes ({})", rounded_size(bytes));
+        let source = &self.source;
+        let read = match (self.selected, self.data) {
+            (Some(selected), Some(data)) if data < selected => format!(
+                "would read {} of data from {source}; {} more are zeroes",
+                shown(data),
+                shown(selected - data)
+            ),
+            (Some(selected), _) => format!("would read {} from {source}", shown(selected)),
+            (None, _) => match self.source_size {
+                Some(size) => {
+                    format!("would read {} from {source}, and write what has changed", shown(size))
+                }
+                None => "would read standard input to its end".to_string(),
+            },
+        };
+        let target = match self.target_change {
+            TargetChange::Created => "would create".to_string(),
+            TargetChange::Overwritten(size) => format!("would overwrite {} in", shown(size)),
+            TargetChange::Kept(size) => format!("would change parts of the {} in", shown(size)),
+            TargetChange::Stream | TargetChange::Unknown => "would write to".to_string(),
+        };
+        let mut lines = vec![read, format!("{target} {}", self.target)];
+        if let Some((journal, goes_on)) = &self.journal {
+            let what = if *goes_on { "would go on by" } else { "would write" };
+            lines.push(format!("{what} the journal {}", journal.display()));
+        }
+        if let Some(manifest) = &self.manifest {
+            lines.push(format!("would write the manifest {}", manifest.display()));
+        }
+        if self.verifies {
+            lines.push("would read both sides again and compare them".to_string());
+        }
+        lines.iter().map(|line| one_line(&format!("{prefix}{line}")) + "\n").collect()
+    }
+
+    /// The plan for programs.
+    pub fn json(&self) -> Value {
+        json!({
+            "dry_run": true,
+            "source": self.source, "source_size": self.source_size, "selected": self.selected,
+            "data": self.data, "reads_all": self.reads_all, "target": self.target,
+            "target_change": self.target_change.name(), "target_size": self.target_change.size(),
+            "journal": self.journal.as_ref().map(|(path, _)| path.display().to_string()),
+            "resumes": self.journal.as_ref().is_some_and(|(_, goes_on)| *goes_on),
+            "manifest": self.manifest.as_ref().map(|path| path.display().to_string()),
+            "verifies": self.verifies,
+        })
+    }
+}
