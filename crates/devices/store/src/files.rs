@@ -10,6 +10,8 @@ use blockhaul_block::{Error, Kind, Result};
 pub(crate) const MANIFEST: &str = "manifest.json";
 /// The description of the point that is being made.
 pub(crate) const UNFINISHED: &str = "unfinished.json";
+/// The record of increments that become one.
+pub(crate) const JOINING: &str = "joining.json";
 /// The file that the one program that changes the store has locked.
 pub(crate) const LOCK: &str = "lock";
 /// The file in which readers lock the byte at the number of the point that they read.
@@ -39,7 +41,7 @@ pub(crate) fn number_of(name: &str) -> Option<u32> {
 /// Whether the name is one that a store gives to its files.
 pub(crate) fn is_own(name: &str) -> bool {
     let plain = name.trim_end_matches(TEMPORARY);
-    [MANIFEST, UNFINISHED, LOCK, READERS].contains(&plain) || number_of(name).is_some()
+    [MANIFEST, UNFINISHED, JOINING, LOCK, READERS].contains(&plain) || number_of(name).is_some()
 }
 
 /// Ending of files that are not complete.

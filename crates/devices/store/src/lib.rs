@@ -8,6 +8,7 @@
 //! 000002.digests    a manifest of the engine, of the file 000002.raw
 //! unfinished.json   the point that is being made; its files are not in the manifest yet
 //! 000003.journal    how far it is copied
+//! joining.json      increments that become one: the numbers of the new file, and of the old ones
 //! lock, readers     locked by the one program that changes the directory, and by those that read it
 //! ```
 //!
@@ -28,6 +29,7 @@ mod files;
 mod manifest;
 mod overlay;
 mod ranges;
+mod removal;
 mod store;
 mod writer;
 
@@ -36,8 +38,9 @@ use std::sync::Arc;
 pub use backend::BackupBackend;
 pub use manifest::{BackupPoint, FoldState, FullBackup, Increment, PointContent, check_name};
 pub use ranges::IncrementRanges;
+pub use removal::{Fold, Join};
 pub use store::{CHAIN_MAX, Store};
-pub use writer::{Fold, StoreWriter};
+pub use writer::StoreWriter;
 
 /// The kind of storage of this crate, for a [`blockhaul_catalog::Registry`].
 pub fn all() -> Vec<Arc<dyn blockhaul_catalog::Backend>> {

@@ -50,6 +50,46 @@ impl IncrementRanges {
         self.0.iter().map(|range| range.1).sum()
     }
 
+    /// What these ranges or `other` have.
+    pub(crate) fn union(&self, other: &IncrementRanges) -> IncrementRanges {
+        let mut all = [&self.0[..], &other.0].concat();
+        all.sort_unstable();
+        let mut joined: Vec<(u64, u64)> = Vec::with_capacity(all.len());
+        for (at, len) in all {
+            match joined.last_mut() {
+                // Ends fit in 64 bits: they are inside the disk.
+                Some((start, length)) if at <= *start + *length => {
+                    *length = (*length).max(at + len - *start);
+                }
+                _ => joined.push((at, len)),
+            }
+        }
+        IncrementRanges(joined)
+    }
+
+    /// What these ranges have and `other` has not.
+    pub(crate) fn without(&self, other: &IncrementRanges) -> IncrementRanges {
+        let mut left = Vec::with_capacity(self.0.len());
+        let mut next = 0;
+        for &(at, len) in &self.0 {
+            let (mut start, end) = (at, at + len);
+            while other.0.get(next).is_some_and(|&(at, len)| at + len <= start) {
+                next += 1;
+            }
+            let over = other.0[next..].iter().take_while(|range| range.0 < end);
+            for &(hole, hole_len) in over {
+                if hole > start {
+                    left.push((start, hole - start));
+                }
+                start = end.min(hole + hole_len);
+            }
+            if start < end {
+                left.push((start, end - start));
+            }
+        }
+        IncrementRanges(left)
+    }
+
     /// Distinguishes them from other ranges.
     pub fn digest(&self) -> String {
         let mut hasher = blake3::Hasher::new();
@@ -109,6 +149,35 @@ mod tests {
         for text in ["x", "{\"offset\": 1}", "{\"offset\": -1, \"length\": 1}", "[1]"] {
             std::fs::write(&path, text).unwrap();
             assert!(IncrementRanges::read(&path, 100, "0").is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn unions_and_differences_are_those_of_their_bytes() {
+        let mut rng = blockhaul_testkit::rng::Rng::new(7);
+        for _ in 0..300 {
+            let mut made = || {
+                let mut list = Vec::new();
+                let mut at = rng.below(9);
+                while at < 90 {
+                    let len = rng.between(1, 9);
+                    list.push((at, len));
+                    at += len + rng.below(9);
+                }
+                IncrementRanges::new(list, 100).unwrap()
+            };
+            let (one, other) = (made(), made());
+            let has = |ranges: &IncrementRanges, byte: u64| {
+                ranges.0.iter().any(|&(at, len)| (at..at + len).contains(&byte))
+            };
+            let (union, rest) = (one.union(&other), one.without(&other));
+            for ranges in [&union, &rest] {
+                assert!(IncrementRanges::new(ranges.0.clone(), 100).is_ok(), "{ranges:?}");
+            }
+            for byte in 0..100 {
+                assert_eq!(has(&union, byte), has(&one, byte) || has(&other, byte));
+                assert_eq!(has(&rest, byte), has(&one, byte) && !has(&other, byte));
+            }
         }
     }
 

@@ -40,6 +40,10 @@ impl Store {
         }
         let path = dir.join(files::MANIFEST);
         let Some(text) = files::read(&path, manifest::LENGTH_MAX)? else {
+            if !dir.exists() {
+                let text = format!("{} does not exist: check the name", dir.display());
+                return Err(Error::new(Kind::NotFound, text).complete());
+            }
             let text = format!("{} has no {}: it holds no backup", dir.display(), files::MANIFEST);
             return Err(Error::new(Kind::NotFound, text));
         };

@@ -1,4 +1,4 @@
-//! Changes of a store: a new point, and the removal of the oldest one.
+//! Changes of a store: a new point. `removal` has the removal of points.
 
 use std::fs::{File, OpenOptions};
 use std::path::{Path, PathBuf};
@@ -7,28 +7,17 @@ use blockhaul_block::{Error, Kind, Result};
 use rustix::fs::FlockOperation;
 
 use crate::files::{self, failed};
-use crate::manifest::{self, BackupPoint, FoldState, FullBackup, PointContent};
+use crate::manifest::{self, BackupPoint};
 use crate::ranges::IncrementRanges;
 use crate::store::{self, Store};
 
 /// A store that no other program changes until this is dropped.
 #[derive(Debug)]
 pub struct StoreWriter {
-    store: Store,
+    pub(crate) store: Store,
     unfinished: Option<BackupPoint>,
-    readers: File,
+    pub(crate) readers: File,
     _lock: File,
-}
-
-/// An increment that is to be copied into the full backup below it.
-#[derive(Debug)]
-pub struct Fold {
-    /// The file of the increment.
-    pub from: PathBuf,
-    /// The file of the full backup.
-    pub to: PathBuf,
-    /// What is copied.
-    pub ranges: IncrementRanges,
 }
 
 impl StoreWriter {
@@ -64,7 +53,9 @@ impl StoreWriter {
         // Only now it cannot change any more.
         let store = Store::open_or_new(dir)?;
         let unfinished = read_unfinished(&store)?;
-        Ok(StoreWriter { store, unfinished, readers, _lock: lock })
+        let writer = StoreWriter { store, unfinished, readers, _lock: lock };
+        writer.clear_join()?;
+        Ok(writer)
     }
 
     /// The points.
@@ -160,110 +151,14 @@ impl StoreWriter {
         files::remove(&self.store.dir().join(files::UNFINISHED))
     }
 
-    /// Removes the oldest point, if the next one does not need it; `false`: it does, or there is no next
-    /// one. Blocks.
-    ///
-    /// # Errors
-    /// [`Kind::InUse`] if it is being read; or the manifest cannot be replaced.
-    pub fn drop_oldest(&mut self) -> Result<bool> {
-        let [oldest, next, ..] = self.store.points() else { return Ok(false) };
-        if next.full().is_none() {
-            return Ok(false);
-        }
-        let numbers: Vec<u32> = oldest.files().collect();
-        let left = self.store.points()[1..].to_vec();
-        self.replace_without_oldest(left)?;
-        numbers.into_iter().try_for_each(|number| self.remove_files(number))?;
-        Ok(true)
-    }
-
-    /// Begins to fold the second point, an increment, into the oldest one, which no longer exists then;
-    /// or goes on with that. `None`: there is nothing to fold. Blocks.
-    ///
-    /// # Errors
-    /// [`Kind::InUse`] if the oldest point is being read; or a file is missing or damaged.
-    pub fn begin_fold(&mut self) -> Result<Option<Fold>> {
-        let points = self.store.points();
-        if points.first().is_none_or(|oldest| oldest.folding().is_none()) {
-            let [oldest, next, rest @ ..] = points else { return Ok(None) };
-            let Some(increment) = next.increment() else { return Ok(None) };
-            // All that is needed is there and in order.
-            self.store.check(next)?;
-            let folding =
-                FoldState { ranges: increment.ranges.clone(), digest: next.digest.clone() };
-            let full = FullBackup { file: oldest.file(), folding: Some(folding) };
-            let folded =
-                BackupPoint { content: PointContent::Full(full), digest: None, ..next.clone() };
-            let left = [&[folded], rest].concat();
-            self.replace_without_oldest(left)?;
-        }
-        let Some(point) = self.store.points().first() else { return Ok(None) };
-        let Some(folding) = point.folding() else { return Ok(None) };
-        let ranges = self.store.ranges(point.number, point.size, &folding.ranges)?;
-        let from = self.store.raw(point.number);
-        let to = self.store.raw(point.file());
-        Ok(Some(Fold { from, to, ranges }))
-    }
-
-    /// Ends a fold: all is copied. `digests` as for [`StoreWriter::publish`]. Blocks.
-    ///
-    /// # Errors
-    /// A file cannot be made durable. The fold can be repeated then.
-    pub fn end_fold(&mut self, digests: Option<(&str, &str)>) -> Result<()> {
-        let mut points = self.store.points().to_vec();
-        let Some(point) = points.first_mut() else { return Ok(()) };
-        let number = point.number;
-        let file = point.file();
-        files::sync(&self.store.raw(file))?;
-        if let Some((text, _)) = digests {
-            files::replace(&self.store.digests(file), text.as_bytes())?;
-        }
-        point.content = PointContent::Full(FullBackup { file, folding: None });
-        point.digest = digests.map(|(_, digest)| digest.to_string());
-        self.replace(points)?;
-        self.remove_files(number)
-    }
-
-    /// Replaces the points by all but the oldest, unless somebody reads that one.
-    fn replace_without_oldest(&mut self, points: Vec<BackupPoint>) -> Result<()> {
-        let old = self.store.points().to_vec();
-        let Some(oldest) = old.first() else { return Ok(()) };
-        self.refuse_readers(oldest)?;
-        self.replace(points)?;
-        // A reader that came before the manifest was replaced has seen the old one, and reads on. Those
-        // that come later see the new one.
-        if let Err(error) = self.refuse_readers(oldest) {
-            self.replace(old)?;
-            return Err(error);
-        }
-        Ok(())
-    }
-
-    fn refuse_readers(&self, point: &BackupPoint) -> Result<()> {
-        match blockhaul_os::locked_by_others(&self.readers, point.number.into()) {
-            Ok(true) => {
-                let text = format!(
-                    "point {:?} is being read: wait until no program has it open",
-                    point.name
-                );
-                Err(Error::new(Kind::InUse, text))
-            }
-            Ok(false) => Ok(()),
-            Err(error) => {
-                log::debug!("{} cannot be locked: {error}", self.store.dir().display());
-                Ok(())
-            }
-        }
-    }
-
-    fn replace(&mut self, points: Vec<BackupPoint>) -> Result<()> {
+    pub(crate) fn replace(&mut self, points: Vec<BackupPoint>) -> Result<()> {
         let text = manifest::to_text(&points)?;
         files::replace(&self.store.dir().join(files::MANIFEST), text.as_bytes())?;
         self.store = self.store.replaced(points);
         Ok(())
     }
 
-    fn remove_files(&self, number: u32) -> Result<()> {
+    pub(crate) fn remove_files(&self, number: u32) -> Result<()> {
         let endings = [files::RAW, files::RANGES, files::DIGESTS, files::JOURNAL];
         let dir = self.store.dir();
         endings.iter().try_for_each(|ending| files::remove(&files::numbered(dir, number, ending)))

@@ -149,7 +149,7 @@ fn every_point_is_the_disk_at_its_time_also_after_each_fold() {
     made.assert_points();
     while made.disks.len() > 1 {
         let mut writer = StoreWriter::lock(made.dir()).unwrap();
-        let fold = writer.begin_fold().unwrap().unwrap();
+        let fold = writer.begin_fold(0).unwrap().unwrap();
         made.disks.remove(0);
         // Nothing is copied yet, then a part, then all of it twice.
         made.assert_points();
@@ -162,12 +162,70 @@ fn every_point_is_the_disk_at_its_time_also_after_each_fold() {
         // A program that was killed here goes on.
         drop(writer);
         let mut writer = StoreWriter::lock(made.dir()).unwrap();
-        assert_eq!(writer.begin_fold().unwrap().unwrap().ranges, fold.ranges);
+        assert_eq!(writer.begin_fold(0).unwrap().unwrap().ranges, fold.ranges);
         writer.end_fold(None).unwrap();
         made.assert_points();
     }
     let store = Store::open(made.dir()).unwrap();
     assert_eq!((store.orphans().unwrap(), store.points()[0].file()), (vec![], 1));
+}
+
+/// Copies what a fold or a join says.
+fn copy(fold: &blockhaul_store::Fold) {
+    let from = fs::read(&fold.from).unwrap();
+    let to = fs::File::options().write(true).open(&fold.to).unwrap();
+    for &(at, len) in fold.ranges.list() {
+        to.write_all_at(&from[at as usize..(at + len) as usize], at).unwrap();
+    }
+}
+
+#[test]
+fn increments_are_joined_and_a_join_that_was_killed_leaves_nothing() {
+    let mut made = Made::new(&mut rng(), 5);
+    let mut writer = StoreWriter::lock(made.dir()).unwrap();
+    assert_eq!(writer.begin_join(0, 1).unwrap_err().kind(), Kind::Invalid, "a full backup");
+    assert_eq!(writer.begin_join(2, 2).unwrap_err().kind(), Kind::Invalid, "one increment");
+    let join = writer.begin_join(2, 4).unwrap();
+    join.parts.iter().take(2).for_each(copy);
+    drop(writer);
+    made.assert_points();
+    let mut writer = StoreWriter::lock(made.dir()).unwrap();
+    assert!(writer.store().orphans().unwrap().is_empty(), "of the join that was killed");
+    let join = writer.begin_join(2, 4).unwrap();
+    join.parts.iter().for_each(copy);
+    made.assert_points();
+    writer.end_join(join, None).unwrap();
+    made.disks.drain(2..4);
+    made.assert_points();
+    assert!(writer.store().orphans().unwrap().is_empty());
+    drop(writer);
+    // The next increment, and a fold, find their parents.
+    made.increment("p6", &mut rng());
+    let mut writer = StoreWriter::lock(made.dir()).unwrap();
+    copy(&writer.begin_fold(0).unwrap().unwrap());
+    writer.end_fold(None).unwrap();
+    made.disks.remove(0);
+    made.assert_points();
+}
+
+#[test]
+fn a_full_backup_in_the_middle_takes_in_its_increment() {
+    let mut rng = rng();
+    let mut made = Made::new(&mut rng, 1);
+    made.full("q0", rng.disk(SIZE as usize, 40_000, 60));
+    made.increment("q1", &mut rng);
+    made.full("r0", rng.disk(SIZE as usize, 40_000, 60));
+    let mut writer = StoreWriter::lock(made.dir()).unwrap();
+    assert!(!writer.remove(2, 3).unwrap(), "an increment needs it");
+    copy(&writer.begin_fold(2).unwrap().unwrap());
+    assert_eq!(writer.folding(), Some(2));
+    writer.end_fold(None).unwrap();
+    made.disks.remove(2);
+    made.assert_points();
+    assert!(writer.remove(1, 2).unwrap(), "nothing needs it");
+    made.disks.remove(1);
+    made.assert_points();
+    assert!(writer.store().orphans().unwrap().is_empty());
 }
 
 #[test]
@@ -178,15 +236,16 @@ fn a_point_that_is_read_is_not_removed() {
         let newer = open(&dir, "p1").await.unwrap();
         let oldest = open(&dir, "p0").await.unwrap();
         let mut writer = StoreWriter::lock(&dir).unwrap();
-        let error = writer.begin_fold().unwrap_err();
+        let error = writer.begin_fold(0).unwrap_err();
         assert!(error.to_string().contains("\"p0\" is being read"), "{error}");
         drop(oldest);
-        writer.begin_fold().unwrap().unwrap();
+        writer.begin_fold(0).unwrap().unwrap();
         writer.end_fold(None).unwrap();
         // Still the same point, in other files.
-        assert_eq!(writer.begin_fold().unwrap_err().kind(), Kind::InUse);
+        assert_eq!(writer.begin_fold(0).unwrap_err().kind(), Kind::InUse);
+        assert_eq!(writer.folding(), None);
         drop(newer);
-        writer.begin_fold().unwrap().unwrap();
+        writer.begin_fold(0).unwrap().unwrap();
     });
 }
 
