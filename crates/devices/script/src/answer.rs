@@ -114,7 +114,8 @@ pub(crate) fn broken(script: &Path, method: &str, broken: RunError) -> Error {
             let limit = limit.as_secs_f32();
             log::error!("{shown}: {method} has not ended within {limit} s and was killed");
             let text = format!("{shown}: {method} has not ended within {limit} s");
-            Error::new(Kind::TimedOut, text)
+            let remedy = "see why the script takes so long, or wait longer with @timeout";
+            Error::new(Kind::TimedOut, text).with_remedy(remedy)
         }
         RunError::TooMuch => {
             let text = format!("{shown}: {method} printed too much and was killed");

@@ -9,6 +9,7 @@ use blockhaul_io::{Pool, Runtime};
 use blockhaul_transfer::{make_layers, same_extension, unread_manifest};
 use serde_json::json;
 
+use crate::backup_run::{BackupReport, with_report};
 use crate::brackets::Groups;
 use crate::exit::{self, CommandFailure, CommandResult, plain};
 use crate::image_format::{self, ReadDevice};
@@ -41,7 +42,7 @@ pub fn compare(args: &args::CompareArgs, groups: &Groups) -> CommandResult {
             "first-difference": found.differs_at,
             "sizes": [one, other],
         });
-        out::result(args.reading.json, &value, &text)?;
+        out::result(args.json, &value, &text)?;
     }
     Ok(if is_different { DIFFERENT } else { 0 })
 }
@@ -78,6 +79,14 @@ fn compared(args: &args::CompareArgs, groups: &Groups) -> Result<ComparisonResul
 
 /// Runs `blockhaul verify`.
 pub fn verify(args: &args::VerifyArgs, groups: &Groups) -> CommandResult {
+    with_report("verify", &args.result, |report| verify_reporting(args, groups, report))
+}
+
+fn verify_reporting(
+    args: &args::VerifyArgs,
+    groups: &Groups,
+    report: &mut BackupReport,
+) -> CommandResult {
     let device = image_format::read_device(groups.spec(&args.device)?, &args.reading.image)?;
     let path = args.manifest.display().to_string();
     let unusable = |why: String| CommandFailure::new(exit::OPEN, format!("manifest {path}: {why}"));
@@ -111,7 +120,7 @@ pub fn verify(args: &args::VerifyArgs, groups: &Groups) -> CommandResult {
     if is_same {
         text += &format!("same as in the manifest: {size} bytes\n");
     }
-    out::result(args.reading.json, &value, &text)?;
+    report.tell(value, &text)?;
     Ok(if is_same { 0 } else { exit::DIFFERENT })
 }
 
@@ -132,7 +141,7 @@ pub fn checksum(args: &args::ChecksumArgs, groups: &Groups) -> CommandResult {
         "algorithm": algorithm.to_string(),
         "digest": digest.to_string(),
     });
-    out::result(args.reading.json, &value, &format!("{digest}  {name}\n"))?;
+    out::result(args.json, &value, &format!("{digest}  {name}\n"))?;
     Ok(0)
 }
 

@@ -12,7 +12,8 @@
 //!   `image_format`: images that are given by their paths, and partitions.
 //! - `jobs`: several disks in one run, listed in a file (`jobfile`); `session`: the environment of
 //!   copies.
-//! - `pull`, `restore`, `chain`: backups of disks in directories, with increments.
+//! - `pull`, `restore`, `chain`: backups of disks in directories, with increments. `backup_run`: how they and `verify`
+//!   ended, for programs and for monitoring.
 //! - `bench`: measures one device; the program blockhaul-bench does the rest.
 //! - `metrics`: `--metrics` and `--page`. `ctl`: the client of a server's control socket.
 //! - `plugin`: the description of a plugin.
@@ -21,6 +22,7 @@
 //! - `progress`, `signals`, `out`, `logger`: shared by the commands.
 
 mod args;
+mod backup_run;
 #[cfg(feature = "bench")]
 mod bench;
 mod chain;

@@ -1,9 +1,11 @@
 //! `blockhaul restore`: a copy from a point of a store, after its digests were checked.
 
 use blockhaul_backups::RestoreRequest;
-use blockhaul_transfer::{Endpoint, TransferOptions};
+use blockhaul_transfer::{Endpoint, TransferOptions, without_secrets};
+use serde_json::json;
 
 use crate::args;
+use crate::backup_run::with_report;
 use crate::brackets::Groups;
 use crate::copy::copy_options::check_request;
 use crate::copy::report::DigestLine;
@@ -16,10 +18,22 @@ use crate::{chain, logger};
 /// Runs `blockhaul restore`.
 pub fn run(args: &args::RestoreArgs, groups: &Groups) -> CommandResult {
     logger::start(args.reporting.verbose);
-    let context = chain::context(blockhaul_io::RuntimeConfig::default());
-    let request = request(args, groups)?.into_copy(&context)?;
-    check_request(&request)?;
-    copy::run_request(request, &run_options(args))
+    with_report("restore", &args.result, |report| {
+        report.watch(vec![args.dir.clone()]);
+        let context = chain::context(blockhaul_io::RuntimeConfig::default());
+        let request = request(args, groups)?.into_copy(&context)?;
+        check_request(&request)?;
+        if args.dry_run {
+            let plan = copy::plan(request)?;
+            return report.tell(plan.json(), &plan.text(""));
+        }
+        let [source, target] =
+            [&request.source, &request.target].map(|side| side.spec().to_string());
+        let mut options = run_options(args);
+        report.take_over(&mut options.session)?;
+        report.tell(json!({ "source": source, "target": without_secrets(&target) }), "")?;
+        copy::run_request(request, &options)
+    })
 }
 
 /// The point, and how to copy it.
@@ -27,7 +41,7 @@ fn request(args: &args::RestoreArgs, groups: &Groups) -> Result<RestoreRequest, 
     Ok(RestoreRequest {
         store: args.dir.clone(),
         point: args.point.clone(),
-        with_digests: !args.no_check,
+        with_digests: !args.no_check && !args.dry_run,
         target: Endpoint::Device(groups.spec(&args.target)?),
         options: TransferOptions {
             verify: args.verify,

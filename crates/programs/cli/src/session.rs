@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicI32, Ordering};
 use blockhaul_engine::{CopyProgress, RateLimit};
 use blockhaul_io::Runtime;
 use blockhaul_metrics::{
-    CommandEnd, CopyObserver, Destination, Destinations, ObservedCopy, StateSource, TextSource,
+    BackupRun, CommandEnd, CopyObserver, Destination, Destinations, ObservedCopy, StateSource,
+    TextSource,
 };
 
 use crate::exit::{self, CommandFailure, plain};
@@ -27,6 +28,8 @@ pub struct SessionOptions {
     pub page: bool,
     /// A map of each disk is shown.
     pub shows_map: bool,
+    /// The run that publishes the copies.
+    pub run: Option<Arc<BackupRun>>,
 }
 
 impl From<&args::CopyArgs> for SessionOptions {
@@ -37,6 +40,7 @@ impl From<&args::CopyArgs> for SessionOptions {
             metrics: args.metrics.clone(),
             page: args.page,
             shows_map: args.progress == Some(ProgressStyle::Map),
+            run: None,
         }
     }
 }
@@ -76,6 +80,9 @@ impl CopySession {
             CommandFailure::new(exit::FAILED, format!("cannot start workers: {}", plain(&error)))
         })?;
         let watch = Arc::new(CopyObserver::new(disks, limit));
+        if let Some(run) = &options.run {
+            run.set_copies(&watch);
+        }
         let reporter = match sink {
             None => None,
             Some(sink) => Some(ProgressReporter::start(sink, watch.clone())?),

@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 use blockhaul_block::Error;
 use blockhaul_io::Runtime;
 use blockhaul_store::{BackupPoint, Store};
+use blockhaul_transfer::one_line;
+use serde_json::{Value, json};
 
 use crate::context::BackupContext;
 use crate::digests::{manifest, read_digests};
@@ -39,6 +41,19 @@ pub enum StoreDamage {
     },
 }
 
+impl StoreDamage {
+    fn json(&self) -> Value {
+        let text = self.to_string();
+        match self {
+            StoreDamage::Point { point, .. } => json!({ "point": point, "error": text }),
+            StoreDamage::Data { file, at, len } => {
+                json!({ "file": file.display().to_string(), "offset": at, "length": len, "error": text })
+            }
+            StoreDamage::Unreadable { .. } => json!({ "error": text }),
+        }
+    }
+}
+
 impl fmt::Display for StoreDamage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -64,6 +79,39 @@ pub struct CheckReport {
     pub without_digests: usize,
     /// Names of files that belong to no complete point; empty for the check of a single point.
     pub orphans: Vec<String>,
+}
+
+impl CheckReport {
+    /// Lines for users.
+    pub fn text(&self) -> String {
+        let CheckReport { points, damage, intact, without_digests, orphans } = self;
+        let line = |damage: &StoreDamage| format!("damaged: {}\n", one_line(&damage.to_string()));
+        let mut text: String = damage.iter().map(line).collect();
+        if damage.is_empty() {
+            text += &match (points, intact) {
+                (1, 1) => "1 point: its file is as it was written".to_string(),
+                _ => format!("{points} points: {intact} files are as they were written"),
+            };
+            text += &match without_digests {
+                0 => "\n".to_string(),
+                _ => format!(", {without_digests} have no digests\n"),
+            };
+        }
+        for orphan in orphans {
+            text += &one_line(&format!("note: {orphan} belongs to no complete point"));
+            text.push('\n');
+        }
+        text
+    }
+
+    /// The report for programs.
+    pub fn json(&self) -> Value {
+        let CheckReport { points, damage, intact, without_digests, orphans } = self;
+        json!({
+            "points": points, "intact": intact, "without-digests": without_digests,
+            "damage": damage.iter().map(StoreDamage::json).collect::<Vec<_>>(), "orphans": orphans,
+        })
+    }
 }
 
 /// Checks all files that the points of the store in `dir` need, or those of one point.

@@ -4,6 +4,8 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use blockhaul_store::{BackupPoint, Store};
+use blockhaul_transfer::one_word;
+use serde_json::{Value, json};
 
 use crate::error::{BackupError, BackupStep, Result};
 
@@ -33,8 +35,69 @@ pub(crate) fn open_store(dir: &Path) -> Result<Store> {
 }
 
 fn entry(store: &Store, point: &BackupPoint) -> PointEntry {
-    let file = store.raw(point.file());
+    PointEntry { point: point.clone(), file: store.raw(point.file()), stored: stored(store, point) }
+}
+
+/// Bytes that the file of a point occupies; 0 if it is missing.
+pub(crate) fn stored(store: &Store, point: &BackupPoint) -> u64 {
     // Blocks of 512 bytes (stat(2)).
-    let stored = std::fs::metadata(&file).map_or(0, |data| data.blocks().saturating_mul(512));
-    PointEntry { point: point.clone(), file, stored }
+    let data = std::fs::metadata(store.raw(point.file()));
+    data.map_or(0, |data| data.blocks().saturating_mul(512))
+}
+
+/// Seconds since 1970 as a time in UTC; `-` if it is not in the calendar.
+pub(crate) fn made_at(seconds: u64) -> String {
+    let seconds = i64::try_from(seconds).ok();
+    let at = seconds.and_then(|seconds| jiff::Timestamp::from_second(seconds).ok());
+    at.map_or_else(|| "-".to_string(), |at| at.strftime("%Y-%m-%dT%H:%M:%SZ").to_string())
+}
+
+/// The points as a table for users.
+pub fn points_table(points: &[PointEntry]) -> String {
+    let mut rows =
+        vec![["POINT", "MADE", "KIND", "SIZE", "STORED", "CHECKPOINT"].map(String::from)];
+    rows.extend(points.iter().map(PointEntry::row));
+    let widths: Vec<usize> = (0..6)
+        .map(|column| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0))
+        .collect();
+    let mut text = String::new();
+    for row in &rows {
+        let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}"));
+        text += cells.collect::<Vec<_>>().join("  ").trim_end();
+        text.push('\n');
+    }
+    text
+}
+
+impl PointEntry {
+    fn row(&self) -> [String; 6] {
+        let PointEntry { point, stored, .. } = self;
+        [
+            one_word(&point.name),
+            made_at(point.created),
+            if point.full().is_some() { "full" } else { "increment" }.to_string(),
+            point.size.to_string(),
+            stored.to_string(),
+            one_word(&point.checkpoint),
+        ]
+    }
+
+    /// The point for programs.
+    pub fn json(&self) -> Value {
+        let PointEntry { point, file, stored } = self;
+        let increment = point.increment();
+        json!({
+            "name": point.name,
+            "checkpoint": point.checkpoint,
+            "kind": if increment.is_some() { "increment" } else { "full" },
+            "parent": increment.map(|increment| &increment.parent),
+            "bitmap": increment.map(|increment| &increment.bitmap),
+            "changed": increment.map(|increment| increment.changed),
+            "size": point.size,
+            "stored": stored,
+            "created": made_at(point.created),
+            "file": file.display().to_string(),
+            "digest": point.digest,
+        })
+    }
 }

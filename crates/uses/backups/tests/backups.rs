@@ -4,9 +4,9 @@
 use std::path::Path;
 
 use blockhaul_backups::{
-    BackupContext, BackupErrorKind, BackupStep, FileDigests, PointKind, PullDisk, PullMode,
-    PullPlan, PullRequest, RestoreRequest, StoreDamage, check_chain, list_points, merge_oldest,
-    prune_points,
+    BackupContext, BackupErrorKind, BackupStep, FileDigests, KeepCount, PointKind, PullDisk,
+    PullMode, PullPlan, PullRequest, RestoreRequest, RetentionPolicy, StoreDamage, check_chain,
+    list_points, merge_oldest, prune_points,
 };
 use blockhaul_catalog::{DeviceSpec, Registry};
 use blockhaul_io::{Runtime, RuntimeConfig};
@@ -59,6 +59,10 @@ fn pull(folder: &Path, context: &BackupContext) -> String {
     points[0].name.clone()
 }
 
+fn last(count: u32) -> RetentionPolicy {
+    RetentionPolicy { last: KeepCount::Last(count), ..RetentionPolicy::default() }
+}
+
 fn restore(folder: &Path) -> RestoreRequest {
     RestoreRequest {
         store: folder.join("store"),
@@ -83,7 +87,7 @@ fn a_disk_is_pulled_checked_and_pruned() {
     let refused = merge_oldest(&context, &store, true).unwrap_err();
     assert_eq!((refused.kind(), refused.step()), (BackupErrorKind::Request, BackupStep::Merge));
     assert_eq!(refused.store(), Some(&*store));
-    let change = prune_points(&context, &store, 1, true).unwrap();
+    let change = prune_points(&context, &store, &last(1), true).unwrap();
     assert_eq!((change.removed, change.kept, &*change.oldest), (1, 1, "monday-2"));
 }
 

@@ -33,6 +33,10 @@ pub struct CompareArgs {
     #[arg(short, long)]
     pub quiet: bool,
 
+    /// Print the result as JSON
+    #[arg(long)]
+    pub json: bool,
+
     #[command(flatten)]
     pub reading: ReadArgs,
 }
@@ -79,6 +83,9 @@ pub struct VerifyArgs {
     pub manifest: PathBuf,
 
     #[command(flatten)]
+    pub result: super::ResultArgs,
+
+    #[command(flatten)]
     pub reading: ReadArgs,
 }
 
@@ -95,6 +102,10 @@ pub struct ChecksumArgs {
     /// The output is that of b3sum, sha256sum or blksum.
     #[arg(long, value_name = "NAME", default_value = "blake3", value_parser = algorithm)]
     pub digest: blockhaul_engine::DigestAlgorithm,
+
+    /// Print the result as JSON
+    #[arg(long)]
+    pub json: bool,
 
     #[command(flatten)]
     pub reading: ReadArgs,
@@ -129,10 +140,6 @@ pub struct ReadArgs {
     /// Limit the bytes read per second from each device (0: no limit) [default: 0]
     #[arg(long, value_name = "RATE", value_parser = rate)]
     pub rate: Option<u64>,
-
-    /// Print the result as JSON
-    #[arg(long)]
-    pub json: bool,
 
     #[command(flatten)]
     pub reporting: ProgressOptions,

@@ -26,7 +26,7 @@ use std::path::PathBuf;
 use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
 pub use self::backup::{
-    ChainArgs, ChainCommand, ChainReporting, ProgressOptions, PullArgs, RestoreArgs,
+    ChainArgs, ChainCommand, ChainReporting, ProgressOptions, PullArgs, RestoreArgs, ResultArgs,
 };
 #[cfg(feature = "bench")]
 pub use self::bench::{BenchAction, BenchArgs};
@@ -366,11 +366,29 @@ fn parse_frequent(words: &[OsString]) -> Option<CliCommand> {
     }
 }
 
+/// Commands of other programs, and what does the same here.
+const BRIDGES: &[(&str, &str)] = &[
+    ("backup", "use pull, or ctl SOCKET backup for an export of serve; docs/backups.md says which road"),
+    ("convert", "use copy: blockhaul copy SOURCE qcow2:TARGET"),
+    ("clone", "use copy: blockhaul copy SOURCE TARGET"),
+    ("list", "use info --list URI, or chain list DIR for backups"),
+    ("forget", "use chain prune DIR --keep-daily N"),
+];
+
 /// The error, without clap's advice to write an unknown option behind `--`, which is wrong for all
 /// but names of files; with the option that is meant, if it is known.
 fn with_own_tip(mut error: clap::Error, words: &[OsString]) -> clap::Error {
-    use clap::error::{ContextKind, ContextValue};
-    if error.kind() != clap::error::ErrorKind::UnknownArgument {
+    use clap::error::{ContextKind, ContextValue, ErrorKind};
+    if error.kind() == ErrorKind::InvalidSubcommand
+        && let Some(ContextValue::String(word)) = error.get(ContextKind::InvalidSubcommand)
+        && let Some((_, tip)) = BRIDGES.iter().find(|bridge| bridge.0 == word)
+    {
+        error.remove(ContextKind::SuggestedSubcommand);
+        let tip = ContextValue::StyledStrs(vec![(*tip).into()]);
+        error.insert(ContextKind::Suggested, tip);
+        return error;
+    }
+    if error.kind() != ErrorKind::UnknownArgument {
         return error;
     }
     error.remove(ContextKind::Suggested);

@@ -2,28 +2,59 @@
 //! store.
 
 mod disk;
-mod report;
+mod machine;
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use blockhaul_backups::{
-    BackupContext, BackupError, FileDigests, PullPlan, PullRequest, PullTarget,
+    BackupContext, BackupError, FileDigests, MachineBackup, PullOutcome, PullPlan, PullRequest,
+    PullResult, PullTarget, pull_json, pull_text,
 };
 
-use self::report::PullResult;
+use crate::backup_run::{BackupReport, with_report};
 use crate::exit::{CommandFailure, CommandResult};
 use crate::jobfile::{self, JobFile, JobFileDisk};
 use crate::jobs::{CopyBatch, DiskRequest};
 use crate::progress::ProgressReporter;
 use crate::{args, chain, logger};
 
+/// The form of names of points by the clock.
+const POINT: &str = "%Y-%m-%dT%H:%M:%SZ";
+
 /// Runs `blockhaul pull`.
 pub fn run(args: &args::PullArgs) -> CommandResult {
     logger::start(args.reporting.verbose);
-    let JobFile { common, disks } = jobfile::read_pull(&args.job)?;
+    with_report("pull", &args.result, |report| run_reporting(args, report))
+}
+
+fn run_reporting(args: &args::PullArgs, report: &mut BackupReport) -> CommandResult {
+    if let Some(file) = &args.job {
+        return pull(args, jobfile::read_pull(file)?, report);
+    }
+    let backup = MachineBackup::begin(&machine::request(args)?)?;
+    let outcome = pull(args, machine::job_file(&backup), report);
+    match (outcome, backup.end()) {
+        (Ok(_), Err(error)) => Err(error.into()),
+        (outcome, ended) => {
+            ended.unwrap_or_else(|error| log::warn!("{error}"));
+            outcome
+        }
+    }
+}
+
+fn pull(args: &args::PullArgs, file: JobFile, report: &mut BackupReport) -> CommandResult {
+    let JobFile { mut common, disks } = file;
+    report.take_over(&mut common.session)?;
     let sink = ProgressReporter::open(args.reporting.progress, args.reporting.no_progress)?;
     let context = chain::context(common.session.config());
     let request = request(&disks, args)?;
+    report.watch(request.disks.iter().map(|disk| disk.store.clone()).collect());
+    if args.dry_run {
+        let points = request.preview(&context).map_err(|error| failure(error, &disks))?;
+        let planned = request.disks.iter().zip(points);
+        let rows: Vec<_> = planned.map(|(disk, point)| PullResult::planned(disk, point)).collect();
+        return report.tell(pull_json(&rows), &pull_text(&rows));
+    }
     let planned = request.plan(&context).map_err(|error| failure(error, &disks))?;
     let PullPlan { points, mut targets } = planned;
     if targets.is_empty() {
@@ -48,25 +79,33 @@ pub fn run(args: &args::PullArgs) -> CommandResult {
         }
         forget(target, &request);
     }
-    let results = copies.results().map(|result| result.map(|result| result.map_err(text_of)));
     let rows = request.disks.iter().zip(points).map(|(disk, point)| PullResult::new(disk, point));
-    let rows = report::filled(rows.collect(), results.collect());
+    let rows = filled(rows.collect(), &copies);
     // On standard output, before the failures.
-    report::print(&rows, args.json)?;
+    report.tell(pull_json(&rows), &pull_text(&rows))?;
     copies.end(args.reporting.verbose)
 }
 
-fn text_of(failure: &CommandFailure) -> String {
-    failure.to_string()
+/// The rows with the results of those that were copied, in the same order.
+fn filled(mut rows: Vec<PullResult>, copies: &CopyBatch) -> Vec<PullResult> {
+    let mut results = copies.results();
+    for row in rows.iter_mut().filter(|row| row.outcome != PullOutcome::Already) {
+        row.outcome = match results.next().flatten() {
+            None => PullOutcome::NotStarted,
+            Some(Ok(())) => PullOutcome::Complete,
+            Some(Err(failure)) => PullOutcome::Failed(failure.to_string()),
+        };
+    }
+    rows
 }
 
 /// The disks of the file; the command line takes precedence.
 fn request(disks: &[JobFileDisk], args: &args::PullArgs) -> Result<PullRequest, CommandFailure> {
-    let now = jiff::Timestamp::try_from(SystemTime::now()).unwrap_or(jiff::Timestamp::UNIX_EPOCH);
     Ok(PullRequest {
         disks: disks.iter().map(|disk| disk::pull_disk(disk, args)).collect::<Result<_, _>>()?,
-        default_point: now.strftime("%Y-%m-%dT%H:%M:%SZ").to_string(),
-        restart: args.restart,
+        default_point: utc(POINT),
+        // The moment of a machine that a run has left is over.
+        restart: args.restart || args.job.is_none(),
     })
 }
 
@@ -117,6 +156,12 @@ fn forget(target: &mut PullTarget, request: &PullRequest) {
         let name = request.disks.get(target.disk()).map_or("", |disk| &disk.name);
         log::warn!("disk {name}: {error}");
     }
+}
+
+/// The time of now in UTC, in this form.
+fn utc(form: &str) -> String {
+    let now = jiff::Timestamp::try_from(SystemTime::now()).unwrap_or(jiff::Timestamp::UNIX_EPOCH);
+    now.strftime(form).to_string()
 }
 
 /// Seconds since 1970.

@@ -1,6 +1,7 @@
 //! Tests of the command.
 #![allow(clippy::unwrap_used, reason = "a test that fails")]
 
+mod backup_runs;
 mod backups;
 #[cfg(feature = "bench")]
 mod bench;
@@ -32,6 +33,7 @@ mod kubevirt;
 mod live_backups;
 mod live_mirrors;
 mod long;
+mod machines;
 #[cfg(feature = "fuse")]
 mod mount;
 mod names;

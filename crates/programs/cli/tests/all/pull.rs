@@ -25,7 +25,7 @@ fn refused(args: &[&str], status: i32, words: &[&str]) -> String {
 }
 
 /// A served disk of random bytes, and a file that pulls it to `store`.
-struct Machine {
+pub(crate) struct Machine {
     scratch: ScratchDir,
     server: PeerServer,
 }
@@ -44,11 +44,11 @@ impl Machine {
         machine
     }
 
-    fn new() -> Machine {
+    pub(crate) fn new() -> Machine {
         Machine::start(ScratchDir::new().unwrap(), &[])
     }
 
-    fn file(&self, name: &str) -> String {
+    pub(crate) fn file(&self, name: &str) -> String {
         self.scratch.file(name).to_str().unwrap().to_string()
     }
 
@@ -65,7 +65,7 @@ impl Machine {
     }
 
     #[track_caller]
-    fn pull(&self, more: &[&str]) -> String {
+    pub(crate) fn pull(&self, more: &[&str]) -> String {
         succeed(&self.pull_args(&self.file("job"), more))
     }
 
@@ -75,12 +75,12 @@ impl Machine {
     }
 
     #[track_caller]
-    fn begin_bitmap(&self, name: &str) {
+    pub(crate) fn begin_bitmap(&self, name: &str) {
         succeed(&["ctl", &self.file("ctl"), "bitmap-add", "a", name]);
     }
 
     /// A client writes, and what the disk then holds is kept as `name`.
-    fn write(&self, range: &str, what: &str, name: &str) {
+    pub(crate) fn write(&self, range: &str, what: &str, name: &str) {
         succeed(&["copy", "--range", range, &format!("{what}:{SIZE}"), &self.server.uri("a")]);
         self.keep(name);
     }
@@ -90,12 +90,17 @@ impl Machine {
         self.keep(name);
     }
 
-    fn keep(&self, name: &str) {
+    pub(crate) fn keep(&self, name: &str) {
         fs::copy(self.scratch.file("disk"), self.scratch.file(name)).unwrap();
     }
 
+    /// The directory of the disk, the store and the file.
+    pub(crate) fn scratch(&self) -> &ScratchDir {
+        &self.scratch
+    }
+
     /// A full backup and an increment.
-    fn with_two_points() -> Machine {
+    pub(crate) fn with_two_points() -> Machine {
         let machine = Machine::new();
         machine.begin_bitmap("monday");
         machine.keep("monday");
@@ -107,7 +112,7 @@ impl Machine {
     }
 
     #[track_caller]
-    fn assert_restores(&self, points: &[&str]) {
+    pub(crate) fn assert_restores(&self, points: &[&str]) {
         let store = self.file("store");
         let target = self.file("target");
         for point in points {
@@ -736,7 +741,7 @@ fn a_pull_that_has_discarded_its_source_does_not_begin_again() {
     succeed(&["restore", &store, newest.to_str().unwrap()]);
     assert!(fs::read(&newest).unwrap() == point.then);
     refused(&["chain", "abandon", &store], 2, &["no unfinished point"]);
-    refused(&["chain", "abandon", &file("none")], 3, &["holds no backup"]);
+    refused(&["chain", "abandon", &file("none")], 3, &["none does not exist: check the name"]);
     assert!(!scratch.file("none").exists());
 }
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use blockhaul_testkit::tools::{self, ScratchDir, SkipReason, text};
 use rustix::process::{Pid, Signal, kill_process};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 const LIMIT: Duration = Duration::from_secs(120);
 const OURS: &str = env!("CARGO_BIN_EXE_blockhaul");
@@ -234,7 +234,7 @@ fn servers_list_their_clients() {
         (&busy["exports"][0]["name"], &busy["exports"][0]["size"]),
         (&"x".into(), &(64 << 20).into())
     );
-    assert_eq!(busy["exports"][0]["layers"], serde_json::json!(["delay"]), "without parameters");
+    assert_eq!(busy["exports"][0]["layers"], json!(["delay"]), "without parameters");
     let viewer = server.ask("/events");
     client.kill().unwrap();
     client.wait().unwrap();
@@ -243,6 +243,76 @@ fn servers_list_their_clients() {
     let last = snapshots.last().unwrap();
     assert!(ended && last["finished"] == true, "{last}");
     assert!(last["bytes"]["write"].as_u64() >= busy["bytes"]["write"].as_u64(), "{last}");
+}
+
+#[test]
+fn jobs_are_in_snapshots_metrics_and_tables() {
+    let scratch = ScratchDir::new().unwrap();
+    let (socket, control) = (scratch.socket("s"), scratch.socket("c"));
+    let args = ["serve", "-U", socket.to_str().unwrap(), "--control", control.to_str().unwrap()];
+    let exports = ["--export", "x=memory:8M", "--export", "y=memory:8M"];
+    let server = Watched::start(&scratch, &[&args[..], &exports].concat());
+    assert_eq!(server.status_with(|status| !status["jobs"].is_null())["jobs"], json!([]));
+    let ctl = |args: &[&str]| run(&[&["ctl", control.to_str().unwrap()], args].concat());
+    let target = ["backup", "x", "nbd+unix:///?socket=/nosuch&tls-psk-file=/keys", "--wait"];
+    let failed = ctl(&target);
+    assert_eq!(failed.status.code(), Some(3), "{}", text(&failed.stderr));
+    let slow = ["backup", "y", "memory:8M", "--rate", "2M", "--request-size", "64k"];
+    let uri = format!("nbd+unix:///y?socket={}", socket.display());
+    assert!(run(&["copy", "pattern:8M", &uri]).status.success());
+    assert!(ctl(&slow).status.success());
+    let moving = |status: &Value| status["jobs"][1]["data_rate"].as_u64() > Some(0);
+    let status = server.status_with(moving);
+    let [first, second] = &status["jobs"].as_array().unwrap()[..] else { panic!("{status}") };
+    assert_eq!((&first["state"], &first["exit_status"]), (&"failed".into(), &3.into()));
+    assert!(first["end_time"].as_f64() > Some(1e9), "{first}");
+    assert_eq!(first["target"], "nbd+unix:///?socket=/nosuch", "without parameters");
+    assert_eq!((&second["state"], &second["total"]), (&"running".into(), &(8 << 20).into()));
+    assert_eq!(
+        (&status["tls"], &status["exports"][0]["bytes"]["read"]),
+        (&"without TLS".into(), &0.into())
+    );
+    let metrics = server.get("/metrics");
+    for line in [
+        "blockhaul_serve_job_state{job_id=\"1\",type=\"backup\",export=\"x\",state=\"failed\"} 1",
+        "blockhaul_serve_job_exit_status{job_id=\"1\",type=\"backup\",export=\"x\"} 3",
+        "blockhaul_serve_job_state{job_id=\"2\",type=\"backup\",export=\"y\",state=\"running\"} 1",
+        "blockhaul_serve_job_total_bytes{job_id=\"2\",type=\"backup\",export=\"y\"} 8388608",
+    ] {
+        assert!(metrics.lines().any(|each| each == line), "{line}: {metrics}");
+    }
+    // The state is a word; the error has a line of its own.
+    let table = ctl(&["jobs"]);
+    let lines: Vec<_> = text(&table.stdout).lines().map(str::to_string).collect();
+    assert!(lines[1].contains("failed (3)") && !lines[1].contains("cannot open"), "{lines:?}");
+    assert!(lines[3].starts_with("job 1: cannot open the target: "), "{lines:?}");
+    server.stop();
+}
+
+#[test]
+fn a_backup_ends_with_one_sentence() {
+    let scratch = ScratchDir::new().unwrap();
+    let (socket, control) = (scratch.socket("s"), scratch.socket("c"));
+    let args = ["serve", "-U", socket.to_str().unwrap(), "--control", control.to_str().unwrap()];
+    let server = Watched::start(&scratch, &[&args[..], &["--export", "x=memory:8M"]].concat());
+    server.status_with(|status| !status["jobs"].is_null());
+    let ctl = |args: &[&str]| {
+        let output = run(&[&["ctl", control.to_str().unwrap()], args].concat());
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        text(&output.stdout).to_string()
+    };
+    let target = scratch.file("x.raw");
+    let target = target.to_str().unwrap();
+    let full = ctl(&["backup", "x", target, "--start-bitmap", "m", "--verify", "--wait"]);
+    assert!(full.starts_with("backed up 8 MiB in ") && full.ends_with(" s, verified\n"), "{full}");
+    let uri = format!("nbd+unix:///x?socket={}", socket.display());
+    assert!(run(&["copy", "--range", "1M:64k", "pattern:8M", &uri]).status.success());
+    let part = ctl(&["backup", "x", target, "--bitmap", "m", "--wait", "-v"]);
+    let mut lines = part.lines();
+    assert!(lines.next().unwrap().starts_with("backed up 64 KiB of 8 MiB in "), "{part}");
+    assert!(lines.next().unwrap().starts_with("65536 bytes: 65536 data"), "{part}");
+    assert!(!part.contains("discarded"), "what is saved is no data of the user: {part}");
+    server.stop();
 }
 
 fn run(args: &[&str]) -> Output {
@@ -281,16 +351,27 @@ fn a_file_for_the_collector_tells_how_a_copy_ended() {
     assert_eq!(nowhere.status.code(), Some(1), "{}", text(&nowhere.stderr));
 }
 
-/// Metrics of a copy and of a server, in which everything has happened once.
-fn all_metrics(scratch: &ScratchDir) -> [String; 2] {
+/// Metrics of a copy, of a pull and of a server, in which everything has happened once.
+fn all_metrics(scratch: &ScratchDir) -> [String; 3] {
     let file = scratch.file("copy.prom");
     let socket = scratch.socket("s");
-    let server = Watched::start(scratch, &["serve", "-U", socket.to_str().unwrap(), "memory:3M"]);
+    let control = scratch.socket("c");
+    let sockets = ["-U", socket.to_str().unwrap(), "--control", control.to_str().unwrap()];
+    let server = Watched::start(scratch, &[&["serve"], &sockets[..], &["memory:3M"]].concat());
     server.status_with(|status| !status["exports"].is_null());
+    let backup = ["backup", "", "memory:3M", "--wait"];
+    assert!(run(&[&["ctl", control.to_str().unwrap()], &backup[..]].concat()).status.success());
     let uri = format!("nbd+unix:///?socket={}", socket.display());
     let wanted = format!("--metrics=textfile:{}", file.display());
     assert!(run(&["copy", &wanted, "pattern:3M", &uri]).status.success());
-    [std::fs::read_to_string(file).unwrap(), server.get("/metrics")]
+    let job = scratch.file("job.toml");
+    let store = scratch.file("store").display().to_string();
+    std::fs::write(&job, format!("[[disk]]\nsource = \"{uri}\"\nstore = \"{store}\"\n")).unwrap();
+    let pulled = scratch.file("pull.prom");
+    let wanted = format!("--metrics=textfile:{}", pulled.display());
+    assert!(run(&["pull", job.to_str().unwrap(), &wanted]).status.success());
+    let [copied, pulled] = [file, pulled].map(|file| std::fs::read_to_string(file).unwrap());
+    [copied, pulled, server.get("/metrics")]
 }
 
 /// Names of metrics in a text that begins with them, or mentions them.
@@ -303,16 +384,18 @@ fn examples() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../examples")
 }
 
-/// The queries of the dashboard, with values for its variables.
+/// The queries of the dashboards, with values for their variables.
 fn queries() -> Vec<String> {
-    let path = examples().join("grafana/blockhaul.json");
-    let dashboard: Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
-    let panels = dashboard["panels"].as_array().unwrap();
-    let targets = panels.iter().filter_map(|panel| panel["targets"].as_array()).flatten();
-    targets
-        .map(|target| target["expr"].as_str().unwrap())
-        .map(|query| query.replace("$__rate_interval", "5m").replace("$instance", ".*"))
-        .collect()
+    let of_file = |name: &str| {
+        let path = examples().join("grafana").join(name);
+        let dashboard: Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+        let panels = dashboard["panels"].as_array().unwrap().clone();
+        let targets = panels.iter().filter_map(|panel| panel["targets"].as_array()).flatten();
+        let queries = targets.map(|target| target["expr"].as_str().unwrap().to_string());
+        queries.collect::<Vec<_>>()
+    };
+    let all = ["blockhaul.json", "blockhaul-backups.json"].into_iter().flat_map(of_file);
+    all.map(|query| query.replace("$__rate_interval", "5m").replace("$instance", ".*")).collect()
 }
 
 #[test]

@@ -45,7 +45,7 @@ impl PullQuestion {
                 Err(reason) => self.full(reason)?,
             },
         };
-        Ok(PointPlan { name, checkpoint, size, kind, ranges: None })
+        Ok(PointPlan { name, checkpoint, size, kind, data: None, ranges: None })
     }
 
     /// A full backup for this reason, unless only an increment is wanted.

@@ -6,6 +6,7 @@
 
 mod decision;
 mod request;
+mod result;
 mod resumption;
 mod source;
 mod target;
@@ -17,6 +18,7 @@ use crate::error::{BackupError, BackupErrorKind, BackupStep, Result};
 use resumption::{PullStart, pull_start};
 
 pub use request::{ChangeBitmap, PointKind, PointPlan, PullDisk, PullMode, PullRequest};
+pub use result::{PullOutcome, PullResult, pull_json, pull_text};
 pub use target::PullTarget;
 
 /// The decisions of a pull, and the locked stores.
@@ -45,11 +47,8 @@ impl PullRequest {
     /// earlier pull has left cannot be continued.
     pub fn plan(&self, context: &BackupContext) -> Result<PullPlan> {
         self.check_stores()?;
-        let stores = self.each(|disk| {
-            let opened = Store::open_or_new(&disk.store);
-            opened.map_err(|error| BackupError::of_store(BackupStep::OpenStore, &disk.store, error))
-        })?;
-        let points = self.decide(context, &stores)?;
+        let stores = self.open_stores()?;
+        let points = self.decide(context, &stores, false)?;
         let targets = self.lock(&stores, &points)?.into_iter().map(|locked| {
             let LockedStore { index, writer, start } = locked;
             let disk = (index, &self.disks[index]);
@@ -58,6 +57,24 @@ impl PullRequest {
         });
         let targets = targets.collect::<Result<_>>()?;
         Ok(PullPlan { points, targets })
+    }
+
+    /// Decides for each disk, as [`PullRequest::plan`] does, and changes nothing: no store is made or locked. Call
+    /// this outside of workers.
+    ///
+    /// # Errors
+    /// Those of [`PullRequest::plan`], except what only a locked store shows.
+    pub fn preview(&self, context: &BackupContext) -> Result<Vec<PointPlan>> {
+        self.check_stores()?;
+        let stores = self.open_stores()?;
+        self.decide(context, &stores, true)
+    }
+
+    fn open_stores(&self) -> Result<Vec<Store>> {
+        self.each(|disk| {
+            let opened = Store::open_or_new(&disk.store);
+            opened.map_err(|error| BackupError::of_store(BackupStep::OpenStore, &disk.store, error))
+        })
     }
 
     /// Locks the stores of all disks that are copied.
@@ -73,14 +90,20 @@ impl PullRequest {
             .collect()
     }
 
-    /// Opens each source, and reads its bitmap if an increment is possible.
-    fn decide(&self, context: &BackupContext, stores: &[Store]) -> Result<Vec<PointPlan>> {
+    /// Opens each source, and reads its bitmap if an increment is possible. `counts`: the data of full backups is
+    /// counted.
+    fn decide(
+        &self,
+        context: &BackupContext,
+        stores: &[Store],
+        counts: bool,
+    ) -> Result<Vec<PointPlan>> {
         let runtime = context.start(BackupStep::OpenSource)?;
         let mut points = Vec::with_capacity(stores.len());
         for (index, (disk, store)) in self.disks.iter().zip(stores).enumerate() {
             let source = source::PullSource::new(disk, &self.default_point)?;
             let store = store.clone();
-            let (plan, open) = runtime.block_on(move || source.plan(store));
+            let (plan, open) = runtime.block_on(move || source.plan(store, counts));
             // Not on a worker: this waits for the server of a `[ CMD ]`.
             drop(open);
             points.push(plan.map_err(|error| error.in_store(&disk.store).of_disk(index))?);

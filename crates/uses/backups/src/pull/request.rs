@@ -111,6 +111,8 @@ pub struct PointPlan {
     pub size: u64,
     /// The kind of the point.
     pub kind: PointKind,
+    /// Bytes of data of the disk; `None`: they were not counted.
+    pub data: Option<u64>,
     /// The ranges of an increment.
     pub(super) ranges: Option<IncrementRanges>,
 }

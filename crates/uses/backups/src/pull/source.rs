@@ -37,10 +37,23 @@ impl PullSource {
 
     /// Opens the source, and reads the bitmap if an increment is possible. Runs on a worker; the stack is
     /// dropped outside of workers.
-    pub(super) async fn plan(mut self, store: Store) -> (Result<PointPlan>, Option<Stack>) {
+    /// `counts`: the data of a full backup is counted.
+    pub(super) async fn plan(
+        mut self,
+        store: Store,
+        counts: bool,
+    ) -> (Result<PointPlan>, Option<Stack>) {
         let layers = std::mem::take(&mut self.layers);
         match self.registry.open(&self.spec, layers, Intent::READ).await {
-            Ok(stack) => (self.plan_for(&stack, &store).await, Some(stack)),
+            Ok(stack) => {
+                let mut plan = self.plan_for(&stack, &store).await;
+                if counts && let Ok(plan) = &mut plan {
+                    // Only a figure for users.
+                    let all = [(0, plan.size)];
+                    plan.data = blockhaul_transfer::data_bytes(&stack, &all).await.ok().flatten();
+                }
+                (plan, Some(stack))
+            }
             Err(error) => (Err(BackupError::opening_source(&self.spec.to_string(), &error)), None),
         }
     }

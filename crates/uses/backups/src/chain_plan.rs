@@ -1,0 +1,116 @@
+//! What a prune or a merge would do: which points go, which stay and why, and the bytes of that.
+
+use std::collections::HashSet;
+
+use blockhaul_store::{BackupPoint, Store};
+use blockhaul_transfer::one_line;
+use serde_json::{Value, json};
+
+use crate::points::{made_at, stored};
+use crate::retention::RetentionDecision;
+
+/// The points of a store with what happens to each; nothing has changed yet.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ChainPlan {
+    /// The points, the oldest first.
+    pub points: Vec<PlannedPoint>,
+}
+
+/// What happens to a point.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PlannedPoint {
+    /// The name of the point.
+    pub name: String,
+    /// When it was made, in seconds since 1970.
+    pub created: u64,
+    /// Bytes that its files occupy.
+    pub stored: u64,
+    /// The rules that keep it; empty: it is removed.
+    pub reasons: Vec<String>,
+    /// The name of the point that takes in what this one holds; `None`: it stays, or nothing needs it.
+    pub merged_into: Option<String>,
+}
+
+impl ChainPlan {
+    /// The plan of a store, by the decision about the point at each index.
+    pub(crate) fn new(store: &Store, decide: impl Fn(usize) -> RetentionDecision) -> ChainPlan {
+        let points = store.points();
+        let decisions: Vec<_> = (0..points.len()).map(decide).collect();
+        let into = |index: usize| -> Option<&BackupPoint> {
+            if decisions[index].is_kept() {
+                return None;
+            }
+            let next = (index + 1..points.len()).find(|&next| decisions[next].is_kept())?;
+            let is_needed = points[index + 1..=next].iter().all(|point| point.full().is_none());
+            is_needed.then_some(&points[next])
+        };
+        let planned = |(index, point): (usize, &BackupPoint)| PlannedPoint {
+            name: point.name.clone(),
+            created: point.created,
+            stored: stored(store, point),
+            reasons: decisions[index].reasons.clone(),
+            merged_into: into(index).map(|next| next.name.clone()),
+        };
+        ChainPlan { points: points.iter().enumerate().map(planned).collect() }
+    }
+
+    /// The names of the points that stay.
+    pub(crate) fn kept_names(&self) -> HashSet<String> {
+        let kept = self.points.iter().filter(|point| !point.reasons.is_empty());
+        kept.map(|point| point.name.clone()).collect()
+    }
+
+    fn removed(&self) -> impl Iterator<Item = &PlannedPoint> {
+        self.points.iter().filter(|point| point.reasons.is_empty())
+    }
+
+    /// Bytes that are read from increments and written to the files of others.
+    pub fn merged_bytes(&self) -> u64 {
+        let merged = self.removed().filter(|point| point.merged_into.is_some());
+        merged.map(|point| point.stored).sum()
+    }
+
+    /// Bytes that files occupy that are removed without being merged.
+    pub fn removed_bytes(&self) -> u64 {
+        let removed = self.removed().filter(|point| point.merged_into.is_none());
+        removed.map(|point| point.stored).sum()
+    }
+
+    /// Lines for users.
+    pub fn text(&self) -> String {
+        let mut text = String::new();
+        for point in &self.points {
+            let what = match (&point.reasons[..], &point.merged_into) {
+                ([], Some(into)) => format!("would be merged into {into}"),
+                ([], None) => "would be removed".to_string(),
+                (reasons, _) => format!("stays: {}", reasons.join("; ")),
+            };
+            let line = format!("{}  {}  {what}", made_at(point.created), point.name);
+            text += &one_line(&line);
+            text.push('\n');
+        }
+        let removed = self.removed().count();
+        text += &format!(
+            "{removed} of {} points would go: {} bytes removed, {} bytes merged; nothing was changed\n",
+            self.points.len(),
+            self.removed_bytes(),
+            self.merged_bytes()
+        );
+        text
+    }
+
+    /// The plan for programs.
+    pub fn json(&self) -> Value {
+        let point = |point: &PlannedPoint| {
+            json!({
+                "name": point.name, "created": made_at(point.created), "stored": point.stored,
+                "kept": !point.reasons.is_empty(), "reasons": point.reasons,
+                "merged_into": point.merged_into,
+            })
+        };
+        json!({
+            "dry_run": true, "points": self.points.iter().map(point).collect::<Vec<_>>(),
+            "removed_bytes": self.removed_bytes(), "merged_bytes": self.merged_bytes(),
+        })
+    }
+}

@@ -1,0 +1,133 @@
+//! The result of a pull, for users and for programs.
+
+use blockhaul_store::Store;
+use blockhaul_transfer::one_line;
+use serde_json::{Value, json};
+
+use super::request::{PointKind, PointPlan, PullDisk};
+
+/// The result of a disk.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PullResult {
+    /// The name of the disk.
+    pub disk: String,
+    /// The directory of its store.
+    pub store: String,
+    /// The point that is made.
+    pub point: PointPlan,
+    /// How the disk ended.
+    pub outcome: PullOutcome,
+    /// An earlier pull has left an unfinished point.
+    pub is_begun: bool,
+}
+
+/// How a disk ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum PullOutcome {
+    /// The point existed.
+    Already,
+    /// It was not copied.
+    NotStarted,
+    /// It would be copied.
+    Planned,
+    /// The point exists now.
+    Complete,
+    /// There is no point, for this reason.
+    Failed(String),
+}
+
+impl PullResult {
+    /// The result of a disk that is not copied yet.
+    pub fn new(disk: &PullDisk, point: PointPlan) -> PullResult {
+        let outcome = match point.kind {
+            PointKind::Existing => PullOutcome::Already,
+            _ => PullOutcome::NotStarted,
+        };
+        PullResult {
+            disk: disk.name.clone(),
+            store: disk.store.display().to_string(),
+            point,
+            outcome,
+            is_begun: Store::is_begun(&disk.store),
+        }
+    }
+
+    /// The result of a disk that would be copied.
+    pub fn planned(disk: &PullDisk, point: PointPlan) -> PullResult {
+        let mut result = PullResult::new(disk, point);
+        if result.outcome == PullOutcome::NotStarted {
+            result.outcome = PullOutcome::Planned;
+        }
+        result
+    }
+
+    fn text(&self) -> Option<String> {
+        let PullResult { disk, point, .. } = self;
+        let PointPlan { name, size, kind, data, .. } = point;
+        let is = if self.outcome == PullOutcome::Planned { "would be" } else { "is" };
+        let mut text = match (&self.outcome, kind) {
+            // Standard error says why.
+            (PullOutcome::NotStarted | PullOutcome::Failed(_), _) => return None,
+            (PullOutcome::Already, _) | (_, PointKind::Existing) => {
+                format!("{name} is complete already")
+            }
+            (_, PointKind::Full { reason }) => {
+                let data = data.map(|data| format!(", {data} of data")).unwrap_or_default();
+                format!("{name} {is} a full backup of {size} bytes{data}: {reason}")
+            }
+            (_, PointKind::Increment { parent, .. }) => {
+                let changed = point.changed().unwrap_or(0);
+                format!(
+                    "{name} {is} an increment of {parent}: {changed} of {size} bytes have changed"
+                )
+            }
+        };
+        if self.outcome == PullOutcome::Planned {
+            text += &format!("; in {}", self.store);
+            if self.is_begun {
+                text += ", where an unfinished pull is resumed if it is the same";
+            }
+        }
+        Some(one_line(&format!("disk {disk}: {text}")))
+    }
+
+    fn json(&self) -> Value {
+        let (state, error) = match &self.outcome {
+            PullOutcome::Already => ("already", None),
+            PullOutcome::NotStarted => ("not started", None),
+            PullOutcome::Planned => ("planned", None),
+            PullOutcome::Complete => ("complete", None),
+            PullOutcome::Failed(error) => ("failed", Some(error)),
+        };
+        let PointPlan { name, checkpoint, size, kind, data, .. } = &self.point;
+        let mut value = json!({
+            "disk": self.disk, "store": self.store, "point": name,
+            "checkpoint": checkpoint, "size": size, "state": state, "error": error,
+        });
+        if let Some(data) = data {
+            value["data"] = (*data).into();
+        }
+        let kind = match kind {
+            PointKind::Existing => json!({}),
+            PointKind::Full { reason } => json!({ "kind": "full", "reason": reason }),
+            PointKind::Increment { parent, bitmap } => {
+                let changed = self.point.changed();
+                json!({ "kind": "increment", "parent": parent, "bitmap": bitmap, "changed": changed })
+            }
+        };
+        if let (Value::Object(value), Value::Object(kind)) = (&mut value, kind) {
+            value.extend(kind);
+        }
+        value
+    }
+}
+
+/// Lines for users.
+pub fn pull_text(disks: &[PullResult]) -> String {
+    disks.iter().filter_map(PullResult::text).map(|line| line + "\n").collect()
+}
+
+/// The results for programs.
+pub fn pull_json(disks: &[PullResult]) -> Value {
+    json!({ "disks": disks.iter().map(PullResult::json).collect::<Vec<_>>() })
+}
