@@ -679,6 +679,47 @@ fn systemd_understands_the_units() {
     assert!(said.contains("blockhaul.service") && said.contains("KillMood"), "{said}");
 }
 
+/// The unit with an instance, as systemd loads it, and with the program under test.
+fn instance(scratch: &ScratchDir, name: &str, of: &str) -> PathBuf {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/systemd");
+    let unit = fs::read_to_string(folder.join(name)).unwrap();
+    let unit = unit.replace("/usr/bin/blockhaul", text(blockhaul_tests::program()));
+    // The template is beside it: a timer starts the instance of its service.
+    fs::write(scratch.file(name), &unit).unwrap();
+    let path = scratch.file(&name.replace('@', &format!("@{of}")));
+    fs::write(&path, unit).unwrap();
+    path
+}
+
+#[test]
+fn systemd_understands_the_units_of_backups_and_finds_them_confined() {
+    let Some(mut analyze) = of_systemd("systemd-analyze") else { return };
+    let scratch = ScratchDir::new().unwrap();
+    analyze
+        .args(["verify", "--man=no"])
+        .env("SYSTEMD_UNIT_PATH", format!("{}:", scratch.path().display()));
+    for name in
+        ["blockhaul-failed@.service", "blockhaul-pull@.service", "blockhaul-restore-test@.service"]
+    {
+        analyze.arg(instance(&scratch, name, "vm1"));
+    }
+    for name in ["blockhaul-pull@.timer", "blockhaul-restore-test@.timer"] {
+        analyze.arg(instance(&scratch, name, "vm1"));
+    }
+    let output = bounded(&mut analyze, LIMIT);
+    let said = lossy(&output.stderr);
+    assert!(output.status.success() && !said.contains("blockhaul-"), "{said}");
+    for name in ["blockhaul-pull@vm1.service", "blockhaul-restore-test@vm1.service"] {
+        let mut security = Command::new("systemd-analyze");
+        // 2.5 of 10: 0 is the least exposure.
+        security
+            .args(["security", "--offline=true", "--threshold=25", "--no-pager"])
+            .arg(scratch.file(name));
+        let output = bounded(&mut security, LIMIT);
+        assert!(output.status.success(), "{}{}", lossy(&output.stdout), lossy(&output.stderr));
+    }
+}
+
 #[test]
 fn systemd_starts_it_for_the_first_client() {
     let Some(nbdinfo) = PeerProgram::require("nbdinfo") else { return };

@@ -115,14 +115,16 @@ impl Drop for Libvirt {
     }
 }
 
-/// The recipe of the page: the two XML files, and the commands of the next day.
-fn recipe() -> [String; 3] {
+/// The recipe of the page: the one command; the two XML files, and the commands of the next day.
+fn recipe() -> [String; 4] {
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/increments.md");
     let page = fs::read_to_string(page).unwrap();
-    let (_, page) = page.split_once("### libvirt\n").unwrap();
+    let (_, page) = page.split_once("### libvirt
+").unwrap();
     let blocks = super::blocks(page);
-    assert_eq!([&blocks[0].0, &blocks[1].0, &blocks[2].0], ["xml", "xml", ""]);
-    [0, 1, 2].map(|at: usize| blocks[at].1.clone())
+    let languages = [0, 1, 2, 3].map(|at: usize| blocks[at].0.as_str());
+    assert_eq!(languages, ["", "xml", "xml", ""]);
+    [0, 1, 2, 3].map(|at: usize| blocks[at].1.clone())
 }
 
 const PULL: &str = "[[disk]]
@@ -139,7 +141,7 @@ fn a_guest_in_use_is_backed_up_as_the_page_says() {
     libvirt.root.run(&["qemu-img", "create", "-q", "-f", "qcow2", disk.to_str().unwrap(), "512M"]);
     libvirt.define(&disk);
     let mut guest = libvirt.boot();
-    let [backup, checkpoint, commands] = recipe();
+    let [_, backup, checkpoint, commands] = recipe();
     let write = |name: &str, text: &str| fs::write(libvirt.scratch.file(name), text).unwrap();
     let run = |line: &str| {
         libvirt.root.shell(dir, &format!("export LIBVIRT_DEFAULT_URI=qemu:///system; {line}"))
@@ -195,4 +197,58 @@ fn kill_in_the_middle(libvirt: &Libvirt, dir: &str, pull: &str) {
     let process = Process::start(command, &libvirt.scratch.file("pull.log"));
     std::thread::sleep(Duration::from_secs(3));
     process.kill();
+}
+
+#[test]
+fn a_domain_is_backed_up_by_one_command_each_time() {
+    let Some(libvirt) = Libvirt::start() else { return };
+    let dir = libvirt.scratch.path().to_str().unwrap();
+    let disk = libvirt.scratch.file("vda.qcow2");
+    libvirt.root.run(&["qemu-img", "create", "-q", "-f", "qcow2", disk.to_str().unwrap(), "512M"]);
+    libvirt.define(&disk);
+    let mut guest = libvirt.boot();
+    let [command, ..] = recipe();
+    let command = command.replace("/srv/backups/vm1", "vm1");
+    let run = |line: &str| {
+        libvirt.root.shell(dir, &format!("export LIBVIRT_DEFAULT_URI=qemu:///system; {line}"))
+    };
+    let backup = |point: &str| run(&format!("{command} --point {point}"));
+    guest.run(
+        "mkfs.ext4 -q /dev/vda && mount /dev/vda /mnt && dd if=/dev/urandom of=/mnt/a bs=1M count=20",
+    );
+    let monday = guest.digest("/dev/vda");
+    assert!(backup("monday").contains("monday is a full backup"));
+
+    guest.run("mount /dev/vda /mnt && rm /mnt/a && dd if=/dev/urandom of=/mnt/b bs=1M count=40");
+    let tuesday = guest.digest("/dev/vda");
+    assert!(backup("tuesday").contains("tuesday is an increment of monday"));
+
+    // Runs are killed while the guest writes.
+    guest.run(
+        "sh -c '(mount /dev/vda /mnt; for i in 1 2 3 4 5 6; do dd if=/dev/urandom of=/mnt/w$i bs=1M count=8; \
+         sync; done; rm /mnt/b; sync) > /dev/null 2>&1 &'",
+    );
+    for seconds in [1, 2, 4] {
+        let mut killed = libvirt.root.command("sh");
+        let uri = "export LIBVIRT_DEFAULT_URI=qemu:///system";
+        killed.args(["-c", &format!("{uri}; cd {dir} && exec {command} --point killed")]);
+        let process = Process::start(killed, &libvirt.scratch.file("pull.log"));
+        std::thread::sleep(Duration::from_secs(seconds));
+        process.kill();
+    }
+    guest.run("sh -c 'while pidof dd sync > /dev/null; do sleep 1; done; sync; umount /mnt || true'");
+    let wednesday = guest.digest("/dev/vda");
+    let said = backup("wednesday");
+    assert!(said.contains("wednesday is an increment of"), "{said}");
+    assert_eq!(libvirt.virsh(&["checkpoint-list", "vm1", "--name"]).split_whitespace().count(), 1);
+    assert!(!libvirt.virsh(&["domjobinfo", "vm1"]).contains("Backup"));
+
+    run("blockhaul chain check vm1/vda");
+    for (point, digest) in [("monday", monday), ("tuesday", tuesday), ("wednesday", wednesday)] {
+        run(&format!("blockhaul restore vm1/vda {point}.raw --point {point}"));
+        let restored = run(&format!("md5sum < {point}.raw"));
+        assert_eq!(restored.split_whitespace().next(), Some(digest.as_str()), "{point}");
+    }
+    let steps = "`pull --libvirt`: full backup, two increments, three SIGKILLs, restore of all";
+    report("libvirt", &libvirt.version(), steps);
 }

@@ -23,6 +23,18 @@ pub const NAMES: [&str; 9] = [
     "qemu-storage-daemon",
 ];
 
+/// systemd's units.
+const UNITS: [&str; 8] = [
+    "blockhaul.service",
+    "blockhaul.socket",
+    "blockhaul-mount.service",
+    "blockhaul-pull@.service",
+    "blockhaul-pull@.timer",
+    "blockhaul-restore-test@.service",
+    "blockhaul-restore-test@.timer",
+    "blockhaul-failed@.service",
+];
+
 /// The paths that differ between kinds of packages, relative to the tree's root.
 pub struct PackageLayout {
     /// What the other paths of `bin`, `share` and `include` are below: `usr`, or nothing.
@@ -75,7 +87,7 @@ pub fn lay_out(
     completions(program, root, &prefix, layout)?;
     let units = source.join("examples/systemd");
     helper(&prefix)?;
-    for name in ["blockhaul.service", "blockhaul.socket", "blockhaul-mount.service"] {
+    for name in UNITS {
         install(&units.join(name), &root.join(layout.units).join(name), 0o644)?;
     }
     if flavour == Flavour::Shared {
