@@ -32,7 +32,10 @@ pub fn run(args: &args::RestoreArgs, groups: &Groups) -> CommandResult {
         let mut options = run_options(args);
         report.take_over(&mut options.session)?;
         report.tell(json!({ "source": source, "target": without_secrets(&target) }), "")?;
-        copy::run_request(request, &options)
+        let mut made = None;
+        let outcome = copy::run_reported(request, &options, |value| made = Some(value));
+        made.map_or(Ok(0), |value| report.tell(value, ""))?;
+        outcome
     })
 }
 
@@ -56,6 +59,5 @@ fn run_options(args: &args::RestoreArgs) -> RunOptions {
     let args::ProgressOptions { progress, no_progress, verbose } = args.reporting;
     let shows_map = progress == Some(ProgressStyle::Map);
     let session = SessionOptions { shows_map, ..SessionOptions::default() };
-    let (digest, json) = (DigestLine::Named, args.json);
-    RunOptions { progress, no_progress, verbose, digest, json, session }
+    RunOptions { progress, no_progress, verbose, digest: DigestLine::Named, session }
 }

@@ -8,7 +8,7 @@ use blockhaul_catalog::DeviceSpec;
 use blockhaul_io::{Pool, Runtime, RuntimeConfig};
 use blockhaul_metrics::ObservedCopy;
 use blockhaul_transfer::{CopyPlan, CopyRequest, CopySetup, without_secrets};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use self::report::DigestLine;
 use crate::brackets::Groups;
@@ -60,8 +60,6 @@ pub(crate) struct RunOptions {
     /// A summary is printed at the end.
     pub(crate) verbose: bool,
     pub(crate) digest: DigestLine,
-    /// The result is printed as JSON.
-    pub(crate) json: bool,
     pub(crate) session: SessionOptions,
 }
 
@@ -69,7 +67,7 @@ impl From<&args::CopyArgs> for RunOptions {
     fn from(args: &args::CopyArgs) -> RunOptions {
         let args::CopyArgs { progress, no_progress, verbose, .. } = *args;
         let digest = DigestLine::Named;
-        RunOptions { progress, no_progress, verbose, digest, json: false, session: args.into() }
+        RunOptions { progress, no_progress, verbose, digest, session: args.into() }
     }
 }
 
@@ -122,6 +120,15 @@ pub(crate) fn print_plans(plans: &[(Option<String>, CopyPlan)], as_json: bool) -
 
 /// Runs the copy of a request that was checked.
 pub(crate) fn run_request(request: CopyRequest, options: &RunOptions) -> CommandResult {
+    run_reported(request, options, drop)
+}
+
+/// Runs the copy of a request that was checked. `take` gets its report as JSON, unless it fails.
+pub(crate) fn run_reported(
+    request: CopyRequest,
+    options: &RunOptions,
+    take: impl FnOnce(Value),
+) -> CommandResult {
     let has_journal = request.options.journal.is_some();
     let setup = copy_options::set_up(request)?;
     let sink = ProgressReporter::open(options.progress, options.no_progress)?;
@@ -155,9 +162,7 @@ pub(crate) fn run_request(request: CopyRequest, options: &RunOptions) -> Command
     if let Some(report) = report {
         report::print(&report, options.verbose, "")?;
         report::print_digest(&report, &options.digest, ends[1] == DeviceSpec::Pipe)?;
-        if options.json {
-            out::result(true, &report::value(&report, &ends), "")?;
-        }
+        take(report::value(&report, &ends));
     }
     outcome
 }
