@@ -33,7 +33,7 @@ const LEFT_OUT: &[(&str, &str)] = &[
     ("pull --qmp", "needs QEMU; the program's tests of machines"),
     ("systemctl ", "needs a running systemd; service.rs checks the units"),
     ("/etc/blockhaul/vm1.toml", "a file of the computer; the program's tests of dry runs"),
-    ("textfile:/var/", "a directory of node_exporter; the program's tests of metrics"),
+    ("pull vm1.toml --metrics", "needs the file; the program's tests of runs of backups"),
     ("socket=/run/vm.nbd", "needs QEMU; the program's test of backups carries out the page"),
     ("/1.0/", "needs Incus or LXD; the program's tests of them"),
     ("/dev/", "a block device"),

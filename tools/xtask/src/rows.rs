@@ -26,6 +26,7 @@ const EXCEPTIONS: &[(&str, &str)] = &[
     ("uses/backups", "uses/transfer"),
     ("uses/inspect", "uses/transfer"),
     ("uses/metrics", "uses/engine"),
+    ("uses/metrics", "uses/server"),
     ("uses/jobs", "uses/control"),
     ("uses/jobs", "uses/engine"),
     ("uses/jobs", "uses/transfer"),

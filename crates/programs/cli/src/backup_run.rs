@@ -45,10 +45,11 @@ pub fn with_report(
 impl BackupReport {
     /// Publishes the metrics of the run from now on, if there is a destination.
     pub fn publish(&mut self, given: &[Destination], page: bool) -> Result<(), CommandFailure> {
-        let wanted = Destinations::new(given, page)?;
-        if wanted == Destinations::default() || self.published.is_some() {
+        // What the command line says takes precedence.
+        if self.published.is_some() || (given.is_empty() && !page) {
             return Ok(());
         }
+        let wanted = Destinations::new(given, page)?;
         let config = RuntimeConfig { workers: 1, ..RuntimeConfig::default() };
         let runtime = Runtime::start(&config).map_err(|error| {
             CommandFailure::new(exit::FAILED, format!("cannot start workers: {}", plain(&error)))

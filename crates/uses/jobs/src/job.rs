@@ -15,7 +15,7 @@ use crate::export::{OpenExport, TargetGuard};
 use crate::job_config::{JobSettings, JobTarget};
 use crate::job_errors::{ErrorAction, ErrorPolicies};
 use crate::job_files::JobRecord;
-use crate::job_report::ReportedRate;
+use crate::job_rate::ReportedRate;
 use crate::job_state::JobStatus;
 use crate::mirror::{Mirror, MirrorCompletion};
 

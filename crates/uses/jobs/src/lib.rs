@@ -32,6 +32,7 @@ mod job_files;
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod job_model;
+mod job_rate;
 mod job_report;
 mod job_state;
 mod jobs;

@@ -4,7 +4,8 @@
 //!   `http`: requests and replies. `page`: the files of the page, which are part of the program. `events`: the
 //!   states that the page shows. `textfile`: the file.
 //! - [`MetricsWriter`]: Prometheus' text format.
-//! - [`CopyObserver`]: the state of running copies as JSON; [`copy_text`]: their metrics. [`add_jobs`]: metrics of jobs.
+//! - [`CopyObserver`]: the state of running copies as JSON; [`copy_text`]: their metrics. [`add_server`] and
+//!   [`add_jobs`]: metrics of a server and of its jobs.
 //! - [`BackupRun`]: the metrics of a command about backups.
 //! - [`peer_listener`]: a listener for a few peers, for all that is beside the main work.
 //!
@@ -27,6 +28,7 @@ mod page;
 pub mod peer_listener;
 mod progress_line;
 mod publisher;
+mod server_figures;
 mod text;
 mod textfile;
 
@@ -40,4 +42,5 @@ pub use error::{DestinationError, MetricsError};
 pub use events::StateSource;
 pub use job_figures::{JobSample, add_jobs};
 pub use publisher::Publisher;
+pub use server_figures::add_server;
 pub use text::{MetricsWriter, TextSource};

@@ -62,7 +62,7 @@ pub use option_table::{
     find_option, number,
 };
 pub use options::{OptionConflict, TransferOptions};
-pub use plan::{CopyPlan, TargetChange, data_bytes};
+pub use plan::{CopyPlan, NamedPlan, TargetChange, data_bytes, plans_json, plans_text};
 pub use printable::{lines, one_line, one_word};
 pub use rate_limit::rate_limit;
 pub use remedy::kind_remedy;

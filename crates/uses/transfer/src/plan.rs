@@ -261,3 +261,28 @@ impl CopyPlan {
         })
     }
 }
+
+/// The plan of a copy with its name; a copy that is the only one has none.
+pub type NamedPlan = (Option<String>, CopyPlan);
+
+/// What copies would do, for users.
+pub fn plans_text(plans: &[NamedPlan]) -> String {
+    let prefix = |name: &Option<String>| {
+        name.as_ref().map_or_else(String::new, |name| format!("disk {name}: "))
+    };
+    let lines = plans.iter().map(|(name, plan)| plan.text(&prefix(name)));
+    lines.collect::<String>() + "nothing was changed\n"
+}
+
+/// What copies would do, for programs: the plan of the only copy, or `disks`.
+pub fn plans_json(plans: &[NamedPlan]) -> Value {
+    if let [(None, plan)] = plans {
+        return plan.json();
+    }
+    let named = plans.iter().map(|(name, plan)| {
+        let mut plan = plan.json();
+        plan["name"] = name.as_deref().into();
+        plan
+    });
+    json!({ "dry_run": true, "disks": named.collect::<Vec<_>>() })
+}

@@ -119,8 +119,7 @@ impl Drop for Libvirt {
 fn recipe() -> [String; 4] {
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/increments.md");
     let page = fs::read_to_string(page).unwrap();
-    let (_, page) = page.split_once("### libvirt
-").unwrap();
+    let (_, page) = page.split_once("### libvirt\n").unwrap();
     let blocks = super::blocks(page);
     let languages = [0, 1, 2, 3].map(|at: usize| blocks[at].0.as_str());
     assert_eq!(languages, ["", "xml", "xml", ""]);
@@ -236,7 +235,9 @@ fn a_domain_is_backed_up_by_one_command_each_time() {
         std::thread::sleep(Duration::from_secs(seconds));
         process.kill();
     }
-    guest.run("sh -c 'while pidof dd sync > /dev/null; do sleep 1; done; sync; umount /mnt || true'");
+    guest.run(
+        "sh -c 'while pidof dd sync > /dev/null; do sleep 1; done; sync; umount /mnt || true'",
+    );
     let wednesday = guest.digest("/dev/vda");
     let said = backup("wednesday");
     assert!(said.contains("wednesday is an increment of"), "{said}");

@@ -70,8 +70,8 @@ pub struct MachineArgs {
     ///
     /// virsh makes the point in time of all disks, with a checkpoint for the next increment. The file systems
     /// of the guest are frozen for that moment, if its agent answers. An increment is pulled where the
-    /// newest point of the store of a disk has a checkpoint, else a full backup. What a run that was killed
-    /// has left is removed.
+    /// newest point of the store of a disk has a checkpoint, else a full backup. Leftovers of a killed run are
+    /// removed.
     #[arg(
         long,
         value_name = "DOMAIN",
@@ -369,6 +369,8 @@ EXAMPLES
 /// The help behind the options of `pull`.
 pub const PULL_HELP: &str = "\
 EXAMPLES
+  Back up all disks of a domain of libvirt; each time but the first only what has changed:
+      blockhaul pull --libvirt vm1 --store /srv/backups/vm1
   Back up all disks of a machine that libvirt or QEMU exports, in full; later, what has changed:
       blockhaul pull vm1.toml --point monday
       blockhaul pull vm1.toml --bitmap monday --point tuesday
@@ -391,7 +393,7 @@ JOB FILES
               [default: auto]
   digests     false: write no digests of the files, which saves reading them once more [default: true]
   and options of copy by their long names, for example discard-source, verify, retries. Keys before the
-  first table apply to all disks together, as in files of copy --job.
+  first table apply to all disks together, as in files of copy --job: rate, parallel, metrics and others.
       [defaults]
       bitmap = \"monday\"
       point = \"tuesday\"

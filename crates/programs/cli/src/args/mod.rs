@@ -368,7 +368,10 @@ fn parse_frequent(words: &[OsString]) -> Option<CliCommand> {
 
 /// Commands of other programs, and what does the same here.
 const BRIDGES: &[(&str, &str)] = &[
-    ("backup", "use pull, or ctl SOCKET backup for an export of serve; docs/backups.md says which road"),
+    (
+        "backup",
+        "use pull, or ctl SOCKET backup for an export of serve; docs/backups.md says which road",
+    ),
     ("convert", "use copy: blockhaul copy SOURCE qcow2:TARGET"),
     ("clone", "use copy: blockhaul copy SOURCE TARGET"),
     ("list", "use info --list URI, or chain list DIR for backups"),

@@ -7,8 +7,10 @@ pub(crate) mod report;
 use blockhaul_catalog::DeviceSpec;
 use blockhaul_io::{Pool, Runtime, RuntimeConfig};
 use blockhaul_metrics::ObservedCopy;
-use blockhaul_transfer::{CopyPlan, CopyRequest, CopySetup, without_secrets};
-use serde_json::{Value, json};
+use blockhaul_transfer::{
+    CopyPlan, CopyRequest, CopySetup, NamedPlan, plans_json, plans_text, without_secrets,
+};
+use serde_json::Value;
 
 use self::report::DigestLine;
 use crate::brackets::Groups;
@@ -95,25 +97,8 @@ pub(crate) fn plan(request: CopyRequest) -> Result<CopyPlan, CommandFailure> {
 }
 
 /// Prints what copies would do, each with its name if there are several.
-pub(crate) fn print_plans(plans: &[(Option<String>, CopyPlan)], as_json: bool) -> CommandResult {
-    let text = match plans {
-        [(None, plan)] if as_json => format!("{}\n", plan.json()),
-        _ if as_json => {
-            let named = plans.iter().map(|(name, plan)| {
-                let mut plan = plan.json();
-                plan["name"] = name.as_deref().into();
-                plan
-            });
-            format!("{}\n", json!({ "dry_run": true, "disks": named.collect::<Vec<_>>() }))
-        }
-        _ => {
-            let prefix = |name: &Option<String>| {
-                name.as_ref().map(|name| format!("disk {name}: ")).unwrap_or_default()
-            };
-            let lines = plans.iter().map(|(name, plan)| plan.text(&prefix(name)));
-            lines.collect::<String>() + "nothing was changed\n"
-        }
-    };
+pub(crate) fn print_plans(plans: &[NamedPlan], as_json: bool) -> CommandResult {
+    let text = if as_json { format!("{}\n", plans_json(plans)) } else { plans_text(plans) };
     out::print(text.as_bytes())?;
     Ok(0)
 }

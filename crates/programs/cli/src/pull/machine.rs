@@ -21,7 +21,7 @@ pub(super) fn request(args: &args::PullArgs) -> Result<MachineRequest, CommandFa
     let stores = machine.store.clone();
     let stores = stores.ok_or_else(|| CommandFailure::usage("add --store with a directory"))?;
     let (disks, scratch) = (machine.disk.clone(), machine.scratch.clone());
-    let time = super::utc("%Y%m%dT%H%M%SZ");
+    let time = super::utc("%Y%m%dT%H%M%S%3fZ");
     Ok(MachineRequest { address, stores, disks, scratch, freeze: !machine.no_freeze, time })
 }
 

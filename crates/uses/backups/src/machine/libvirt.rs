@@ -2,14 +2,20 @@
 
 use std::collections::HashSet;
 use std::fmt::Write as _;
-use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
 
 use blockhaul_io::plain;
 use blockhaul_transfer::one_line;
 
-use super::{BackupNames, MachineDisk, MachineRequest, check_known, newest_checkpoint, refused};
+use super::request::{
+    BackupNames, MachineDisk, MachineRequest, check_known, newest_checkpoint, refused,
+};
 use crate::error::{BackupError, Result};
+
+/// Number of times that a backup is looked at until it has ended, and the interval.
+const LOOKS: u32 = 300;
+const LOOK: Duration = Duration::from_millis(200);
 
 /// A domain.
 pub(super) struct LibvirtMachine {
@@ -40,7 +46,7 @@ impl LibvirtMachine {
         let targets = self.targets(&request.disks)?;
         self.end_own_backup(names)?;
         let stores: Vec<_> = targets.iter().map(|target| request.stores.join(target)).collect();
-        self.remove_checkpoints(stores.iter().map(AsRef::as_ref), names)?;
+        self.remove_checkpoints(names)?;
         let checkpoints = self.checkpoints()?;
         let mut disks = Vec::with_capacity(targets.len());
         for (target, store) in targets.into_iter().zip(&stores) {
@@ -64,11 +70,9 @@ impl LibvirtMachine {
     }
 
     /// Ends the point in time.
-    pub(super) fn end(&self, disks: &[MachineDisk], names: &BackupNames) -> Result<()> {
-        let aborted = self.abort();
-        let stores = disks.iter().map(|disk| disk.store.as_path());
-        let removed = self.remove_checkpoints(stores, names);
-        aborted.and(removed)
+    pub(super) fn end(&self, names: &BackupNames) -> Result<()> {
+        self.abort()?;
+        self.remove_checkpoints(names)
     }
 
     /// The targets of the disks that are backed up.
@@ -109,21 +113,25 @@ impl LibvirtMachine {
         self.abort()
     }
 
+    /// Ends the backup, and waits until it has ended.
     fn abort(&self) -> Result<()> {
-        self.virsh(&["domjobabort", &self.domain]).map(drop)
+        self.virsh(&["domjobabort", &self.domain])?;
+        for _ in 0..LOOKS {
+            // There is none any more.
+            if self.virsh(&["backup-dumpxml", &self.domain]).is_err() {
+                return Ok(());
+            }
+            std::thread::sleep(LOOK);
+        }
+        Err(refused(format!("the backup of the domain {} has not ended in a minute", self.domain)))
     }
 
     /// Removes the checkpoints of this directory that no newest point names. libvirt merges their bits into the
     /// checkpoints that stay.
-    fn remove_checkpoints<'a>(
-        &self,
-        stores: impl Iterator<Item = &'a Path>,
-        names: &BackupNames,
-    ) -> Result<()> {
-        let needed: Vec<_> = stores.map(newest_checkpoint).collect::<Result<_>>()?;
+    fn remove_checkpoints(&self, names: &BackupNames) -> Result<()> {
+        let needed = names.needed_checkpoints()?;
         let listed = self.checkpoints()?;
-        let own = listed.iter().filter(|name| names.is_own(name));
-        for name in own.filter(|name| !needed.iter().flatten().any(|one| one == *name)) {
+        for name in listed.iter().filter(|name| names.is_own(name) && !needed.contains(*name)) {
             self.virsh(&["checkpoint-delete", &self.domain, name])?;
         }
         Ok(())
@@ -245,7 +253,7 @@ fn escaped(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::machine::MachineAddress;
+    use crate::machine::request::MachineAddress;
 
     #[test]
     fn only_disks_with_a_source_are_backed_up() {

@@ -9,67 +9,20 @@
 mod libvirt;
 mod qmp;
 mod qmp_client;
+mod request;
 
 use std::fs::File;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use blockhaul_catalog::DeviceSpec;
 use blockhaul_io::plain;
-use blockhaul_store::Store;
 use rustix::fs::FlockOperation;
 
-use crate::error::{BackupError, BackupErrorKind, BackupStep, Result};
+use crate::error::Result;
 use libvirt::LibvirtMachine;
 use qmp::QmpMachine;
+use request::{BackupNames, unusable};
 
-/// The machine whose disks are backed up.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum MachineAddress {
-    /// A domain of libvirt, through `virsh`.
-    Libvirt {
-        /// The name of the domain.
-        domain: String,
-        /// The URI of libvirt; `None`: the default of `virsh`.
-        connect: Option<String>,
-    },
-    /// QEMU or its storage daemon.
-    Qmp {
-        /// The socket of the monitor.
-        socket: PathBuf,
-    },
-}
-
-/// A backup of a machine.
-#[derive(Debug, Clone)]
-pub struct MachineRequest {
-    /// The machine.
-    pub address: MachineAddress,
-    /// The directory with a store for each disk; created if it is absent.
-    pub stores: PathBuf,
-    /// The disks, by target (libvirt), device or node (QMP); empty: all that are disks and can be written.
-    pub disks: Vec<String>,
-    /// A directory for what the machine overwrites meanwhile, and for the socket: as the machine sees it.
-    pub scratch: PathBuf,
-    /// The file systems of the guest are frozen for the moment, if its agent answers.
-    pub freeze: bool,
-    /// The time of now in UTC, for example `20261130T022000Z`; part of the name of the checkpoint.
-    pub time: String,
-}
-
-/// A disk of a machine at the point in time.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct MachineDisk {
-    /// Its name.
-    pub name: String,
-    /// The export.
-    pub source: DeviceSpec,
-    /// The directory of its store.
-    pub store: PathBuf,
-    /// The bitmap with the changes since the newest point of the store, whose checkpoint has this name, too.
-    pub bitmap: Option<String>,
-    /// A checkpoint begins with this backup; else the next one is a full backup, too.
-    pub has_checkpoint: bool,
-}
+pub use request::{MachineAddress, MachineDisk, MachineRequest};
 
 /// A point in time of a machine. End it: the machine saves what it overwrites until then.
 pub struct MachineBackup {
@@ -83,47 +36,6 @@ pub struct MachineBackup {
 enum Machine {
     Libvirt(LibvirtMachine),
     Qmp(QmpMachine),
-}
-
-/// The names that a backup gives to what it makes in a machine.
-#[derive(Debug, Clone)]
-pub(crate) struct BackupNames {
-    /// The beginning of all names for this directory of stores.
-    prefix: String,
-    nodes: String,
-    /// The checkpoint that begins.
-    checkpoint: String,
-    /// The socket of the exports.
-    socket: PathBuf,
-}
-
-impl BackupNames {
-    fn new(request: &MachineRequest) -> Result<BackupNames> {
-        let path = std::path::absolute(&request.stores)
-            .map_err(|error| unusable(&request.stores, &plain(&error)))?;
-        let digest = blake3::hash(path.as_os_str().as_encoded_bytes()).to_hex();
-        let prefix = format!("blockhaul-{}-", &digest.as_str()[..8]);
-        let checkpoint = format!("{prefix}{}", request.time);
-        let socket = request.scratch.join(format!("{prefix}nbd.sock"));
-        let nodes = format!("bh-{}-", &digest.as_str()[..8]);
-        Ok(BackupNames { prefix, nodes, checkpoint, socket })
-    }
-
-    /// Whether this name is one of an earlier or of this backup.
-    fn is_own(&self, name: &str) -> bool {
-        name.starts_with(&self.prefix)
-    }
-
-    /// The beginning of the names of nodes, jobs and exports, which QEMU limits to 31 bytes.
-    fn nodes(&self) -> &str {
-        &self.nodes
-    }
-
-    fn source(&self, export: &str) -> Result<DeviceSpec> {
-        let uri = format!("nbd+unix:///{export}?socket={}", self.socket.display());
-        DeviceSpec::parse(uri.as_ref())
-            .map_err(|error| BackupError::of_file(BackupStep::OpenSource, &error))
-    }
 }
 
 impl MachineBackup {
@@ -168,7 +80,7 @@ impl MachineBackup {
     pub fn end(self) -> Result<()> {
         let MachineBackup { machine, disks, names, _lock: lock } = self;
         let ended = match machine {
-            Machine::Libvirt(machine) => machine.end(&disks, &names),
+            Machine::Libvirt(machine) => machine.end(&names),
             Machine::Qmp(machine) => machine.end(&disks, &names),
         };
         drop(lock);
@@ -176,18 +88,16 @@ impl MachineBackup {
     }
 }
 
-/// The checkpoint of the newest point of a store; `None`: there is no point.
-fn newest_checkpoint(store: &Path) -> Result<Option<String>> {
-    let found = Store::open_or_new(store);
-    let found =
-        found.map_err(|error| BackupError::of_store(BackupStep::OpenStore, store, error))?;
-    Ok(found.newest().map(|newest| newest.checkpoint.clone()))
-}
-
 /// Makes the directory of the stores, and keeps other backups out of it.
 fn lock(stores: &Path) -> Result<File> {
+    use std::io::ErrorKind;
     match std::fs::create_dir(stores) {
-        Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            // Only the last one is made: where a file system is not mounted, nothing fills the one below.
+            let why = format!("{}: create its directory first", plain(&error));
+            return Err(unusable(stores, &why));
+        }
+        Err(error) if error.kind() != ErrorKind::AlreadyExists => {
             return Err(unusable(stores, &plain(&error)));
         }
         _ => {}
@@ -202,25 +112,4 @@ fn lock(stores: &Path) -> Result<File> {
         unusable(stores, &why)
     })?;
     Ok(lock)
-}
-
-fn unusable(stores: &Path, why: &str) -> BackupError {
-    let text = format!("the directory of the stores {}: {why}", stores.display());
-    BackupError::new(BackupErrorKind::Open, BackupStep::OpenStore, text).in_store(stores)
-}
-
-/// An error of a machine.
-fn refused(text: String) -> BackupError {
-    BackupError::new(BackupErrorKind::Open, BackupStep::OpenSource, text)
-}
-
-/// Checks that each wanted name is one of those that there are.
-fn check_known(wanted: &[String], known: &[&str]) -> Result<()> {
-    match wanted.iter().find(|name| !known.contains(&name.as_str())) {
-        None => Ok(()),
-        Some(name) => {
-            let text = format!("the machine has no disk {name:?}; known are {}", known.join(", "));
-            Err(BackupError::new(BackupErrorKind::Request, BackupStep::OpenSource, text))
-        }
-    }
 }

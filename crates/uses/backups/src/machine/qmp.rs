@@ -10,7 +10,9 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::qmp_client::QmpClient;
-use super::{BackupNames, MachineDisk, MachineRequest, check_known, newest_checkpoint, refused};
+use super::request::{
+    BackupNames, MachineDisk, MachineRequest, check_known, newest_checkpoint, refused,
+};
 use crate::error::Result;
 
 /// The end of the name of an overlay's file.
@@ -225,13 +227,13 @@ impl QmpMachine {
             is_found |= self.client.run("block-export-del", export).is_ok();
         }
         for id in self.own("query-jobs", "id", names) {
-            is_found |= self.client.run("job-cancel", json!({ "id": id })).is_ok();
+            is_found |= self.end_job(&id, names);
         }
         // The images before their files.
         let mut nodes = self.own("query-named-block-nodes", "node-name", names);
         nodes.sort_by_key(|node| node.ends_with(FILE));
         for node in nodes {
-            is_found |= self.remove_node(&node);
+            is_found |= self.remove_node(&node, names);
         }
         for disk in &self.disks {
             // It may be absent.
@@ -243,6 +245,20 @@ impl QmpMachine {
         }
     }
 
+    /// Ends a job, and waits until it is gone; `false`: it had ended already.
+    fn end_job(&mut self, id: &str, names: &BackupNames) -> bool {
+        let is_cancelled = self.client.run("job-cancel", json!({ "id": id })).is_ok();
+        for _ in 0..LOOKS {
+            // Only a job that has concluded can be dismissed, and most dismiss themselves.
+            let is_dismissed = self.client.run("job-dismiss", json!({ "id": id })).is_ok();
+            if is_dismissed || !self.own("query-jobs", "id", names).iter().any(|one| one == id) {
+                break;
+            }
+            std::thread::sleep(LOOK);
+        }
+        is_cancelled
+    }
+
     /// The names of what a backup has made, in the list that a command returns.
     fn own(&mut self, command: &str, member: &str, names: &BackupNames) -> Vec<String> {
         let listed = self.client.run(command, json!({})).unwrap_or_default();
@@ -252,12 +268,19 @@ impl QmpMachine {
     }
 
     /// Removes a node that may still be in use for a moment; `false`: it cannot be removed.
-    fn remove_node(&mut self, node: &str) -> bool {
+    fn remove_node(&mut self, node: &str, names: &BackupNames) -> bool {
         for _ in 0..LOOKS {
-            match self.client.run("blockdev-del", json!({ "node-name": node })) {
-                Err(error) if error.to_string().contains("in use") => std::thread::sleep(LOOK),
-                removed => return removed.is_ok(),
+            if self.client.run("blockdev-del", json!({ "node-name": node })).is_ok() {
+                return true;
             }
+            if !self
+                .own("query-named-block-nodes", "node-name", names)
+                .iter()
+                .any(|one| one == node)
+            {
+                return false;
+            }
+            std::thread::sleep(LOOK);
         }
         false
     }

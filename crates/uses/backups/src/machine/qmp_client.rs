@@ -8,7 +8,7 @@ use std::time::Duration;
 use blockhaul_io::plain;
 use serde_json::{Value, json};
 
-use super::refused;
+use super::request::refused;
 use crate::error::Result;
 
 /// Longest reply in bytes: a machine with very many nodes needs a few MiB.

@@ -1,0 +1,148 @@
+//! The request of a backup of a machine, and the names of what it makes there.
+
+use std::collections::HashSet;
+use std::path::{Path, PathBuf};
+
+use blockhaul_block::Kind;
+use blockhaul_catalog::DeviceSpec;
+use blockhaul_io::plain;
+use blockhaul_store::Store;
+
+use crate::error::{BackupError, BackupErrorKind, BackupStep, Result};
+
+/// The machine whose disks are backed up.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum MachineAddress {
+    /// A domain of libvirt, through `virsh`.
+    Libvirt {
+        /// The name of the domain.
+        domain: String,
+        /// The URI of libvirt; `None`: the default of `virsh`.
+        connect: Option<String>,
+    },
+    /// QEMU or its storage daemon.
+    Qmp {
+        /// The socket of the monitor.
+        socket: PathBuf,
+    },
+}
+
+/// A backup of a machine.
+#[derive(Debug, Clone)]
+pub struct MachineRequest {
+    /// The machine.
+    pub address: MachineAddress,
+    /// The directory with a store for each disk; created if it is absent.
+    pub stores: PathBuf,
+    /// The disks, by target (libvirt), device or node (QMP); empty: all that are disks and can be written.
+    pub disks: Vec<String>,
+    /// A directory for what the machine overwrites meanwhile, and for the socket: as the machine sees it.
+    pub scratch: PathBuf,
+    /// The file systems of the guest are frozen for the moment, if its agent answers.
+    pub freeze: bool,
+    /// The time of now in UTC, for example `20261130T022000123Z`, always as long; part of the name of the checkpoint.
+    pub time: String,
+}
+
+/// A disk of a machine at the point in time.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MachineDisk {
+    /// Its name.
+    pub name: String,
+    /// The export.
+    pub source: DeviceSpec,
+    /// The directory of its store.
+    pub store: PathBuf,
+    /// The bitmap with the changes since the newest point of the store, whose checkpoint has this name, too.
+    pub bitmap: Option<String>,
+    /// A checkpoint begins with this backup; else the next one is a full backup, too.
+    pub has_checkpoint: bool,
+}
+
+/// The names that a backup gives to what it makes in a machine.
+#[derive(Debug, Clone)]
+pub(super) struct BackupNames {
+    /// The beginning of all names for this directory of stores.
+    pub(super) prefix: String,
+    pub(super) nodes: String,
+    /// The checkpoint that begins.
+    pub(super) checkpoint: String,
+    /// The socket of the exports.
+    pub(super) socket: PathBuf,
+    /// The directory of the stores.
+    pub(super) stores: PathBuf,
+}
+
+impl BackupNames {
+    pub(super) fn new(request: &MachineRequest) -> Result<BackupNames> {
+        let path = std::path::absolute(&request.stores)
+            .map_err(|error| unusable(&request.stores, &plain(&error)))?;
+        let digest = blake3::hash(path.as_os_str().as_encoded_bytes()).to_hex();
+        let prefix = format!("blockhaul-{}-", &digest.as_str()[..8]);
+        let checkpoint = format!("{prefix}{}", request.time);
+        let socket = request.scratch.join(format!("{prefix}nbd.sock"));
+        let nodes = format!("bh-{}-", &digest.as_str()[..8]);
+        Ok(BackupNames { prefix, nodes, checkpoint, socket, stores: path })
+    }
+
+    /// The checkpoints of the newest points of all stores, also of disks that are not backed up this time.
+    pub(super) fn needed_checkpoints(&self) -> Result<HashSet<String>> {
+        let listed = std::fs::read_dir(&self.stores);
+        let listed = listed.map_err(|error| unusable(&self.stores, &plain(&error)))?;
+        let folders = listed.flatten().map(|entry| entry.path()).filter(|path| path.is_dir());
+        let mut needed = HashSet::new();
+        for store in folders {
+            // Other directories are no stores.
+            if Store::open(&store).is_err_and(|error| error.kind() == Kind::NotFound) {
+                continue;
+            }
+            needed.extend(newest_checkpoint(&store)?);
+        }
+        Ok(needed)
+    }
+
+    /// Whether this name is one of an earlier or of this backup.
+    pub(super) fn is_own(&self, name: &str) -> bool {
+        name.starts_with(&self.prefix)
+    }
+
+    /// The beginning of the names of nodes, jobs and exports, which QEMU limits to 31 bytes.
+    pub(super) fn nodes(&self) -> &str {
+        &self.nodes
+    }
+
+    pub(super) fn source(&self, export: &str) -> Result<DeviceSpec> {
+        let uri = format!("nbd+unix:///{export}?socket={}", self.socket.display());
+        DeviceSpec::parse(uri.as_ref())
+            .map_err(|error| BackupError::of_file(BackupStep::OpenSource, &error))
+    }
+}
+
+/// The checkpoint of the newest point of a store; `None`: there is no point.
+pub(super) fn newest_checkpoint(store: &Path) -> Result<Option<String>> {
+    let found = Store::open_or_new(store);
+    let found =
+        found.map_err(|error| BackupError::of_store(BackupStep::OpenStore, store, error))?;
+    Ok(found.newest().map(|newest| newest.checkpoint.clone()))
+}
+
+pub(super) fn unusable(stores: &Path, why: &str) -> BackupError {
+    let text = format!("the directory of the stores {}: {why}", stores.display());
+    BackupError::new(BackupErrorKind::Open, BackupStep::OpenStore, text).in_store(stores)
+}
+
+/// An error of a machine.
+pub(super) fn refused(text: String) -> BackupError {
+    BackupError::new(BackupErrorKind::Open, BackupStep::OpenSource, text)
+}
+
+/// Checks that each wanted name is one of those that there are.
+pub(super) fn check_known(wanted: &[String], known: &[&str]) -> Result<()> {
+    match wanted.iter().find(|name| !known.contains(&name.as_str())) {
+        None => Ok(()),
+        Some(name) => {
+            let text = format!("the machine has no disk {name:?}; known are {}", known.join(", "));
+            Err(BackupError::new(BackupErrorKind::Request, BackupStep::OpenSource, text))
+        }
+    }
+}
