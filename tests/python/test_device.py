@@ -7,8 +7,10 @@ import errno
 import json
 import multiprocessing
 import os
+import pickle
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -93,6 +95,18 @@ class Devices(WithFolder):
         self.assertEqual(caught.exception.errno, errno.ENOENT)
         self.assertIsInstance(caught.exception, OSError)
         self.assertIn("absent", str(caught.exception))
+        self.assertIsInstance(caught.exception, FileNotFoundError)
+        same = pickle.loads(pickle.dumps(caught.exception))
+        self.assertEqual((type(same), same.args), (type(caught.exception), caught.exception.args))
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            port = listener.getsockname()[1]
+        with self.assertRaises(ConnectionRefusedError) as refused:
+            blockhaul.connect(f"nbd://127.0.0.1:{port}")
+        self.assertEqual(refused.exception.errno, errno.ECONNREFUSED)
+        self.assertIsInstance(refused.exception, blockhaul.Error)
+        (self.folder / "file").touch()
+        with self.assertRaises(NotADirectoryError):
+            blockhaul.open(self.folder / "file" / "disk")
         with blockhaul.open(self.disk()) as disk:
             for call in (
                 lambda: disk.pread(2, 4 * MIB - 1),
@@ -441,7 +455,8 @@ class Copies(WithFolder):
         self.assertEqual(caught.exception.status, 2)
         with self.assertRaises(blockhaul.CopyError) as caught:
             blockhaul.copy(self.folder / "absent", target)
-        self.assertEqual(caught.exception.status, 3)
+        self.assertEqual((caught.exception.status, caught.exception.errno), (3, errno.ENOENT))
+        self.assertIsInstance(caught.exception, FileNotFoundError)
 
     def test_a_list_of_ranges_must_be_whole(self):
         source, target = self.disk(), self.folder / "copy.raw"

@@ -89,6 +89,26 @@ fn the_interface_of_libnbd_works() {
 }
 
 #[test]
+fn the_metadata_needs_no_compiler() {
+    let Some(installed) = installed() else { return };
+    let folder = ScratchDir::new().unwrap();
+    let hook = "import blockhaul_build, sys; print(blockhaul_build.prepare_metadata_for_build_wheel(sys.argv[1]))";
+    let mut command = Command::new(&installed.python);
+    command
+        .env("CARGO", "/nonexistent/cargo")
+        .current_dir(workspace().join("crates/programs/python/build"));
+    let name = run(command.args(["-B", "-c", hook]).arg(folder.path()));
+    let written = folder.path().join(name.trim());
+    let packages = installed.folder.join("environment/lib");
+    let python = std::fs::read_dir(packages).unwrap().next().unwrap().unwrap().path();
+    for file in ["METADATA", "WHEEL"] {
+        let of_wheel = python.join("site-packages").join(name.trim()).join(file);
+        let [one, other] = [written.join(file), of_wheel].map(|path| std::fs::read(path).unwrap());
+        assert_eq!(one, other, "{file} is that of the wheel");
+    }
+}
+
+#[test]
 fn the_program_is_beside_the_package() {
     let Some(installed) = installed() else { return };
     let beside = installed.python.with_file_name("blockhaul");

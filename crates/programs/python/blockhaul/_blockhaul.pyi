@@ -1,5 +1,6 @@
 """What the extension module has."""
 
+import builtins
 import os
 from asyncio import Future
 from collections.abc import Callable, Sequence
@@ -8,13 +9,33 @@ from typing import Any, final
 from typing_extensions import Buffer, disjoint_base
 
 __all__ = [
+    "BrokenPipeError",
     "Completions",
+    "ConnectionAbortedError",
+    "ConnectionRefusedError",
+    "ConnectionResetError",
     "Copied",
+    "CopyBrokenPipeError",
+    "CopyConnectionAbortedError",
+    "CopyConnectionRefusedError",
+    "CopyConnectionResetError",
     "CopyError",
+    "CopyFileExistsError",
+    "CopyFileNotFoundError",
+    "CopyIsADirectoryError",
+    "CopyNotADirectoryError",
+    "CopyPermissionError",
+    "CopyTimeoutError",
     "Copying",
     "Error",
+    "FileExistsError",
+    "FileNotFoundError",
     "Handle",
+    "IsADirectoryError",
+    "NotADirectoryError",
+    "PermissionError",
     "Serving",
+    "TimeoutError",
     "Watch",
     "__version__",
     "after_fork",
@@ -34,6 +55,27 @@ class CopyError(Error):
 
     status: int
     """The exit status that ``blockhaul copy`` has in this case."""
+
+class BrokenPipeError(Error, builtins.BrokenPipeError): ...
+class ConnectionAbortedError(Error, builtins.ConnectionAbortedError): ...
+class ConnectionRefusedError(Error, builtins.ConnectionRefusedError): ...
+class ConnectionResetError(Error, builtins.ConnectionResetError): ...
+class FileExistsError(Error, builtins.FileExistsError): ...
+class FileNotFoundError(Error, builtins.FileNotFoundError): ...
+class IsADirectoryError(Error, builtins.IsADirectoryError): ...
+class NotADirectoryError(Error, builtins.NotADirectoryError): ...
+class PermissionError(Error, builtins.PermissionError): ...
+class TimeoutError(Error, builtins.TimeoutError): ...
+class CopyBrokenPipeError(CopyError, builtins.BrokenPipeError): ...
+class CopyConnectionAbortedError(CopyError, builtins.ConnectionAbortedError): ...
+class CopyConnectionRefusedError(CopyError, builtins.ConnectionRefusedError): ...
+class CopyConnectionResetError(CopyError, builtins.ConnectionResetError): ...
+class CopyFileExistsError(CopyError, builtins.FileExistsError): ...
+class CopyFileNotFoundError(CopyError, builtins.FileNotFoundError): ...
+class CopyIsADirectoryError(CopyError, builtins.IsADirectoryError): ...
+class CopyNotADirectoryError(CopyError, builtins.NotADirectoryError): ...
+class CopyPermissionError(CopyError, builtins.PermissionError): ...
+class CopyTimeoutError(CopyError, builtins.TimeoutError): ...
 
 @final
 class Completions:

@@ -56,6 +56,12 @@ def metadata() -> str:
     )
 
 
+def wheel_file() -> str:
+    """The description of the wheel."""
+    tag = f"{PYTHON}-{platform()}"
+    return f"Wheel-Version: 1.0\nGenerator: {NAME}\nRoot-Is-Purelib: false\nTag: {tag}\n"
+
+
 def platform() -> str:
     """The platform in the name of the wheel."""
     usual = sysconfig.get_platform().replace("-", "_").replace(".", "_")
@@ -84,7 +90,6 @@ def write_wheel(directory: Path, compiled: Path) -> str:
     """Writes the wheel from compiled files; returns its name."""
     tag = f"{PYTHON}-{platform()}"
     base = f"{NAME}-{version()}"
-    wheel = f"Wheel-Version: 1.0\nGenerator: {NAME}\nRoot-Is-Purelib: false\nTag: {tag}\n"
     files: list[tuple[str, bytes, int]] = []
     for path in sorted((PACKAGE / NAME).iterdir()):
         if path.suffix in (".py", ".pyi", ".typed") or path.name == "py.typed":
@@ -96,7 +101,7 @@ def write_wheel(directory: Path, compiled: Path) -> str:
     for licence in ("LICENSE-APACHE", "LICENSE-MIT"):
         files.append((f"{info}/licenses/{licence}", (ROOT / licence).read_bytes(), 0o644))
     files.append((f"{info}/METADATA", metadata().encode(), 0o644))
-    files.append((f"{info}/WHEEL", wheel.encode(), 0o644))
+    files.append((f"{info}/WHEEL", wheel_file().encode(), 0o644))
     name = f"{base}-{tag}.whl"
     record = ""
     with zipfile.ZipFile(directory / name, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
@@ -130,6 +135,17 @@ def install(wheel: Path, environment: Path) -> None:
 
 
 # What a front end calls (PEP 517).
+
+
+def prepare_metadata_for_build_wheel(
+    metadata_directory: str, config_settings: object = None
+) -> str:
+    """Writes the metadata of the wheel, for which nothing is compiled."""
+    info = Path(metadata_directory) / f"{NAME}-{version()}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(metadata())
+    (info / "WHEEL").write_text(wheel_file())
+    return info.name
 
 
 def build_wheel(

@@ -51,9 +51,7 @@ mod _blockhaul {
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
-        let py = module.py();
-        module.add("Error", py.get_type::<super::error::Error>())?;
-        module.add("CopyError", py.get_type::<super::error::CopyError>())?;
+        super::error::add_classes(module)?;
         module.add("__version__", env!("CARGO_PKG_VERSION"))
     }
 }
