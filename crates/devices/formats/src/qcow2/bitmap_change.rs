@@ -144,7 +144,7 @@ async fn find(
 
 fn absent(entries: &[BitmapEntry], name: &str) -> Error {
     let all: Vec<_> = entries.iter().map(|entry| format!("{:?}", entry.name)).collect();
-    let there = if all.is_empty() { "no bitmap".into() } else { all.join(", ") };
+    let there = if all.is_empty() { "none".into() } else { all.join(", ") };
     usage(format!("the image has no bitmap {name:?}: it has {there}"))
 }
 

@@ -190,7 +190,7 @@ fn bitmaps_are_changed() {
     done(&["remove", "vm.qcow2", "week"]).unwrap();
     assert_eq!(list(), "");
     for (args, wanted) in [
-        (&["remove", "vm.qcow2", "week"][..], "no bitmap \"week\" (it has none)"),
+        (&["remove", "vm.qcow2", "week"][..], "no bitmap \"week\": it has none"),
         (&["add", "vm.qcow2", "b", "--granularity", "100"], "granularity 100"),
         (&["merge", "vm.qcow2", "week"], "SOURCE"),
         (&["add", "missing", "b"], "missing"),
