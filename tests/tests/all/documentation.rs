@@ -18,6 +18,8 @@ use blockhaul_tests::{LIMIT, blockhaul, bounded, done, lossy, program, serve, su
 const LEFT_OUT: &[(&str, &str)] = &[
     ("nbdkit:curl?", "needs a host; plugins_curl.rs"),
     ("nbdkit:ssh?", "needs a host; plugins_ssh.rs"),
+    ("ssh://", "needs a host; the program's tests of ssh"),
+    ("[ ssh ", "the same"),
     ("nbdkit:floppy?", "needs nbdkit's package; plugins.rs"),
     ("nbdkit:linuxdisk?", "the same"),
     ("nbdkit:iso?", "needs xorriso; plugins.rs"),

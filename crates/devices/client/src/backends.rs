@@ -1,5 +1,6 @@
 //! The NBD schemes and `[ CMD … ]` for the registry.
 
+use std::ffi::OsStr;
 use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -14,7 +15,7 @@ use blockhaul_wire::uri::{HttpUri, TlsParameters, TlsType, Transport, Uri, is_ht
 
 use crate::connect::{ConnectOptions, ServerAddress, connect_keeping};
 use crate::link::insecure;
-use crate::ssh::SshAddress;
+use crate::ssh::{SshAddress, StdioServer};
 use crate::upgrade::HttpAddress;
 use crate::{Companions, DeviceConnection, ServerProcess};
 
@@ -50,6 +51,7 @@ impl Backend for NbdUri {
             "nbds+ssh",
             "nbd+http",
             "nbd+https",
+            "ssh",
         ]
     }
 
@@ -65,7 +67,8 @@ impl Backend for NbdUri {
          nbd+ssh runs ssh for each connection, to port 10809 of the localhost of the SSH server or, with \
          socket=PATH and the program nc there, to a Unix socket. nbd+http and nbd+https connect to an HTTP server that starts NBD after an upgrade request (Incus, \
          LXD), with the path and query of the URI; socket=PATH, export=NAME and method=GET|POST [default: \
-         POST, then GET if the server has no POST there] are not sent"
+         POST, then GET if the server has no POST there] are not sent. ssh://[USER@]HOST[:PORT]/PATH is a disk of another \
+         machine: ssh runs blockhaul there, which serves PATH (/~/PATH: in the home directory)"
     }
 
     fn example(&self) -> &'static str {
@@ -87,7 +90,13 @@ blockhaul copy --verify 'nbd+unix:///?socket=disk.sock' disk.raw
         let options = self.options.clone();
         Box::pin(async move {
             let uri = format!("{}:{}", target.scheme, target.text()?);
-            let UriParts { address, export, tls } = parse(&uri)?;
+            let UriParts { address, export, tls } = if target.scheme == "ssh" {
+                let server = StdioServer::of_ssh(target.text()?, target.intent.write)?;
+                let address = ServerAddress::Stdio(Box::new(server));
+                UriParts { address, export: String::new(), tls: None }
+            } else {
+                parse(&uri)?
+            };
             let claim = claim_on(&target, &address, &export, &uri).await?;
             let place =
                 ExportSource { name: uri, address, export, options, tls, process: None, claim };
@@ -114,7 +123,7 @@ impl Backend for NbdCommand {
 
     fn summary(&self) -> &'static str {
         "written [ CMD ARG… ]: an NBD server that is started for this run by socket activation, and \
-         stopped at its end"
+         stopped at its end; or one that serves its standard input and output, [ ssh HOST blockhaul serve --single … ]"
     }
 
     fn instead_of(&self, scheme: &str, rest: &str) -> Option<String> {
@@ -134,18 +143,21 @@ impl Backend for NbdCommand {
     fn open(&self, target: BackendTarget) -> OpenFuture<OpenedDevice> {
         let options = self.options.clone();
         Box::pin(async move {
-            let process = ServerProcess::start(&target.command)?;
-            let place = ExportSource {
-                name: process.name().to_string(),
-                address: ServerAddress::Unix(process.socket().to_path_buf()),
-                export: String::new(),
-                options,
-                tls: None,
-                process: Some(process),
-                // The server was started for this device alone.
-                claim: None,
+            let (name, address, process) = match StdioServer::of_command(&target.command) {
+                Some(server) => {
+                    let words = target.command.join(OsStr::new(" "));
+                    let name = format!("[ {} ]", words.to_string_lossy());
+                    (name, ServerAddress::Stdio(Box::new(server)), None)
+                }
+                None => {
+                    let process = ServerProcess::start(&target.command)?;
+                    let address = ServerAddress::Unix(process.socket().to_path_buf());
+                    (process.name().to_string(), address, Some(process))
+                }
             };
-            place.open().await
+            // The server was started for this device alone.
+            let (export, tls, claim) = (String::new(), None, None);
+            ExportSource { name, address, export, options, tls, process, claim }.open().await
         })
     }
 }
@@ -178,6 +190,7 @@ async fn claim_on(
             StorageId::Export(format!("{} {export}", path.display()))
         }
         ServerAddress::Open(_) => return Ok(None),
+        ServerAddress::Stdio(_) => StorageId::Export(uri.to_string()),
         ServerAddress::Http(http) => StorageId::Export(format!("{} {export}", http.server_name())),
         address => StorageId::Export(format!("{address:?} {export}")),
     };

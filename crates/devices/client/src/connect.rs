@@ -21,7 +21,7 @@ use crate::blocking::BlockingConnection;
 use crate::device;
 use crate::device::{Companions, ExportProperties};
 use crate::link::{HandshakeLink, receive_error, refused};
-use crate::ssh::SshAddress;
+use crate::ssh::{SshAddress, StdioServer};
 use crate::traffic::Traffic;
 use crate::upgrade::{HttpAddress, dial_http};
 
@@ -40,6 +40,8 @@ pub enum ServerAddress {
     Vsock(u32, u32),
     /// A socket of the machine that an SSH server runs on.
     Ssh(Box<SshAddress>),
+    /// A program that serves its standard input and output, started for each connection.
+    Stdio(Box<StdioServer>),
     /// A server that speaks NBD after an HTTP request, over TLS if the options demand that.
     Http(Box<HttpAddress>),
     /// A socket that is connected already.
@@ -94,16 +96,22 @@ impl ServerAddress {
                 blockhaul_io::offload(look).await
             }
             ServerAddress::Http(http) => return Box::pin(http.address.is_own()).await,
-            ServerAddress::Vsock(..) | ServerAddress::Ssh(_) | ServerAddress::Open(_) => {
-                return false;
-            }
+            ServerAddress::Vsock(..)
+            | ServerAddress::Ssh(_)
+            | ServerAddress::Stdio(_)
+            | ServerAddress::Open(_) => return false,
         };
         is_own.unwrap_or(false)
     }
 
     /// Whether each connection passes a program between client and server, which may start a server for it.
     fn is_relayed(&self) -> bool {
-        matches!(self, ServerAddress::Http(_) | ServerAddress::Ssh(_))
+        matches!(self, ServerAddress::Http(_) | ServerAddress::Ssh(_) | ServerAddress::Stdio(_))
+    }
+
+    /// Whether each connection has a server of its own.
+    fn has_own_server(&self) -> bool {
+        matches!(self, ServerAddress::Stdio(_))
     }
 
     /// Whether NBD begins after an HTTP request: TLS is then around both.
@@ -119,6 +127,7 @@ impl fmt::Display for ServerAddress {
             ServerAddress::Tcp(host, port) => write!(f, "{host} port {port}"),
             ServerAddress::Vsock(cid, port) => write!(f, "vsock {cid} port {port}"),
             ServerAddress::Ssh(ssh) => ssh.fmt(f),
+            ServerAddress::Stdio(server) => server.fmt(f),
             ServerAddress::Http(http) => http.address.fmt(f),
             ServerAddress::Open(_) => f.write_str("a connected socket"),
         }
@@ -331,6 +340,7 @@ async fn met(
         let ended = negotiate(&mut link, negotiation, options, &awaited).await;
         let mut ended = ended.map_err(|error| link.doubted(error))?;
         link.is_relayed = address.is_relayed();
+        link.has_own_server = address.has_own_server();
         if let HandshakeEnd::Transmission(negotiated) = &mut ended {
             // Also if the negotiation has not seen it.
             negotiated.tls = options.tls.is_some();
@@ -380,6 +390,12 @@ const GREETING: &str = "greeting";
 
 /// Adds the name and address to an error, and what helps against errors of this kind at a server.
 pub(crate) fn at(name: &str, address: &ServerAddress, error: Error) -> Error {
+    let error = match address {
+        ServerAddress::Stdio(_) => error.or_remedy(
+            "see its messages above: blockhaul must be installed there, in the PATH, and may open the disk",
+        ),
+        _ => error,
+    };
     let error = match error.kind() {
         Kind::NotFound => error.or_remedy("check that the server runs, and where it listens"),
         Kind::Refused => error.or_remedy("check what the server requires"),
@@ -404,6 +420,7 @@ pub(crate) async fn dial(address: &ServerAddress) -> Result<Stream> {
             connected.map_err(|error| Error::system("connect", error))
         }
         ServerAddress::Ssh(ssh) => ssh.dial().await,
+        ServerAddress::Stdio(server) => server.dial().await,
         ServerAddress::Unix(path) => {
             Stream::connect_unix(path).await.map_err(|error| Error::system("connect", error))
         }

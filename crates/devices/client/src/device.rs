@@ -175,6 +175,10 @@ impl ExportProperties {
         // TLS needs the bytes in memory.
         facts.takes_parked = !negotiated.tls;
         facts.claims_room = true;
+        if link.has_own_server && facts.can.contains(Can::WRITE) {
+            // Another connection has another server, which does not see what this one caches.
+            facts.can -= Can::MULTI_CONN;
+        }
         facts.one_handle = link.is_relayed && !facts.can.contains(Can::MULTI_CONN);
         facts.rotational = info.flags.contains(ExportFlags::ROTATIONAL);
         // nbd: sizes.aligned

@@ -48,6 +48,6 @@ pub use device::Companions;
 pub use guard::set_program;
 pub use line::BareConnection;
 pub use shell::ShellProcess;
-pub use ssh::SshAddress;
+pub use ssh::{SshAddress, StdioServer};
 pub use traffic::{Traffic, TrafficFigures};
 pub use upgrade::HttpAddress;

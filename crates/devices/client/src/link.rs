@@ -21,6 +21,8 @@ pub(crate) struct HandshakeLink {
     pub(crate) unanswered: bool,
     /// A program between client and server passes the bytes on.
     pub(crate) is_relayed: bool,
+    /// The server was started for this connection alone.
+    pub(crate) has_own_server: bool,
     /// What was sent and received.
     pub(crate) traffic: Arc<Traffic>,
 }
@@ -35,7 +37,15 @@ impl HandshakeLink {
     pub(crate) fn going_on(stream: Stream, traffic: Arc<Traffic>) -> HandshakeLink {
         let window = RecvWindow::new();
         let queue = SendQueue::default();
-        HandshakeLink { stream, window, queue, unanswered: false, is_relayed: false, traffic }
+        HandshakeLink {
+            stream,
+            window,
+            queue,
+            unanswered: false,
+            is_relayed: false,
+            has_own_server: false,
+            traffic,
+        }
     }
 
     /// Messages of the handshake were taken in.

@@ -1,5 +1,6 @@
-//! `nbd+ssh`: each connection runs the command `ssh`, which connects to a socket of the other
-//! machine. Its configuration decides about keys, jump hosts and shared connections.
+//! Connections through programs: `nbd+ssh`, for which `ssh` connects to a socket of the other machine; and
+//! programs that serve their standard input and output, such as `ssh` with a command for `ssh:`. The
+//! configuration of SSH decides about keys, jump hosts and shared connections.
 
 use std::fmt;
 use std::io::ErrorKind;
@@ -8,10 +9,12 @@ use std::os::unix::ffi::OsStringExt as _;
 use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Stdio};
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 
 use blockhaul_block::{Error, Kind, Result};
+use blockhaul_catalog::percent_decode;
 use blockhaul_io::Stream;
+use blockhaul_wire::uri::{Transport, Uri};
 
 /// A socket of the machine that an SSH server runs on.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -44,19 +47,11 @@ impl SshAddress {
     /// Starts `ssh`. The connection ends when the server or `ssh` ends; `ssh` ends with the
     /// connection.
     pub(crate) async fn dial(&self) -> Result<Stream> {
-        let words = self.words();
-        let started = blockhaul_io::offload(move || start(words));
-        let started = started.await.map_err(|lost| Error::new(Kind::Io, "ssh").because(lost))?;
-        let ours = started.map_err(|error| match error.kind() {
-            ErrorKind::NotFound => Error::new(Kind::NotFound, "cannot start ssh: no such program")
-                .with_remedy("install an SSH client"),
-            _ => Error::system("cannot start ssh", error),
-        })?;
-        Stream::new(ours).map_err(|error| Error::system("ssh", error))
+        dial("ssh".into(), self.words()).await
     }
 
-    /// The arguments of `ssh`. The URI's parser refuses names that would be options.
-    fn words(&self) -> Vec<OsString> {
+    /// The options of `ssh`. The URI's parser refuses names that would be options.
+    fn login(&self) -> Vec<OsString> {
         let mut words: Vec<OsString> = Vec::new();
         if self.compress {
             words.push("-C".into());
@@ -67,6 +62,12 @@ impl SshAddress {
         if let Some(user) = &self.user {
             words.extend(["-l".into(), user.into()]);
         }
+        words
+    }
+
+    /// The arguments of `ssh`.
+    fn words(&self) -> Vec<OsString> {
+        let mut words = self.login();
         match &self.socket {
             // Needs no program on the other machine.
             None => {
@@ -83,6 +84,89 @@ impl SshAddress {
     }
 }
 
+/// A program that serves NBD on its standard input and output. Each connection starts one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StdioServer {
+    program: OsString,
+    words: Vec<OsString>,
+}
+
+impl fmt::Display for StdioServer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "standard input of {}", self.program.display())
+    }
+}
+
+impl StdioServer {
+    /// The program with these words, if it runs this program's `serve --single` somewhere.
+    pub(crate) fn of_command(words: &[OsString]) -> Option<StdioServer> {
+        let (program, words) = words.split_first()?;
+        let mut serve = words.iter().skip_while(|word| word.as_os_str() != "serve");
+        let is_single = serve.any(|word| word.as_os_str() == "--single");
+        // The word blockhaul in front means this program itself, which needs no other one between.
+        (is_single && program.as_os_str() != "blockhaul")
+            .then(|| StdioServer { program: program.clone(), words: words.to_vec() })
+    }
+
+    /// A disk of another machine, `//[USER@]HOST[:PORT]/PATH`: `ssh` runs this program there.
+    ///
+    /// # Errors
+    /// [`Kind::Usage`] if the text is none.
+    pub(crate) fn of_ssh(text: &str, writes: bool) -> Result<StdioServer> {
+        let wrong = |why: &str| {
+            let usage = "write ssh://[USER@]HOST[:PORT]/PATH";
+            Error::new(Kind::Usage, format!("ssh:{text}: {why}; {usage}"))
+        };
+        if text.contains('?') {
+            return Err(wrong("it has no options, and a question mark in PATH is %3F"));
+        }
+        let parts = text.strip_prefix("//").and_then(|rest| rest.split_once('/'));
+        let parts = parts.filter(|(host, path)| !host.is_empty() && !path.is_empty());
+        let (authority, path) = parts.ok_or_else(|| wrong("there is no host, or no path"))?;
+        let uri = Uri::parse(&format!("nbd+ssh://{authority}/"));
+        let uri = uri.map_err(|error| wrong(&error.to_string()))?;
+        let Transport::Ssh { user, host, port, .. } = uri.transport else {
+            return Err(wrong("there is no host"));
+        };
+        let (socket, nbd_port, compress) = (None, 0, false);
+        let mut words =
+            SshAddress { user, host: host.clone(), port, socket, nbd_port, compress }.login();
+        words.extend(["--", &host, "blockhaul", "serve", "--single"].map(OsString::from));
+        if !writes {
+            words.push("-r".into());
+        }
+        let path = percent_decode(path)?.into_bytes();
+        let path = match path.strip_prefix(b"~/") {
+            // ssh begins in the home directory.
+            Some(rest) => [&b"./"[..], rest].concat(),
+            None => [&b"/"[..], &path[..]].concat(),
+        };
+        words.extend(["--".into(), OsString::from_vec(quoted(&path))]);
+        Ok(StdioServer { program: "ssh".into(), words })
+    }
+
+    /// Starts the program. It ends with the connection.
+    pub(crate) async fn dial(&self) -> Result<Stream> {
+        dial(self.program.clone(), self.words.clone()).await
+    }
+}
+
+/// Starts a program for a connection.
+async fn dial(program: OsString, words: Vec<OsString>) -> Result<Stream> {
+    let name = program.to_string_lossy().into_owned();
+    let started = blockhaul_io::offload(move || start(&program, words));
+    let started = started.await.map_err(|lost| Error::new(Kind::Io, name.clone()).because(lost))?;
+    let ours = started.map_err(|error| match error.kind() {
+        ErrorKind::NotFound => {
+            let text = format!("cannot start {name}: no such program");
+            let remedy = if name == "ssh" { "install an SSH client" } else { "check its name" };
+            Error::new(Kind::NotFound, text).with_remedy(remedy)
+        }
+        _ => Error::system(format!("cannot start {name}"), error),
+    })?;
+    Stream::new(ours).map_err(|error| Error::system(name, error))
+}
+
 /// A path as one word for the shell of the other machine, which gets all words as one text.
 fn quoted(path: &[u8]) -> Vec<u8> {
     let mut quoted = vec![b'\''];
@@ -96,11 +180,11 @@ fn quoted(path: &[u8]) -> Vec<u8> {
     quoted
 }
 
-/// Starts `ssh` and returns the socket that it transfers.
-fn start(words: Vec<OsString>) -> std::io::Result<OwnedFd> {
+/// Starts a program and returns the other end of the socket that is its standard input and output.
+fn start(program: &OsStr, words: Vec<OsString>) -> std::io::Result<OwnedFd> {
     let (ours, theirs) = UnixStream::pair()?;
     let theirs = OwnedFd::from(theirs);
-    let child = Command::new("ssh")
+    let child = Command::new(program)
         .args(words)
         .stdin(Stdio::from(theirs.try_clone()?))
         .stdout(Stdio::from(theirs))
@@ -134,6 +218,23 @@ mod tests {
         };
         let words = address.words().into_iter().map(|word| word.into_string().unwrap());
         words.collect::<Vec<_>>().join(" ")
+    }
+
+    #[test]
+    fn a_disk_of_another_machine_is_served_there() {
+        let words = |text: &str, writes| {
+            let words = StdioServer::of_ssh(text, writes)?.words;
+            Ok::<_, Error>(words.join(OsStr::new(" ")).into_string().unwrap())
+        };
+        let found = words("//me@host:2222/a%20b'c.raw", false).unwrap();
+        assert_eq!(found, r"-p 2222 -l me -- host blockhaul serve --single -r -- '/a b'\''c.raw'");
+        let found = words("//host/~/d.raw", true).unwrap();
+        assert_eq!(found, "-- host blockhaul serve --single -- './d.raw'");
+        for text in
+            ["host", "//host", "//host/", "///x", "//-oX/x", "//h/x?y=1", "//h:0/x", "//h/%zz"]
+        {
+            assert_eq!(words(text, false).unwrap_err().kind(), Kind::Usage, "{text}");
+        }
     }
 
     #[test]

@@ -84,7 +84,8 @@ impl Inspection {
                 Ok(Inspection(Origin::Server(Box::new(server))))
             }
             DeviceSpec::Scheme { scheme, .. }
-                if registry.backend(scheme)?.schemes().contains(&"nbd") =>
+                if scheme.starts_with("nbd")
+                    && registry.backend(scheme)?.schemes().contains(&"nbd") =>
             {
                 let text = spec.to_string();
                 let place = ConnectTarget::parse(&text).map_err(|error| opening(&text, &error))?;

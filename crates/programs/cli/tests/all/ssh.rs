@@ -47,6 +47,78 @@ fn each_connection_runs_ssh() {
     }
 }
 
+/// A program `ssh` that runs its command as an SSH server does: as one text, in a shell. `found`: blockhaul is
+/// in the PATH there.
+fn remote(scratch: &ScratchDir, found: bool) -> String {
+    let there = scratch.file("there");
+    std::fs::create_dir(&there).unwrap();
+    if found {
+        std::os::unix::fs::symlink(OURS, there.join("blockhaul")).unwrap();
+    }
+    let there = there.display();
+    let log = scratch.file("log");
+    let log = log.display();
+    let script = format!(
+        "echo \"$@\" >>{log}; while [ \"$1\" != -- ]; do shift; done; shift 2; \
+         PATH={there}:/usr/bin:/bin exec sh -c \"$*\""
+    );
+    format!("{}:/usr/bin:/bin", ssh(scratch, &script))
+}
+
+#[test]
+fn a_disk_of_another_machine_is_read_and_written() {
+    let scratch = ScratchDir::new().unwrap();
+    let path = remote(&scratch, true);
+    let disk = scratch.file("a disk.raw");
+    let bytes: Vec<_> = (0..4 << 20).map(|at: u32| (at % 253) as u8).collect();
+    std::fs::write(&disk, &bytes).unwrap();
+    let [copied, written] = ["copied.raw", "written.raw"].map(|name| scratch.file(name));
+    std::fs::File::create(&written).unwrap().set_len(4 << 20).unwrap();
+    let there = |path: &std::path::Path| {
+        format!("ssh://me@host:2222{}", path.to_str().unwrap().replace(' ', "%20"))
+    };
+    let output = with_path(&path, &["copy", &there(&disk), copied.to_str().unwrap()]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(std::fs::read(&copied).unwrap() == bytes, "the copy differs");
+    let args = ["copy", "--verify", copied.to_str().unwrap(), &there(&written)];
+    let output = with_path(&path, &args);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(std::fs::read(&written).unwrap() == bytes, "what was written differs");
+    let log = std::fs::read_to_string(scratch.file("log")).unwrap();
+    let read = "-p 2222 -l me -- host blockhaul serve --single -r -- '/";
+    assert!(log.lines().next().unwrap().starts_with(read), "{log}");
+    // The same by a command in brackets.
+    let mut words = vec!["copy", "[", "ssh", "--", "host", "blockhaul", "serve", "--single", "-r"];
+    let again = scratch.file("again.raw");
+    words.extend([copied.to_str().unwrap(), "]", again.to_str().unwrap()]);
+    let output = with_path(&path, &words);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(std::fs::read(&again).unwrap() == bytes, "the copy of the command differs");
+}
+
+#[test]
+fn a_machine_without_blockhaul_or_disk_is_an_error_with_a_remedy() {
+    let scratch = ScratchDir::new().unwrap();
+    let path = remote(&scratch, false);
+    let output = with_path(&path, &["info", "ssh://host/disk.raw"]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("not found"), "{said}");
+    assert!(said.contains("blockhaul must be installed there"), "{said}");
+    let output = with_path("/nonexistent", &["info", "ssh://host/disk.raw"]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("install an SSH client"), "{said}");
+    let scratch = ScratchDir::new().unwrap();
+    let path = remote(&scratch, true);
+    let output = with_path(&path, &["copy", "ssh://host/nonexistent/disk.raw", "null:"]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(3), "{said}");
+    assert!(said.contains("No such file or directory"), "{said}");
+    let output = with_path(&path, &["info", "ssh:host"]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("write ssh://[USER@]HOST[:PORT]/PATH"), "{said}");
+}
+
 #[test]
 fn a_failure_of_ssh_is_an_error_with_its_message() {
     let scratch = ScratchDir::new().unwrap();
