@@ -35,6 +35,9 @@ pub const DIFFERENT: u8 = 8;
 /// ended.
 pub const HELD: u8 = 9;
 
+/// Copied, except for what the source cannot read.
+pub const PARTIAL: u8 = 10;
+
 /// The statuses, for help and manual.
 pub const TABLE: &[(&str, &str)] = &[
     ("0", "success"),
@@ -53,6 +56,7 @@ pub const TABLE: &[(&str, &str)] = &[
     ("6", "the target is full"),
     ("7", "a connection was lost or timed out"),
     ("8", "verification found that source and target, or device and manifest, differ"),
+    ("10", "with --on-error skip: some ranges cannot be read; everything else is copied"),
     (
         "128+N",
         "terminated by signal N: 130 for Ctrl-C, 143 for SIGTERM, 141 if standard output was closed before \
@@ -60,13 +64,14 @@ pub const TABLE: &[(&str, &str)] = &[
     ),
     (
         "check",
-        "as qemu-img check: 0 no faults, or all repaired, 1 the check is incomplete, 2 corruptions, 3 leaks",
+        "0 no faults, or all are repaired; 1 the image could not be checked completely, or not repaired; \
+         2 corruptions: what guests read may be wrong; 3 leaks: lost clusters, which are harmless",
     ),
     (
         "compare",
-        "as qemu-img compare: 0 the same, 1 different, 2 cannot open, 3 cannot get extents, 4 cannot read",
+        "0 the same; 1 different; 2 a device cannot be opened; 3 extents cannot be read; 4 data cannot be read",
     ),
-    ("info", "as nbdinfo: 0 success or true, 2 the answer to --can or --is is no, 1 any failure"),
+    ("info", "0 success, or the answer to --can or --is is yes; 1 any failure; 2 the answer is no"),
     (
         "ctl",
         "0 done; 1 the server failed; 2 unknown command, or invalid value; 3 no server listens on the \
@@ -74,9 +79,10 @@ pub const TABLE: &[(&str, &str)] = &[
     ),
     (
         "serve",
-        "0 after a normal exit; 5 if a layer could not write back data that it had accepted (cache); 9 if \
-         devices still held requests after --drain-timeout, or plugins or scripts had not ended; with --run, \
-         the status of the command, or 128+N if signal N terminated it",
+        "0 after a normal exit; 1 a failure other than those below; 2 the command line is invalid; 3 a device \
+         cannot be opened; 5 a layer could not write back data that it had accepted (cache); 9 devices still held \
+         requests after --drain-timeout, or plugins or scripts had not ended; --run the status of the command, or \
+         128+N if signal N terminated it",
     ),
 ];
 

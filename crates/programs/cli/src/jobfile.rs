@@ -102,6 +102,8 @@ const PULL: JobFileSyntax = JobFileSyntax {
         "ranges-partial",
         "bitmap-flags",
         "digest",
+        "on-error",
+        "error-map",
         "destination-is-zero",
         "trust",
         "target-layer",

@@ -481,7 +481,8 @@ fn tell(disks: &[DiskCopy], verbose: bool, signal: i32) -> CommandResult {
             })
         });
         removable.filter_map(|disk| disk.journal.as_deref()).for_each(remove_journal);
-        return Ok(0);
+        let reports = disks.iter().filter_map(|disk| disk.result.as_ref()?.as_ref().ok());
+        return Ok(reports.map(report::status).max().unwrap_or(0));
     };
     let complete = disks.len() - failed.len();
     let counts = format!("{complete} of {} disks are complete", disks.len());

@@ -18,10 +18,12 @@ use crate::control::CopyControl;
 use crate::description::{file_of, is_image, same_storage, without_secrets};
 use crate::direct;
 use crate::error::{Result, TransferError, TransferErrorKind, TransferStep};
+use crate::error_map::ErrorMap;
 use crate::journal::{Journal, identity};
 use crate::layers::sparing_of_queries;
 use crate::manifest_file::ManifestFile;
 use crate::report::complete_journal;
+use crate::salvage::SalvageLayer;
 use crate::selection::CopySelection;
 
 /// Interval of checks whether a source that is being opened is still wanted.
@@ -130,6 +132,8 @@ pub(crate) struct CopyContext {
     pub(crate) keeps_target: bool,
     /// Keeps the facts by which the copy is continued later.
     pub(crate) recorder: Option<Arc<dyn Recorder>>,
+    /// The ranges that cannot be read, which are left out.
+    pub(crate) error_map: Option<Arc<ErrorMap>>,
     /// The opened stacks. A device may wait for the process that serves it when it is dropped, so it is
     /// never dropped on a worker.
     pub(crate) open: Vec<Stack>,
@@ -168,13 +172,13 @@ impl CopyContext {
             | SourceDevice::Snapshot(stack)
             | SourceDevice::Live(stack, _) => {
                 self.keep_open(&stack);
-                return Ok(stack);
+                return self.skipping_errors(stack).await;
             }
         };
         let intent = intent.direct(direct::source(self.direct, &self.source));
         let opened = self.open_described(layers, intent).await?;
         self.keep_open(&opened);
-        Ok(opened)
+        self.skipping_errors(opened).await
     }
 
     async fn open_described(&self, layers: Vec<Arc<dyn Layer>>, intent: Intent) -> Result<Stack> {
@@ -195,6 +199,13 @@ impl CopyContext {
         };
         opened
             .map_err(|error| TransferError::opening(Side::Source, &self.source.to_string(), &error))
+    }
+
+    /// The source under the layer that reads bad sectors as zeroes, if they are skipped.
+    async fn skipping_errors(&self, source: Stack) -> Result<Stack> {
+        let Some(map) = &self.error_map else { return Ok(source) };
+        let over = source.with_layer(Arc::new(SalvageLayer(map.clone()))).await;
+        over.map_err(|error| TransferError::of_description(&error))
     }
 
     /// The state of the journal, if it is to be continued and discards what it records.
@@ -224,6 +235,9 @@ impl CopyContext {
         options.source += &self.seen_through[0];
         options.target += &self.seen_through[1];
         options.source += &self.selection.identity(made);
+        if self.error_map.is_some() {
+            options.source += " without what cannot be read";
+        }
         Some(options)
     }
 
@@ -236,8 +250,14 @@ impl CopyContext {
     pub(crate) fn target_is_kept(&self) -> bool {
         self.keeps_target
             || self.goes_on()
+            || self.reads_again()
             || self.target_stays()
             || (self.selection.is_some() && self.target_is_there())
+    }
+
+    /// Whether an earlier run has tried everything: only what has failed is read again.
+    pub(crate) fn reads_again(&self) -> bool {
+        self.error_map.as_ref().is_some_and(|map| map.is_tried())
     }
 
     /// Whether the target keeps its contents, because it shows a part or a form of them.

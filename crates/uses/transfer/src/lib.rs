@@ -20,6 +20,7 @@ mod control;
 mod description;
 mod direct;
 mod error;
+mod error_map;
 mod file_format;
 mod journal;
 mod layers;
@@ -36,6 +37,7 @@ mod rate_limit;
 mod remedy;
 mod report;
 mod request;
+mod salvage;
 mod selection;
 mod setup;
 mod standard_stream;
@@ -72,7 +74,7 @@ pub use selection::unread_manifest;
 pub use setup::CopySetup;
 pub use standard_stream::{is_heard, takes_writes};
 pub use values::{
-    MULTI_CONN_NAMES, parse_algorithm, parse_direct, parse_duration, parse_multi_conn,
-    parse_queue_size, parse_range, parse_request_size, parse_schedule, parse_segment, parse_size,
-    parse_sparse,
+    ERROR_ACTION_NAMES, ErrorAction, MULTI_CONN_NAMES, parse_algorithm, parse_direct,
+    parse_duration, parse_error_action, parse_multi_conn, parse_queue_size, parse_range,
+    parse_request_size, parse_schedule, parse_segment, parse_size, parse_sparse,
 };

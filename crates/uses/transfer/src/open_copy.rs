@@ -19,6 +19,7 @@ use crate::direct;
 use crate::error::{Result, TransferError, TransferErrorKind, TransferStep};
 use crate::journal::Journal;
 use crate::report::CopyReport;
+use crate::salvage::{self, SecondPass};
 
 /// Shortest run of zeroes, in bytes, for which a hole is made in an overwritten file, by default.
 const SPARSE_OVER: u32 = 64 << 10;
@@ -314,7 +315,18 @@ impl CopyContext {
             self.engine.no_marker = !self.engine.discard_source;
             self.engine.discard_source = true;
         }
+        if let Some(map) = self.error_map.clone() {
+            // A journal without its map is refused: the map is there first.
+            salvage::save(map).await?;
+        }
         self.touch_recorded(&target, contents).await?;
+        if self.reads_again() {
+            let mut summary = CopySummary::default();
+            summary.size = source.device().facts().size;
+            let text = "only what had failed was read again".to_string();
+            let report = CopyReport::complete(&self.source, text, summary);
+            return self.read_again(&source, &target, report).await;
+        }
         let (copied, verified) = self.run_engine(&source, kind, &target, pool).await;
         let summary = copied.map_err(|error| TransferError::engine(TransferStep::Copy, error))?;
         let journal = self.journal.as_ref();
@@ -327,7 +339,28 @@ impl CopyContext {
             file.write(&made)?;
             report.text += &format!("; manifest with digest {}", made.digest());
         }
+        if self.error_map.is_some() {
+            return self.read_again(&source, &target, report).await;
+        }
         Ok(report)
+    }
+
+    /// Reads again what has failed, once everything else is on the target.
+    async fn read_again(
+        &self,
+        source: &Stack,
+        target: &Stack,
+        report: CopyReport,
+    ) -> Result<CopyReport> {
+        let Some(map) = &self.error_map else { return Ok(report) };
+        map.set_tried();
+        salvage::save(map.clone()).await?;
+        let below = source.without_layer(source.layer_count().saturating_sub(1)).await;
+        let source = &below.map_err(|error| TransferError::of_description(&error))?;
+        let progress = self.control.progress();
+        SecondPass { source, target, map, progress }.run().await?;
+        let (ranges, bytes) = map.totals();
+        Ok(report.with_unread(map.path(), ranges, bytes))
     }
 
     /// The result of the verification, after which the journal is not needed.

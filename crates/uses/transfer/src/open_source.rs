@@ -11,6 +11,7 @@ use crate::context::{
 };
 use crate::description::{file_of, same_place};
 use crate::error::{Result, TransferError, TransferErrorKind, TransferStep};
+use crate::error_map;
 use crate::open_copy::OpenCopy;
 use crate::pipe::{open_input, open_output};
 
@@ -78,6 +79,9 @@ impl CopyContext {
         let source =
             opened.map_err(|error| if is_complete { self.beside_journal(error) } else { error })?;
         self.check_source(&source.device().facts())?;
+        if let Some(map) = &self.error_map {
+            map.fit(source.device().facts().size)?;
+        }
         if !is_complete {
             self.check_target_file(&source)?;
             self.check_readable(&source).await?;
@@ -109,7 +113,31 @@ impl CopyContext {
                 return Err(TransferError::new(kind, TransferStep::Journal, text));
             }
         }
+        self.check_error_map()?;
         self.manifest.as_ref().map_or(Ok(()), |manifest| manifest.check())
+    }
+
+    /// Checks the file of ranges that cannot be read.
+    fn check_error_map(&self) -> Result<()> {
+        let Some(map) = &self.error_map else { return Ok(()) };
+        let beside = DeviceSpec::Path(map.path().to_path_buf());
+        if same_place(&beside, &self.source) || same_place(&beside, &self.target) {
+            let why = "it is the source or the target: choose another name";
+            return Err(error_map::failed(map.path(), why));
+        }
+        let target_is_gone = file_of(&self.target).is_some_and(|path| is_absent(&path));
+        if map.is_tried() && target_is_gone {
+            let why = format!(
+                "it records a copy, but {} does not exist: check the name, or remove the map to copy everything",
+                self.target
+            );
+            return Err(error_map::failed(map.path(), &why));
+        }
+        if self.goes_on() && is_absent(map.path()) {
+            let why = "it is gone, and the journal records a copy with it: use --restart to copy everything again";
+            return Err(error_map::failed(map.path(), why));
+        }
+        Ok(())
     }
 
     /// Checks that the source has the range to copy.

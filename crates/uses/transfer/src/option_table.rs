@@ -7,9 +7,9 @@ use std::path::PathBuf;
 
 use crate::options::TransferOptions;
 use crate::values::{
-    MULTI_CONN_NAMES, parse_algorithm, parse_direct, parse_duration, parse_multi_conn,
-    parse_queue_size, parse_range, parse_request_size, parse_schedule, parse_segment, parse_size,
-    parse_sparse,
+    ERROR_ACTION_NAMES, MULTI_CONN_NAMES, parse_algorithm, parse_direct, parse_duration,
+    parse_error_action, parse_multi_conn, parse_queue_size, parse_range, parse_request_size,
+    parse_schedule, parse_segment, parse_size, parse_sparse,
 };
 
 /// An option of `T` by its name.
@@ -226,6 +226,10 @@ pub static TRANSFER_OPTIONS: &[OptionRow<TransferOptions>] = &[
     OptionRow::flag("verify", |o| &mut o.verify),
     OptionRow::value("manifest", "FILE", |o, t| put(&mut o.manifest, path(t))),
     OptionRow::value("digest", "NAME", |o, t| put(&mut o.digest, parsed(t, parse_algorithm))),
+    OptionRow::value("on-error", "WHAT", |o, t| {
+        set(&mut o.on_error, one_of(t, &ERROR_ACTION_NAMES, parse_error_action))
+    }),
+    OptionRow::value("error-map", "FILE", |o, t| put(&mut o.error_map, path(t))),
     OptionRow::value("range", "OFFSET:LENGTH", |o, t| put(&mut o.range, parsed(t, parse_range))),
     OptionRow::value("ranges", "FILE|-", |o, t| put(&mut o.ranges, path(t))),
     OptionRow::value("ranges-command", "CMD", |o, t| put(&mut o.ranges_command, string(t))),

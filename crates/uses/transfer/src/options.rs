@@ -11,6 +11,7 @@ use blockhaul_engine::{
 
 use crate::description::{full, same, same_storage};
 use crate::option_table::{TRANSFER_OPTIONS, find_option};
+use crate::values::ErrorAction;
 
 /// The options of a copy, with the defaults of `blockhaul copy`. Every front end fills them in. The fields have
 /// the names of the command's long options.
@@ -53,6 +54,10 @@ pub struct TransferOptions {
     pub manifest: Option<PathBuf>,
     /// The digest of the copied data to compute.
     pub digest: Option<DigestAlgorithm>,
+    /// What to do if the storage of the source fails on a range.
+    pub on_error: ErrorAction,
+    /// The file with the ranges that could not be read.
+    pub error_map: Option<PathBuf>,
     /// Copy only this range: offset and length in bytes, not empty.
     pub range: Option<(u64, u64)>,
     /// Copy only the ranges in this file; `-`: standard input.
@@ -119,6 +124,8 @@ impl Default for TransferOptions {
             verify: false,
             manifest: None,
             digest: None,
+            on_error: ErrorAction::Stop,
+            error_map: None,
             range: None,
             ranges: None,
             ranges_command: None,
@@ -165,8 +172,8 @@ impl TransferOptions {
             trust_zero: self.trust,
             extents: !self.no_extents,
             zero_all: self.zero_all,
-            // A verification and a manifest are about durable data.
-            flush: self.flush || self.verify || self.manifest.is_some(),
+            // A verification, a manifest and a map of errors are about durable data.
+            flush: self.flush || self.verify || self.manifest.is_some() || self.error_map.is_some(),
             discard_source: self.discard_source,
             synchronous: self.synchronous,
             segment: self.segment.map_or(SEGMENT, u64::from),
@@ -212,6 +219,11 @@ impl TransferOptions {
             "since" => self.since.is_some(),
             "manifest" => self.manifest.is_some(),
             "rate" => self.rate.is_some(),
+            "on-error" => self.on_error == ErrorAction::Skip,
+            "error-map" => self.error_map.is_some(),
+            "verify" => self.verify,
+            "digest" => self.digest.is_some(),
+            "discard-source" => self.discard_source,
             "rate-file" => self.rate_file.is_some(),
             _ => false,
         }
@@ -269,7 +281,23 @@ impl TransferOptions {
             return Err(OptionConflict::new("source", "target", same_storage(source, target)));
         }
         self.check_selection(pipes)?;
+        self.check_error_map(pipes)?;
         self.check_journal()
+    }
+
+    fn check_error_map(&self, pipes: [bool; 2]) -> Result<(), OptionConflict> {
+        let Some(map) = &self.error_map else { return Ok(()) };
+        if pipes != [false, false] {
+            let side = if pipes[0] { "source" } else { "target" };
+            let text =
+                "--on-error skip: ranges cannot be left out in a pipe: use a device on both sides";
+            return Err(OptionConflict::new("on-error", side, text));
+        }
+        if self.journal.as_ref().is_some_and(|journal| full(journal) == full(map)) {
+            let text = "--journal and --error-map are the same file: choose another name";
+            return Err(OptionConflict::new("journal", "error-map", text));
+        }
+        Ok(())
     }
 
     fn check_journal(&self) -> Result<(), OptionConflict> {
@@ -377,6 +405,20 @@ const EXCLUSIONS: &[(&str, &[&str])] = &[
     ("ranges-command", &["range", "bitmap", "since", "manifest"]),
     ("bitmap", &["since"]),
     ("rate-file", &["rate"]),
+    ("error-map", TWICE_OR_PARTLY),
+];
+
+/// Options that read the source twice, copy a part of it, or change it: not for a disk that fails.
+const TWICE_OR_PARTLY: &[&str] = &[
+    "verify",
+    "digest",
+    "manifest",
+    "since",
+    "range",
+    "ranges",
+    "ranges-command",
+    "bitmap",
+    "discard-source",
 ];
 
 /// Options, and those of which they need one.
@@ -385,6 +427,8 @@ const REQUIREMENTS: &[(&str, &[&str])] = &[
     ("ranges-partial", &["ranges", "ranges-command"]),
     ("bitmap-flags", &["bitmap"]),
     ("restart", &["journal"]),
+    ("on-error", &["error-map"]),
+    ("error-map", &["on-error"]),
     ("journal-interval", &["journal"]),
 ];
 

@@ -34,6 +34,8 @@ pub enum CopyEnd {
     Complete,
     /// Nothing was copied: an earlier run has copied everything, and discarded the source.
     CompletedEarlier,
+    /// What the source can read is copied. It failed on some ranges, which are in the error map.
+    Partial,
     /// The reader of the pipe has closed it, for a reason that only the reader knows.
     ReaderGone,
 }
@@ -93,6 +95,23 @@ impl CopyReport {
         }
         let text = format!("{summary}{rest}");
         CopyReport { warnings, rest, ..CopyReport::complete(source, text, summary) }
+    }
+
+    /// The report of a copy that leaves out these ranges.
+    pub(crate) fn with_unread(mut self, map: &Path, ranges: usize, bytes: u64) -> CopyReport {
+        if ranges == 0 {
+            self.text += "; everything could be read";
+            return self;
+        }
+        self.end = CopyEnd::Partial;
+        let unread = format!("{bytes} bytes in {ranges} ranges cannot be read");
+        self.text += &format!("; {unread}");
+        let map = map.display();
+        self.warnings.push(format!(
+            "{unread}: they are in {map}, and are zero or unchanged on the target; run the command again to read \
+             them once more"
+        ));
+        self
     }
 
     /// Adds the result of the verification.

@@ -9,6 +9,7 @@ use blockhaul_engine::{EngineOptions, RateLimit};
 use crate::context::{CopyContext, Follower, Recorder, SourceDevice, TargetDevice};
 use crate::control::CopyControl;
 use crate::error::{Result, TransferError};
+use crate::error_map::ErrorMap;
 use crate::journal::{Journal, seen_through};
 use crate::layers::{make_layers, over_content};
 use crate::manifest_file::ManifestFile;
@@ -76,6 +77,8 @@ impl CopySetup {
         let seen_through = [through(names[0]).map_err(wrong)?, through(names[1]).map_err(wrong)?];
         request.check()?;
         let selection = CopySelection::read(&request.options)?;
+        let map = request.options.error_map.as_deref();
+        let map = map.map(|path| ErrorMap::read(path, request.options.restart)).transpose()?;
         let CopyRequest { source, target, options, rate, progress } = request;
         let limit = match rate {
             Some(rate) => Some(rate),
@@ -104,6 +107,7 @@ impl CopySetup {
             manifest: options.manifest.map(ManifestFile::new),
             keeps_target: matches!(target, Endpoint::Open(..)),
             recorder: None,
+            error_map: map.map(Arc::new),
             open: Vec::new(),
         };
         let source = match source {

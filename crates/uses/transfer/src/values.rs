@@ -7,8 +7,20 @@ use std::time::Duration;
 use blockhaul_catalog::DirectMode;
 use blockhaul_engine::{DigestAlgorithm, MultiConn, RateSchedule};
 
+/// What a copy does if the storage of the source fails on a range.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ErrorAction {
+    /// It fails.
+    Stop,
+    /// It leaves out the range, goes on, and reads the range again in smaller pieces at the end.
+    Skip,
+}
+
 /// The texts of [`parse_multi_conn`].
 pub const MULTI_CONN_NAMES: [&str; 3] = ["auto", "always", "advertised"];
+
+/// The texts of [`parse_error_action`].
+pub const ERROR_ACTION_NAMES: [&str; 2] = ["stop", "skip"];
 
 /// A time such as `5s`; zero is allowed.
 ///
@@ -118,6 +130,18 @@ pub fn parse_multi_conn(text: &str) -> Result<MultiConn, String> {
         "always" => Ok(MultiConn::Always),
         "advertised" => Ok(MultiConn::Advertised),
         other => Err(format!("{other:?} is not one of {}", MULTI_CONN_NAMES.join(", "))),
+    }
+}
+
+/// What to do after a failed read of the source: one of [`ERROR_ACTION_NAMES`].
+///
+/// # Errors
+/// If the text is none of them.
+pub fn parse_error_action(text: &str) -> Result<ErrorAction, String> {
+    match text {
+        "stop" => Ok(ErrorAction::Stop),
+        "skip" => Ok(ErrorAction::Skip),
+        other => Err(format!("{other:?} is not one of {}", ERROR_ACTION_NAMES.join(", "))),
     }
 }
 

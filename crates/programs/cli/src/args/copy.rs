@@ -10,8 +10,8 @@ use clap::Args;
 use super::engine::EngineArgs;
 use super::format::ImageFormatArgs;
 use super::value::{
-    algorithm, direct, duration, multi_conn, queue_size, range, request_size, schedule, segment,
-    size, sparse, total_memory,
+    algorithm, direct, duration, error_action, multi_conn, queue_size, range, request_size,
+    schedule, segment, size, sparse, total_memory,
 };
 use crate::devices;
 
@@ -146,6 +146,20 @@ pub struct CopyArgs {
     /// error.
     #[arg(long, value_name = "NAME", value_parser = algorithm)]
     pub digest: Option<blockhaul_engine::DigestAlgorithm>,
+
+    /// What to do if the storage of the source fails on a range: stop or skip [default: stop]
+    ///
+    /// skip: the range reads as zeroes on the target, and is read again in smaller pieces at the end.
+    #[arg(long, value_name = "WHAT", default_value = "stop", value_parser = error_action(),
+          hide_possible_values = true, hide_default_value = true, help_heading = "Bad sectors")]
+    pub on_error: blockhaul_transfer::ErrorAction,
+
+    /// With --on-error skip: the mapfile, as of ddrescue, for the ranges that cannot be read
+    ///
+    /// If FILE exists and everything was tried, only the ranges in it are read again.
+    #[arg(long, value_name = "FILE", help_heading = "Bad sectors",
+          conflicts_with_all = ["verify", "digest", "manifest", "since", "range", "list", "bitmap", "discard_source"])]
+    pub error_map: Option<PathBuf>,
 
     /// Copy only this range, for example 1G:64M
     ///
@@ -377,6 +391,8 @@ impl From<&CopyArgs> for TransferOptions {
             verify: args.verify,
             manifest: args.manifest.clone(),
             digest: args.digest,
+            on_error: args.on_error,
+            error_map: args.error_map.clone(),
             range: args.range,
             ranges: args.ranges.clone(),
             ranges_command: args.ranges_command.clone(),
@@ -402,6 +418,33 @@ impl From<&CopyArgs> for TransferOptions {
     }
 }
 
+/// The options that `copy -h` shows.
+const FREQUENT: [&str; 10] = [
+    "verify",
+    "journal",
+    "rate",
+    "job",
+    "progress",
+    "range",
+    "digest",
+    "on_error",
+    "error_map",
+    "format",
+];
+
+/// The command, with the frequent options and an example in its short help.
+pub(super) fn with_short_help(command: clap::Command) -> clap::Command {
+    let shortened = command.mut_args(|arg| {
+        let shown = arg.is_positional() || FREQUENT.contains(&arg.get_id().as_str());
+        arg.hide_short_help(!shown)
+    });
+    shortened.after_help(
+        "EXAMPLE\n  Copy a disk, resume it after a crash with the same command, and verify it:\n      \
+         blockhaul copy --verify --journal vm1.journal nbd://old/vm1 vm1.raw\n\n\
+         blockhaul copy --help has all options and more examples.\n",
+    )
+}
+
 pub(super) const EXAMPLES: &str = "\
 EXAMPLES
   Serve a generated disk image, copy it and verify it:
@@ -412,17 +455,15 @@ EXAMPLES
       blockhaul copy --rate 08:00-18:00=50M,*=0 nbd://old/disk nbd://new/disk
   Copy and print the digest that b3sum prints for the copy:
       blockhaul copy --digest blake3 nbd://server/disk disk.raw
-  Copy to a pipe:
-      blockhaul copy nbd://server/disk - | zstd > disk.raw.zst
   Convert to qcow2 and back:
       blockhaul copy disk.raw qcow2:disk.qcow2
       blockhaul copy qcow2:disk.qcow2 disk.raw
   Copy only what changed since the last copy, with a dirty bitmap of QEMU or with a manifest:
       blockhaul copy --bitmap qemu:dirty-bitmap:b0 nbd://server/disk disk.raw
       blockhaul copy --since monday --manifest tuesday nbd://server/disk disk.raw
-  Copy only what changed between two snapshots of Ceph:
-      blockhaul copy --ranges-command 'rbd diff --from-snap a --format json p/d@b' /dev/rbd0 d.raw
-  Show the first 512 bytes of a disk:
+  Save what can be read of a disk with bad sectors; the same command again reads only those:
+      blockhaul copy --on-error skip --error-map disk.map /dev/sdb disk.raw
+  Show the first 512 bytes of a disk, through a pipe:
       blockhaul copy --range 0:512 nbd://server/disk - | xxd
   Report progress to a program, one JSON object per line: phase (prepare, copy or verify), done,
   total, rate, data_rate, eta, elapsed, finished and more, which docs/watching.md lists; the last

@@ -2,7 +2,7 @@
 
 use std::str::FromStr;
 
-use blockhaul_transfer::MULTI_CONN_NAMES;
+use blockhaul_transfer::{ERROR_ACTION_NAMES, MULTI_CONN_NAMES};
 pub use blockhaul_transfer::{
     parse_algorithm as algorithm, parse_direct as direct, parse_duration as duration,
     parse_queue_size as queue_size, parse_range as range, parse_request_size as request_size,
@@ -32,6 +32,11 @@ pub fn port(text: &str) -> Result<u16, String> {
 pub fn multi_conn() -> impl TypedValueParser<Value = blockhaul_engine::MultiConn> {
     PossibleValuesParser::new(MULTI_CONN_NAMES)
         .try_map(|name| blockhaul_transfer::parse_multi_conn(&name))
+}
+
+pub fn error_action() -> impl TypedValueParser<Value = blockhaul_transfer::ErrorAction> {
+    PossibleValuesParser::new(ERROR_ACTION_NAMES)
+        .try_map(|name| blockhaul_transfer::parse_error_action(&name))
 }
 
 pub fn total_memory(text: &str) -> Result<u64, String> {

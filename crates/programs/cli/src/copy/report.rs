@@ -7,7 +7,7 @@ use blockhaul_engine::CopySummary;
 use blockhaul_transfer::{CopyEnd, CopyReport, without_secrets};
 use serde_json::{Value, json};
 
-use crate::exit::{CommandFailure, FAILED, plain};
+use crate::exit::{CommandFailure, FAILED, PARTIAL, plain};
 use crate::{out, signals};
 
 /// The exit status of a copy that succeeded. Like other programs that write to a pipe, a copy whose
@@ -15,6 +15,7 @@ use crate::{out, signals};
 pub(crate) fn status(report: &CopyReport) -> u8 {
     match report.end {
         CopyEnd::Complete | CopyEnd::CompletedEarlier => 0,
+        CopyEnd::Partial => PARTIAL,
         CopyEnd::ReaderGone => signals::status(signal_hook::consts::SIGPIPE),
     }
 }
