@@ -31,6 +31,7 @@ mod compat;
 mod copy;
 mod ctl;
 mod devices;
+mod doctor;
 mod exit;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
@@ -160,6 +161,7 @@ fn run() -> ExitCode {
         CliCommand::Tls(args) => report("tls: ", tls_init::run(&args)),
         #[cfg(feature = "bench")]
         CliCommand::Bench(args) => bench::run(*args, &groups),
+        CliCommand::Doctor(args) => report("doctor: ", doctor::run(&args)),
         CliCommand::Plugin(args) => report("plugin: ", plugin::run(&args)),
         CliCommand::Help(args) => report("help: ", help::run(&args)),
         CliCommand::Man(args) => report("man: ", generate::man(args.dir.as_deref())),

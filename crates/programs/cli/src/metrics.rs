@@ -6,7 +6,7 @@ use blockhaul_metrics::{
 };
 
 use crate::exit::{CommandFailure, FAILED};
-use crate::out;
+use crate::logger;
 
 /// The metrics of a command, which are published until this is ended or dropped.
 pub struct CommandMetrics(Publisher);
@@ -35,9 +35,9 @@ impl CommandMetrics {
 fn announce(command: &str, destinations: &Destinations, publisher: &Publisher) {
     let Some(ScrapeAddress::Tcp { address, .. }) = publisher.address() else { return };
     if destinations.page {
-        out::error(&format!("blockhaul: {command}: page on http://{address}/\n"));
+        logger::announce(&format!("{command}: page on http://{address}/"));
     } else if destinations.address.as_ref().is_some_and(ScrapeAddress::has_free_port) {
-        out::error(&format!("blockhaul: {command}: metrics on http://{address}/metrics\n"));
+        logger::announce(&format!("{command}: metrics on http://{address}/metrics"));
     }
 }
 

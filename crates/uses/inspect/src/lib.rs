@@ -24,6 +24,7 @@
 //!   and JSON, and which serde serializes. An [`Ability`] is one property in it.
 //! - [`write_map`] writes the extents of a device in the formats of nbdinfo and qemu-img, and makes [`MapPictures`].
 //! - [`write_dump`] writes contents in hexadecimal, as nbddump does.
+//! - [`host_facts`] finds out whether this machine has what devices and commands need.
 //! - An [`InspectionError`] is data. Front ends choose exit statuses.
 //!
 //! Sizes, offsets and lengths are bytes. Futures run on workers of [`blockhaul_io::Runtime`]. Nothing here prints or
@@ -37,6 +38,7 @@ mod content;
 mod dump;
 mod error;
 mod file_facts;
+mod host;
 #[cfg(feature = "formats")]
 mod image_report;
 mod inspection;
@@ -51,6 +53,7 @@ pub use ability::Ability;
 pub use dump::write_dump;
 pub use error::InspectionError;
 pub use file_facts::FileFacts;
+pub use host::{HostFact, HostState, host_facts};
 #[cfg(feature = "formats")]
 pub use image_report::{
     bitmaps_json, bitmaps_text, check_json, check_text, image_link_json, image_link_text,

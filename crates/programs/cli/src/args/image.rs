@@ -57,7 +57,7 @@ pub struct ResizeArgs {
 
     /// Whether to open the backing file that the image names: allow or refuse [default: refuse]
     ///
-    /// An image with a backing file must know its size to grow.
+    /// To grow an image, its backing file must be opened.
     #[arg(long, value_name = "WHETHER", hide_possible_values = true)]
     pub backing: Option<BackingPolicy>,
 

@@ -3,8 +3,11 @@
 /// Longer help has no empty lines between options, and names its topics instead of repeating them.
 const LONG: usize = 200;
 
-/// Sections that `blockhaul help TOPIC` prints, too.
-const TOPICS: [&str; 2] = ["EXIT STATUS", "JOB FILES"];
+/// Help that is still longer has no exit statuses, either.
+const FULL: usize = 260;
+
+/// Sections that `blockhaul help TOPIC` prints, too: for long help, and for help that is still longer.
+const TOPICS: [&str; 2] = ["JOB FILES", "EXIT STATUS"];
 
 /// Lays out help that clap has rendered; help without examples (`-h`) stays as it is.
 pub fn laid_out(help: &str) -> String {
@@ -14,11 +17,15 @@ pub fn laid_out(help: &str) -> String {
     };
     let examples = sections.remove(at);
     if help.lines().count() > LONG {
-        sections.retain(|section| !TOPICS.contains(&section.name.as_str()));
+        sections.retain(|section| section.name != TOPICS[0]);
         sections
             .iter_mut()
             .filter(|section| section.holds_options())
             .for_each(HelpSection::tighten);
+        let length = |section: &HelpSection<'_>| section.text().lines().count() + 1;
+        if sections.iter().chain([&examples]).map(length).sum::<usize>() > FULL {
+            sections.retain(|section| section.name != TOPICS[1]);
+        }
     }
     // Before the arguments; after what the command is and how it is called.
     let place = sections.iter().position(HelpSection::holds_options).unwrap_or(sections.len());
@@ -93,7 +100,7 @@ mod tests {
         let text = laid_out(&help);
         let at = |word: &str| text.find(word).unwrap_or_else(|| panic!("{word}: {text}"));
         assert!(at("Usage:") < at("EXAMPLES") && at("EXAMPLES") < at("Options:"), "{text}");
-        assert!(!text.contains("EXIT STATUS") && !text.contains("JOB FILES"), "{text}");
+        assert!(text.contains("EXIT STATUS") && !text.contains("JOB FILES"), "{text}");
         assert!(text.contains("--o1\n          Text\n      --o2\n"), "{text}");
         assert!(text.contains("What it is\n\nMore of it.\n\nUsage"), "{text}");
     }

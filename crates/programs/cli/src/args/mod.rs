@@ -144,13 +144,13 @@ pub enum CliCommand {
     /// are written to the image first.
     #[cfg(feature = "formats")]
     Rebase(RebaseArgs),
-    /// Copy what an image has to its backing file
+    /// Write an image's changes into its backing file
     ///
-    /// Afterwards the image is empty and shows the same disk. Other images that use this backing file
+    /// The image is emptied, and shows the same disk. Other images that use this backing file
     /// become invalid.
     #[cfg(feature = "formats")]
     Commit(CommitArgs),
-    /// Measure how long an image of a device would be
+    /// Show how large an image of a device would be
     ///
     /// Print the length of a new image with the data of SOURCE, and with data everywhere, without
     /// compression. No data is read.
@@ -191,6 +191,11 @@ pub enum CliCommand {
     /// scenarios: blockhaul and the programs in common use do the same work, in turn, and the results are checked.
     #[cfg(feature = "bench")]
     Bench(Box<BenchArgs>),
+    /// Check whether this machine has what devices and commands need
+    ///
+    /// Print a line for the kernel, io_uring, FUSE, limits, memory, and programs and libraries of some
+    /// devices: good; limited, if only some devices or commands need it; or wrong, with what to do.
+    Doctor(DoctorArgs),
     /// Show version, abilities and thread model of a plugin
     Plugin(PluginArgs),
     /// Show the help of a command, or of a topic
@@ -220,6 +225,14 @@ pub struct ManArgs {
     pub dir: Option<PathBuf>,
 }
 
+/// Options of `blockhaul doctor`.
+#[derive(Debug, Args)]
+pub struct DoctorArgs {
+    /// Print JSON: version, success, and facts with name, state, value and remedy
+    #[arg(long)]
+    pub json: bool,
+}
+
 /// Options of `blockhaul plugin`.
 #[derive(Debug, Args)]
 pub struct PluginArgs {
@@ -245,33 +258,32 @@ pub struct CompletionsArgs {
 
 /// The command line's definition, with help on devices and exit statuses.
 pub fn definition() -> clap::Command {
-    let with = |examples: &str| format!("{examples}\n{MORE}\n{}", statuses());
     let command = Cli::command()
         .long_version(long_version())
         .disable_help_subcommand(true)
-        .after_long_help(with(EXAMPLES))
-        .mut_subcommand("serve", |command| {
-            command.after_long_help(with(&format!("{}\n{}", serve::EXAMPLES, serve::limits())))
-        })
-        .mut_subcommand("copy", |command| {
-            command.after_long_help(with(&format!("{}\n{}", copy::EXAMPLES, copy::JOB_FILES)))
-        })
-        .mut_subcommand("pull", |command| command.after_long_help(with(backup::PULL_HELP)))
-        .mut_subcommand("restore", |command| {
-            command.after_long_help(with(backup::RESTORE_EXAMPLES))
-        })
-        .mut_subcommand("info", |command| command.after_long_help(with(info::EXAMPLES)))
-        .mut_subcommand("map", |command| command.after_long_help(with(info::MAP_EXAMPLES)))
-        .mut_subcommand("ctl", |command| command.after_long_help(with(ctl::EXAMPLES)))
-        .mut_subcommand("compare", |command| command.after_long_help(with(check::COMPARE_EXAMPLES)))
-        .mut_subcommand("verify", |command| command.after_long_help(with(check::VERIFY_EXAMPLES)))
-        .mut_subcommand("checksum", |command| {
-            command.after_long_help(with(check::CHECKSUM_EXAMPLES))
-        });
-    #[cfg(feature = "fuse")]
-    let command =
-        command.mut_subcommand("mount", |command| command.after_long_help(with(mount::EXAMPLES)));
-    pages::complete(command, "")
+        .after_long_help(format!("{EXAMPLES}\n{MORE}\n{}", statuses()));
+    let serve = format!("{}\n{}", serve::EXAMPLES, serve::limits());
+    let copy = format!("{}\n{}", copy::EXAMPLES, copy::JOB_FILES);
+    let sections = [
+        ("serve", &*serve),
+        ("copy", &copy),
+        ("pull", backup::PULL_HELP),
+        ("restore", backup::RESTORE_EXAMPLES),
+        ("info", info::EXAMPLES),
+        ("map", info::MAP_EXAMPLES),
+        ("ctl", ctl::EXAMPLES),
+        ("compare", check::COMPARE_EXAMPLES),
+        ("verify", check::VERIFY_EXAMPLES),
+        ("checksum", check::CHECKSUM_EXAMPLES),
+        #[cfg(feature = "fuse")]
+        ("mount", mount::EXAMPLES),
+    ];
+    let command = sections.into_iter().fold(command, |command, (name, examples)| {
+        let statuses = pages::statuses_of(name);
+        let text = format!("{examples}\n{MORE}\nEXIT STATUS\n{statuses}");
+        command.mut_subcommand(name, |command| command.after_long_help(text))
+    });
+    pages::complete(command.mut_subcommand("copy", copy::with_short_help), "")
 }
 
 /// Where devices and layers are described: they are the same for all commands.
@@ -366,32 +378,14 @@ fn parse_frequent(words: &[OsString]) -> Option<CliCommand> {
     }
 }
 
-/// Commands of other programs, and what does the same here.
-const BRIDGES: &[(&str, &str)] = &[
-    (
-        "backup",
-        "use pull, or ctl SOCKET backup for an export of serve; docs/backups.md says which road",
-    ),
-    ("convert", "use copy: blockhaul copy SOURCE qcow2:TARGET"),
-    ("clone", "use copy: blockhaul copy SOURCE TARGET"),
-    ("list", "use info --list URI, or chain list DIR for backups"),
-    ("forget", "use chain prune DIR --keep-daily N"),
-];
-
 /// The error, without clap's advice to write an unknown option behind `--`, which is wrong for all
 /// but names of files; with the option that is meant, if it is known.
 fn with_own_tip(mut error: clap::Error, words: &[OsString]) -> clap::Error {
-    use clap::error::{ContextKind, ContextValue, ErrorKind};
-    if error.kind() == ErrorKind::InvalidSubcommand
-        && let Some(ContextValue::String(word)) = error.get(ContextKind::InvalidSubcommand)
-        && let Some((_, tip)) = BRIDGES.iter().find(|bridge| bridge.0 == word)
-    {
-        error.remove(ContextKind::SuggestedSubcommand);
-        let tip = ContextValue::StyledStrs(vec![(*tip).into()]);
-        error.insert(ContextKind::Suggested, tip);
-        return error;
+    use clap::error::{ContextKind, ContextValue};
+    if error.kind() == clap::error::ErrorKind::InvalidSubcommand {
+        return with_known_command(error, words);
     }
-    if error.kind() != ErrorKind::UnknownArgument {
+    if error.kind() != clap::error::ErrorKind::UnknownArgument {
         return error;
     }
     error.remove(ContextKind::Suggested);
@@ -403,6 +397,31 @@ fn with_own_tip(mut error: clap::Error, words: &[OsString]) -> clap::Error {
     };
     if let Some(tip) = tip {
         let tip = ContextValue::StyledStrs(vec![tip.into()]);
+        error.insert(ContextKind::Suggested, tip);
+    }
+    error
+}
+
+/// Commands of other programs, and what stands for them here.
+const FOREIGN: &[(&str, &str)] = &[
+    ("backup", "pull, or for a disk that blockhaul serves: ctl SOCKET backup"),
+    ("clone", "copy"),
+    ("convert", "copy, for example to qcow2:PATH"),
+    ("dd", "copy, with --range for a part"),
+    ("diff", "compare"),
+    ("forget", "chain prune"),
+    ("list", "info --list, or chain list for backups"),
+    ("repository", "chain"),
+    ("snapshots", "chain list, or snapshot list for an image"),
+];
+
+/// The error about an unknown command, with ours in its place if it is one of another program.
+fn with_known_command(mut error: clap::Error, words: &[OsString]) -> clap::Error {
+    use clap::error::{ContextKind, ContextValue};
+    let foreign = words.get(1).and_then(|word| FOREIGN.iter().find(|(name, _)| word == name));
+    if let Some((_, ours)) = foreign {
+        error.remove(ContextKind::SuggestedSubcommand);
+        let tip = ContextValue::StyledStrs(vec![format!("use blockhaul {ours}").into()]);
         error.insert(ContextKind::Suggested, tip);
     }
     error

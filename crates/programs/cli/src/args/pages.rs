@@ -16,24 +16,26 @@ pub(super) fn complete(command: clap::Command, path: &str) -> clap::Command {
     let Some((_, examples)) = found.filter(|_| command.get_after_long_help().is_none()) else {
         return command;
     };
-    let statuses = match path.strip_prefix("ctl ") {
-        Some(_) => ctl_statuses(),
-        None if path.starts_with("chain") => of_table(&CHAIN_STATUSES),
-        None if path == "check" => {
-            CHECK_STATUSES.iter().map(|(status, what)| devices::entry(status, what, 10)).collect()
-        }
-        None => of_table(&STATUSES),
-    };
+    let statuses = statuses_of(path);
     command.after_long_help(format!("EXAMPLES\n  {examples}\nEXIT STATUS\n{statuses}"))
 }
 
-/// Those of `check`: the same as of qemu-img check.
-const CHECK_STATUSES: [(&str, &str); 4] = [
-    ("0", "no faults, or all are repaired"),
-    ("1", "the image could not be checked completely, or not repaired"),
-    ("2", "corruptions: what guests read may be wrong"),
-    ("3", "leaks: lost clusters, which are harmless"),
-];
+/// The exit statuses of a command, for its help.
+pub(super) fn statuses_of(path: &str) -> String {
+    let command = path.split(' ').next().unwrap_or(path);
+    if exit::TABLE.iter().any(|(name, _)| *name == command) {
+        return own_statuses(command);
+    }
+    let statuses: &[&str] = match command {
+        "copy" => &COPY_STATUSES,
+        "pull" | "restore" | "verify" | "checksum" => &READ_STATUSES,
+        "map" => &["0", "1", "2", "3", "4", "7"],
+        "doctor" => &["0", "1", "2"],
+        "chain" => &CHAIN_STATUSES,
+        _ => &STATUSES,
+    };
+    of_table(statuses)
+}
 
 /// These statuses with their meaning.
 fn of_table(statuses: &[&str]) -> String {
@@ -41,14 +43,20 @@ fn of_table(statuses: &[&str]) -> String {
     chosen.map(|(status, what)| devices::entry(status, what, 10)).collect()
 }
 
-/// Those of `ctl`, one in a line.
-fn ctl_statuses() -> String {
-    let all = exit::TABLE.iter().find(|(command, _)| *command == "ctl");
+/// Those of a command with statuses of its own, one in a line.
+fn own_statuses(command: &str) -> String {
+    let all = exit::TABLE.iter().find(|(name, _)| *name == command);
     let each = all.iter().flat_map(|(_, what)| what.split("; "));
     each.filter_map(|status| status.split_once(' '))
         .map(|(status, what)| devices::entry(status, what, 10))
         .collect()
 }
+
+/// The statuses of other commands that read whole disks.
+const READ_STATUSES: [&str; 10] = ["0", "1", "2", "3", "4", "5", "6", "7", "8", "128+N"];
+
+/// The statuses of `copy`.
+const COPY_STATUSES: [&str; 11] = ["0", "1", "2", "3", "4", "5", "6", "7", "8", "10", "128+N"];
 
 /// The statuses of commands that open no device but a plugin.
 const STATUSES: [&str; 4] = ["0", "1", "2", "3"];
@@ -250,6 +258,14 @@ const EXAMPLES: &[(&str, &str)] = &[
     ),
     ("tls", tls::EXAMPLES),
     ("tls init", tls::EXAMPLES),
+    (
+        "doctor",
+        "\
+  Show what is missing, and what to do about it:
+      blockhaul doctor
+      blockhaul doctor --json | jq '.facts[] | select(.state != \"good\")'
+",
+    ),
     (
         "plugin",
         "\

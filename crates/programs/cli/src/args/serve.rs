@@ -215,7 +215,7 @@ pub struct ServeArgs {
     /// A later server shows them as interrupted, and marks what clients write meanwhile; ctl
     /// job-resume continues them, and ctl job-cancel removes them. Other programs must not write to
     /// the device in between. At the first write to a block of 64 KiB that is copied already, a client
-    /// waits until that is noted on disk.
+    /// waits until that is recorded on disk.
     #[arg(long, value_name = "DIR", conflicts_with = "per_client")]
     pub job_state: Option<PathBuf>,
 

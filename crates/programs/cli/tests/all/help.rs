@@ -12,6 +12,47 @@ fn blockhaul(args: &[&str]) -> Output {
 }
 
 #[test]
+fn each_help_has_the_exit_statuses_of_its_command() {
+    let statuses = |command: &[&str]| {
+        let output = blockhaul(&[command, &["--help"]].concat());
+        let help = text(&output.stdout).to_string();
+        let rows = help.split("\nEXIT STATUS\n").nth(1).unwrap_or_default().lines();
+        let rows = rows.filter(|row| row.starts_with("  ") && !row.starts_with("   "));
+        rows.map(|row| row.split_whitespace().next().unwrap().to_string()).collect::<Vec<_>>()
+    };
+    assert_eq!(statuses(&["info"]), ["0", "1", "2"]);
+    assert_eq!(statuses(&["compare"]), ["0", "1", "2", "3", "4"]);
+    assert_eq!(statuses(&["ctl"]), ["0", "1", "2", "3", "7"]);
+    assert_eq!(statuses(&["map"]), ["0", "1", "2", "3", "4", "7"]);
+    // These are too long for them.
+    for command in ["copy", "serve"] {
+        assert!(text(&blockhaul(&[command, "--help"]).stdout).contains("help exit-status"));
+    }
+    assert!(!statuses(&["restore"]).contains(&"10".to_string()));
+}
+
+#[test]
+fn the_short_help_of_copy_has_what_matters() {
+    let output = blockhaul(&["copy", "-h"]);
+    let help = text(&output.stdout);
+    assert!(help.lines().count() <= 45, "{help}");
+    for wanted in ["--verify", "--journal", "--rate", "--job", "EXAMPLE", "blockhaul copy --help"] {
+        assert!(help.contains(wanted), "{wanted}: {help}");
+    }
+    assert!(!help.contains("--queue-size"), "{help}");
+}
+
+#[test]
+fn commands_of_other_programs_have_a_bridge() {
+    for (word, ours) in [("backup", "pull"), ("convert", "copy"), ("list", "info --list")] {
+        let output = blockhaul(&[word, "a", "b"]);
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{said}");
+        assert!(said.contains(&format!("use blockhaul {ours}")), "{said}");
+    }
+}
+
+#[test]
 fn topics_are_what_commands_do_not_repeat() {
     for (topic, wanted) in [
         ("devices", "memory:SIZE"),

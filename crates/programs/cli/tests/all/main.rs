@@ -3,6 +3,7 @@
 
 mod backup_runs;
 mod backups;
+mod bad_sectors;
 #[cfg(feature = "bench")]
 mod bench;
 mod change_lists;
@@ -11,6 +12,7 @@ mod compat;
 mod control_protocol;
 mod copy;
 mod discards;
+mod doctor;
 mod doors;
 mod dump;
 #[cfg(all(feature = "formats", feature = "fuse", feature = "nbdkit-plugins"))]

@@ -286,7 +286,7 @@ pub enum CtlCommand {
     ///
     /// It keeps what it shows.
     BitmapDisable(ExportBitmap),
-    /// Make dirty in a bitmap what is dirty in others
+    /// Merge other bitmaps into a bitmap
     BitmapMerge {
         /// Name of the export; '' for the one without a name
         #[arg(value_name = "EXPORT")]
@@ -350,7 +350,7 @@ pub enum CtlCommand {
         #[arg(value_name = "RATE", value_parser = size)]
         rate: u64,
     },
-    /// Change when the target of a mirror has what clients write
+    /// Switch a mirror between write-blocking and background copying
     JobCopyMode {
         /// Number of the job, as jobs shows it
         #[arg(value_name = "N")]
