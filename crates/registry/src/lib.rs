@@ -15,6 +15,11 @@ pub fn device_registry() -> Registry {
         timeout: options.timeout,
     };
     backends.extend(blockhaul_kubevirt::all(limits));
+    #[cfg(feature = "remote")]
+    backends.extend(blockhaul_remote::all(blockhaul_remote::RemoteOptions {
+        connect_timeout: options.connect_timeout,
+        timeout: options.timeout,
+    }));
     backends.extend(blockhaul_client::all(options));
     backends.extend(blockhaul_nbdkit_devices::devices::all());
     #[cfg(feature = "nbdkit-plugins")]

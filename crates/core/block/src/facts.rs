@@ -47,6 +47,9 @@ pub struct Facts {
     pub one_handle: bool,
     /// Written data is lost when the program ends that opened the device, whatever is flushed.
     pub temporary: bool,
+    /// What was written exists only after a flush: an object of a store that is uploaded. A caller flushes once, after
+    /// its last write.
+    pub flush_publishes: bool,
     /// Payloads of writes that are parked in the kernel ([`blockhaul_io::ParkedPayload`]) are moved on
     /// without a copy: callers that do not inspect the bytes should park them.
     pub takes_parked: bool,
@@ -90,6 +93,7 @@ impl Facts {
             zeroed: false,
             one_handle: false,
             temporary: false,
+            flush_publishes: false,
             takes_parked: false,
             claims_room: false,
             flush_failures_stay: false,

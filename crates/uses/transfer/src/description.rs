@@ -68,7 +68,9 @@ pub fn without_passwords(word: &str) -> Cow<'_, str> {
 }
 
 fn holds_password(key: &str) -> bool {
-    ["password", "passphrase", "cookie"].iter().any(|name| key.ends_with(name))
+    let key = key.to_ascii_lowercase();
+    let names = ["password", "passphrase", "cookie", "signature", "token"];
+    key == "sig" || names.iter().any(|name| key.ends_with(name))
 }
 
 /// Whether this is not a password, but where it is: `+FILE`, `-` or `-FD`.
@@ -79,14 +81,25 @@ fn is_elsewhere(value: &str) -> bool {
         || value.strip_prefix('-').is_some_and(|rest| rest.bytes().all(|b| b.is_ascii_digit()))
 }
 
-/// A description for the user who wrote it: without the parameters of disks that have passwords
+/// A description for the user who wrote it: without the parameters of disks that have passwords or signatures
 /// among them, because messages are logged.
 pub fn shown(described: &str) -> Cow<'_, str> {
     if described.starts_with("vddk:") {
         without_secrets(described).into()
+    } else if is_url(described) {
+        let ends = ["?", "#", "%3f", "%3F"].iter().filter_map(|end| described.find(end));
+        without_secrets(&described[..ends.min().unwrap_or(described.len())]).into()
     } else {
         described.into()
     }
+}
+
+/// Whether a description is that of a file of an HTTP server, or of an image in one.
+fn is_url(described: &str) -> bool {
+    let is_scheme = |scheme: &str| matches!(scheme, "http" | "https" | "dav" | "davs");
+    described
+        .split_once("://")
+        .is_some_and(|(schemes, _)| schemes.rsplit(':').next().is_some_and(is_scheme))
 }
 
 /// The path of a file, if it is one.
@@ -184,6 +197,9 @@ mod tests {
         }
         assert_eq!(shown("vddk:[d] a/b.vmdk?password=x"), "vddk:[d] a/b.vmdk");
         assert_eq!(shown("file:/a?direct=on"), "file:/a?direct=on");
+        assert_eq!(shown("https://u@host/a?sig=x"), "https://host/a");
+        assert_eq!(shown("qcow2:https://host/a%3fsig=x?names=allow"), "qcow2:https://host/a");
+        assert_eq!(shown("nbd+https://host/a?project=x"), "nbd+https://host/a?project=x");
     }
 
     #[test]
@@ -195,6 +211,11 @@ mod tests {
                 "curl:http://h/?cookie=x&proxy-password=y",
                 "curl:http://h/?cookie=…&proxy-password=…",
             ),
+            (
+                "https://h/a?X-Amz-Date=1&X-Amz-Signature=x&sig=y",
+                "https://h/a?X-Amz-Date=1&X-Amz-Signature=…&sig=…",
+            ),
+            ("kubevirt:https://h/?token-file=f", "kubevirt:https://h/?token-file=f"),
             ("vddk:a?password=-x", "vddk:a?password=…"),
             ("vddk:a?password=-3", "vddk:a?password=-3"),
             ("vddk:a?password=-", "vddk:a?password=-"),

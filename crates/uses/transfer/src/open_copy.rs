@@ -192,6 +192,7 @@ impl CopyContext {
         };
         let intent = intent.direct(direct::target(self.direct, &self.source, size));
         let (target, contents) = self.open_target(target, intent).await?;
+        self.engine.flush |= target.device().facts().flush_publishes;
         if intent.overwrites && self.engine.sampled && !target.device().facts().zeroed {
             // Freeing blocks one by one takes longer than writing them.
             self.engine.sparse = self.engine.sparse.max(SPARSE_OVER);
@@ -253,6 +254,12 @@ impl CopyContext {
         if !to.can.contains(Can::WRITE) {
             return Err(self.cannot_copy(
                 "the target is read-only: choose another target, or have its server allow writing",
+            ));
+        }
+        if to.flush_publishes && self.journal.is_some() {
+            return Err(self.cannot_copy(
+                "the target exists only when all of it is written, so that no part of the copy can be kept: leave out \
+                 --journal",
             ));
         }
         self.check_size(from, to)

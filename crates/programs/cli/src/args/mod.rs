@@ -328,6 +328,7 @@ fn long_version() -> String {
         ("fuse", cfg!(feature = "fuse")),
         ("luks", cfg!(feature = "luks")),
         ("nbdkit-plugins", cfg!(feature = "nbdkit-plugins")),
+        ("remote", cfg!(feature = "remote")),
         ("vddk", cfg!(feature = "vddk")),
         ("vhost", cfg!(feature = "vhost")),
     ];

@@ -53,6 +53,8 @@ mod qemu_nbd;
 mod qmp;
 mod random_doors;
 mod random_qmp;
+#[cfg(feature = "remote")]
+mod remote;
 mod reports;
 mod serve;
 mod served_disk;

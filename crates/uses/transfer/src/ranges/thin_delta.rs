@@ -38,7 +38,7 @@ pub(super) fn parse(text: &str) -> Result<(Vec<(u64, u64)>, u64), String> {
                 );
             }
             Event::Eof => return Err("no <diff>, which thin_delta prints".to_string()),
-            Event::Text(text) if !text.as_ref().trim().is_empty() => {
+            Event::Text(text) if !text.as_ref().trim_ascii().is_empty() => {
                 return Err(failed("text that thin_delta does not print".to_string()));
             }
             Event::CData(_) | Event::GeneralRef(_) => {
@@ -49,7 +49,7 @@ pub(super) fn parse(text: &str) -> Result<(Vec<(u64, u64)>, u64), String> {
         if depth == 0 && began {
             return Err(failed("more after the end of the output of thin_delta".to_string()));
         }
-        match tag.name().as_ref() {
+        match &*name_of(&tag) {
             "superblock" if depth == 0 => {
                 // In sectors.
                 let sectors = attribute(&tag, "data_block_size").map_err(failed)?;
@@ -84,16 +84,21 @@ pub(super) fn parse(text: &str) -> Result<(Vec<(u64, u64)>, u64), String> {
     }
 }
 
+/// The name of an element.
+fn name_of(tag: &BytesStart<'_>) -> String {
+    String::from_utf8_lossy(tag.name().as_ref()).into_owned()
+}
+
 /// The number in an attribute. An element with an attribute twice is refused.
 fn attribute(tag: &BytesStart<'_>, name: &str) -> Result<u64, String> {
     let mut value = None;
     for found in tag.attributes() {
         let found = found.map_err(|error| error.to_string())?;
-        if found.key.as_ref() == name {
-            value = found.value.parse().ok();
+        if found.key.as_ref() == name.as_bytes() {
+            value = std::str::from_utf8(&found.value).ok().and_then(|value| value.parse().ok());
         }
     }
-    value.ok_or_else(|| format!("no number {name} in <{}>", tag.name().as_ref()))
+    value.ok_or_else(|| format!("no number {name} in <{}>", name_of(tag)))
 }
 
 #[cfg(test)]

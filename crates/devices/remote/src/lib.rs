@@ -1,0 +1,58 @@
+//! Disks behind HTTP servers and in object stores: `https://…`, `s3://…`, `gs://…`, `az://…`, `dav(s)://…`.
+//!
+//! - `http_backend`, `store_backend`: the kinds of storage. `device`: the device of a disk.
+//! - `http_object`: a resource of an HTTP server, read by ranges. `http_stream`: one of a server without ranges,
+//!   read in one pass. `response`: checks of responses. `failure`: errors, and whether a request is repeated.
+//! - `store_object`: an object of an object store; `stores`: the stores of the vendors, and their credentials;
+//!   `aws_profile`: profiles in files. `store_service`: connections of stores, `store_failure`: their errors.
+//! - `upload`: an object that is written; `part_buffer`: a part of it; `upload_device`: its device.
+//! - `client`: connections, TLS and proxies; `crypto`: digests and signatures. `runtime`: the thread that carries out all requests.
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
+#![cfg_attr(not(test), warn(clippy::missing_errors_doc))]
+#![cfg_attr(not(test), warn(clippy::cast_possible_truncation, clippy::cast_sign_loss))]
+#![cfg_attr(not(test), warn(clippy::cast_possible_wrap, clippy::cast_lossless))]
+
+mod aws_profile;
+mod client;
+mod crypto;
+mod device;
+mod failure;
+mod files;
+mod http_backend;
+mod http_object;
+mod http_stream;
+mod part_buffer;
+mod response;
+mod runtime;
+mod store_backend;
+mod store_failure;
+mod store_object;
+mod store_service;
+mod stores;
+mod upload;
+mod upload_device;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use http_backend::HttpBackend;
+use store_backend::StoreBackend;
+use store_failure::StoreKind;
+
+/// Time limits of requests to servers.
+#[derive(Debug, Clone, Copy)]
+pub struct RemoteOptions {
+    /// Time for a connection, with the handshake of TLS; zero: none.
+    pub connect_timeout: Duration,
+    /// Time for a response to begin, and for each 256 KiB of its body; zero: none.
+    pub timeout: Duration,
+}
+
+/// The kinds of storage of this crate.
+pub fn all(options: RemoteOptions) -> Vec<Arc<dyn blockhaul_catalog::Backend>> {
+    let store =
+        |kind| Arc::new(StoreBackend::new(kind, options)) as Arc<dyn blockhaul_catalog::Backend>;
+    let mut all: Vec<_> = [StoreKind::S3, StoreKind::Gcs, StoreKind::Azure].map(store).into();
+    all.push(Arc::new(HttpBackend::new(options)));
+    all
+}

@@ -1,0 +1,70 @@
+//! The thread that carries out the requests of this crate, with tokio's runtime. All other devices do without one.
+
+use std::sync::OnceLock;
+use std::thread;
+
+use blockhaul_block::{Error, Kind, Result};
+use tokio::runtime::{Builder, Handle};
+
+/// Threads that resolve names of hosts.
+const RESOLVERS_MAX: usize = 4;
+
+/// Starts `work` on the thread of requests, which is started first if there is none.
+///
+/// # Errors
+/// The system has no thread or no descriptors left.
+pub(crate) fn spawn(work: impl Future<Output = ()> + Send + 'static) -> Result<()> {
+    handle()?.spawn(work);
+    Ok(())
+}
+
+/// The result of `work`, which the thread of requests carries out. Work that panics is an error.
+///
+/// # Errors
+/// Those of `work`, and of [`spawn`].
+pub(crate) async fn run<T: Send + 'static>(
+    work: impl Future<Output = Result<T>> + Send + 'static,
+) -> Result<T> {
+    let (completer, ticket) = blockhaul_io::ticket();
+    spawn(async move { completer.complete(work.await) })?;
+    ticket.await.unwrap_or_else(|_| Err(lost()))
+}
+
+/// The error of a request whose task has ended without a result.
+fn lost() -> Error {
+    Error::new(Kind::Io, "the request ended without a result (a bug in the program)")
+}
+
+fn handle() -> Result<&'static Handle> {
+    static HANDLE: OnceLock<std::io::Result<Handle>> = OnceLock::new();
+    let started = HANDLE.get_or_init(start);
+    started.as_ref().map_err(|error| {
+        let again = std::io::Error::new(error.kind(), error.to_string());
+        Error::system("cannot start the thread of remote requests", again)
+    })
+}
+
+fn start() -> std::io::Result<Handle> {
+    let runtime =
+        Builder::new_current_thread().enable_all().max_blocking_threads(RESOLVERS_MAX).build()?;
+    let handle = runtime.handle().clone();
+    let work = move || runtime.block_on(std::future::pending::<()>());
+    thread::Builder::new().name("remote".to_owned()).spawn(work)?;
+    Ok(handle)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test that fails")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn work_that_panics_is_an_error_and_the_thread_goes_on() {
+        let runtime = blockhaul_io::Runtime::start(&blockhaul_io::RuntimeConfig::default());
+        runtime.unwrap().block_on(|| async {
+            let failed = run(async { if true { panic!("on purpose") } else { Ok(()) } }).await;
+            assert_eq!(failed.unwrap_err().kind(), Kind::Io);
+            assert_eq!(run(async { Ok(7) }).await.unwrap(), 7);
+        });
+    }
+}

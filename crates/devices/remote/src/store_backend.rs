@@ -1,0 +1,318 @@
+//! The kinds of storage `s3://BUCKET/NAME`, `gs://BUCKET/NAME` and `az://CONTAINER/NAME`.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use blockhaul_block::{Error, Kind, Result};
+use blockhaul_catalog::{
+    Backend, BackendTarget, ConnectionSettings, Intent, OpenFuture, OpenedDevice, Param, ParamKind,
+    ParamValues, Preparation, StorageId, StorageIds,
+};
+use object_store::path::Path;
+
+use crate::client::client;
+use crate::device::RemoteDevice;
+use crate::http_backend::{CA, CONNECTIONS, connections};
+use crate::store_failure::{StoreKind, is_bucket_missing, is_forbidden};
+use crate::store_object::{StoreResource, open};
+use crate::store_service::StoreService;
+use crate::stores::{StoreSettings, build};
+use crate::upload::Upload;
+use crate::upload_device::UploadDevice;
+use crate::{RemoteOptions, runtime};
+
+/// A kind of object store.
+pub(crate) struct StoreBackend {
+    kind: StoreKind,
+    options: RemoteOptions,
+}
+
+impl StoreBackend {
+    /// With these time limits.
+    pub(crate) fn new(kind: StoreKind, options: RemoteOptions) -> StoreBackend {
+        StoreBackend { kind, options }
+    }
+}
+
+const ENDPOINT: Param = Param {
+    name: "endpoint",
+    kind: ParamKind::Text,
+    default: None,
+    doc: "URL of the service, if it is not the vendor's own (MinIO, Ceph, SeaweedFS, R2, an emulator).",
+};
+const ANONYMOUS: Param = Param {
+    name: "anonymous",
+    kind: ParamKind::Switch,
+    default: Some("off"),
+    doc: "Send no credentials: for public objects.",
+};
+const S3_PARAMS: &[Param] = &[
+    ENDPOINT,
+    Param {
+        name: "region",
+        kind: ParamKind::Text,
+        default: None,
+        doc: "Region of the bucket; that of the environment or the profile, else us-east-1, if not given.",
+    },
+    Param {
+        name: "profile",
+        kind: ParamKind::Text,
+        default: None,
+        doc: "Profile in ~/.aws/credentials and ~/.aws/config; AWS_PROFILE, else default, if not given.",
+    },
+    Param {
+        name: "path-style",
+        kind: ParamKind::Switch,
+        default: Some("on"),
+        doc: "Name the bucket in the path of URLs, not in the host.",
+    },
+    ANONYMOUS,
+    CA,
+    CONNECTIONS,
+];
+const GCS_PARAMS: &[Param] = &[ENDPOINT, ANONYMOUS, CA, CONNECTIONS];
+const AZURE_PARAMS: &[Param] = &[
+    Param {
+        name: "account",
+        kind: ParamKind::Text,
+        default: None,
+        doc: "The storage account; AZURE_STORAGE_ACCOUNT if not given.",
+    },
+    ENDPOINT,
+    ANONYMOUS,
+    CA,
+    CONNECTIONS,
+];
+
+impl Backend for StoreBackend {
+    fn schemes(&self) -> &'static [&'static str] {
+        match self.kind {
+            StoreKind::S3 => &["s3"],
+            StoreKind::Gcs => &["gs"],
+            StoreKind::Azure => &["az"],
+        }
+    }
+
+    fn operand(&self) -> &'static str {
+        match self.kind {
+            StoreKind::Azure => "//CONTAINER/NAME",
+            _ => "//BUCKET/NAME",
+        }
+    }
+
+    fn summary(&self) -> &'static str {
+        match self.kind {
+            StoreKind::S3 => {
+                "an object in Amazon S3 or a service that speaks its protocol, read, or written as a whole by a copy. Credentials are those of the \
+                 aws command: AWS_ACCESS_KEY_ID and others in the environment, a profile, a web identity, the \
+                 metadata service of the machine"
+            }
+            StoreKind::Gcs => {
+                "an object in Google Cloud Storage, read-only. Credentials are those of the gcloud command: \
+                 GOOGLE_APPLICATION_CREDENTIALS, the application default credentials, the metadata service of the \
+                 machine"
+            }
+            StoreKind::Azure => {
+                "a blob in Azure Blob Storage, read-only. Credentials are in AZURE_STORAGE_KEY, \
+                 AZURE_STORAGE_SAS_TOKEN or AZURE_STORAGE_CONNECTION_STRING, else those of a service principal, a \
+                 workload or the machine"
+            }
+        }
+    }
+
+    fn example(&self) -> &'static str {
+        match self.kind {
+            StoreKind::S3 => {
+                r#"
+blockhaul copy disk.raw s3://BUCKET/disk.raw
+blockhaul copy "s3://BUCKET/disk.raw?endpoint=https://HOST:9000&profile=backup" disk.raw
+"#
+            }
+            StoreKind::Gcs => {
+                r#"
+blockhaul info gs://BUCKET/disk.qcow2
+blockhaul copy qcow2:gs://BUCKET/disk.qcow2 disk.raw
+"#
+            }
+            StoreKind::Azure => {
+                r#"
+blockhaul copy "az://CONTAINER/disk.raw?account=NAME" disk.raw
+blockhaul serve --layer cow "az://CONTAINER/disk.raw?account=NAME"
+"#
+            }
+        }
+    }
+
+    fn params(&self) -> &'static [Param] {
+        match self.kind {
+            StoreKind::S3 => S3_PARAMS,
+            StoreKind::Gcs => GCS_PARAMS,
+            StoreKind::Azure => AZURE_PARAMS,
+        }
+    }
+
+    fn connecting(&self, settings: &ConnectionSettings) -> Option<Arc<dyn Backend>> {
+        Some(Arc::new(StoreBackend::new(self.kind, self.options.connecting(settings))))
+    }
+
+    fn open_target(&self, target: BackendTarget) -> OpenFuture<(OpenedDevice, Preparation)> {
+        let (kind, options) = (self.kind, self.options);
+        Box::pin(async move { open_upload(&target, kind, options).await })
+    }
+
+    fn open(&self, target: BackendTarget) -> OpenFuture<OpenedDevice> {
+        let (kind, options) = (self.kind, self.options);
+        Box::pin(async move { open_store(&target, kind, options).await })
+    }
+}
+
+async fn open_store(
+    target: &BackendTarget,
+    kind: StoreKind,
+    options: RemoteOptions,
+) -> Result<OpenedDevice> {
+    let typed = StoreDescription::parse(kind, target)?;
+    let name = typed.name.clone();
+    if target.intent.write {
+        let text = "an object cannot be written at random places";
+        let remedy = "copy to it as a whole, or write to a file";
+        let error = Error::new(Kind::Unsupported, text).with_remedy(remedy);
+        return Err(error.on(&name));
+    }
+    let connections = typed.connections;
+    let resource = typed.resource(kind, options).await?;
+    let object = runtime::run(open(resource)).await.map_err(|error| error.on(&name))?;
+    let device = RemoteDevice::new(&name, Arc::new(object), connections);
+    Ok(OpenedDevice { device: Arc::new(device.clone()), more: Some(Arc::new(device)) })
+}
+
+/// Opens the target of a copy: an object that is written as a whole.
+async fn open_upload(
+    target: &BackendTarget,
+    kind: StoreKind,
+    options: RemoteOptions,
+) -> Result<(OpenedDevice, Preparation)> {
+    let typed = StoreDescription::parse(kind, target)?;
+    if kind != StoreKind::S3 {
+        let text = "objects of this service are read-only";
+        let remedy = "copy to a file, and upload that with the tool of the service";
+        let error = Error::new(Kind::Unsupported, text).with_remedy(remedy);
+        return Err(error.on(&typed.name));
+    }
+    let Intent { target_size: Some(size), grows: false, extends: false, .. } = target.intent else {
+        let text = "an object is written as a whole, from a source whose size is known";
+        let remedy = "for an image copy as-qcow2:DEVICE to it; else copy to a file first";
+        let error = Error::new(Kind::Unsupported, text).with_remedy(remedy);
+        return Err(error.on(&typed.name));
+    };
+    let name = typed.name.clone();
+    let ids = StorageIds { same: vec![StorageId::Export(name.to_string())], below: Vec::new() };
+    let claim = target.claim(ids, &name, false)?;
+    let connections = typed.connections;
+    let resource = typed.resource(kind, options).await?;
+    let upload = Arc::new(Upload::new(resource.clone(), size, connections));
+    runtime::run(check_bucket(resource)).await.map_err(|error| error.on(&name))?;
+    let begun = upload.clone();
+    let device = UploadDevice::new(&name, upload, claim);
+    let preparation = Preparation::new(move || {
+        Box::pin(async move {
+            let begin = async move { begun.begin().await };
+            runtime::run(begin).await.map_err(|error| error.on(&name))
+        })
+    });
+    Ok((OpenedDevice { device: Arc::new(device), more: None }, preparation))
+}
+
+/// Checks that the service answers and has the bucket.
+async fn check_bucket(resource: StoreResource) -> Result<()> {
+    let Err(error) = open(resource).await else { return Ok(()) };
+    // The object need not exist, and who may write may be refused to read.
+    let is_absent = error.kind() == Kind::NotFound && !is_bucket_missing(&error);
+    if is_absent || is_forbidden(&error) { Ok(()) } else { Err(error) }
+}
+
+/// A description, checked.
+struct StoreDescription {
+    name: Arc<str>,
+    key: Path,
+    authority: Option<PathBuf>,
+    connections: usize,
+    settings: StoreSettings,
+}
+
+impl StoreDescription {
+    fn parse(kind: StoreKind, target: &BackendTarget) -> Result<StoreDescription> {
+        let text = target.text()?;
+        let scheme = &target.scheme;
+        let name: Arc<str> = format!("{scheme}:{text}").into();
+        let wrong = |why: String| Error::new(Kind::Usage, format!("{name}: {why}"));
+        let form = if kind == StoreKind::Azure { "CONTAINER" } else { "BUCKET" };
+        let remedy = format!("write {scheme}://{form}/NAME");
+        let parts = text.strip_prefix("//").and_then(|text| text.split_once('/'));
+        let Some((bucket, key)) =
+            parts.filter(|(bucket, key)| !bucket.is_empty() && !key.is_empty())
+        else {
+            return Err(wrong("no bucket, or no name in it".to_owned()).with_remedy(remedy));
+        };
+        let is_odd = |c: char| !(c.is_ascii_alphanumeric() || "-._$".contains(c));
+        if bucket.contains(is_odd) {
+            return Err(wrong(format!("{bucket:?} is no name of a bucket")).with_remedy(remedy));
+        }
+        let key = object_key(key).map_err(|why| {
+            wrong(why).with_remedy("rename the object: this version cannot name it")
+        })?;
+        let args = &target.args;
+        check_endpoint(args)
+            .map_err(|why| wrong(why).with_remedy("write endpoint=https://HOST[:PORT]"))?;
+        let number = connections(args);
+        let connections = number.map_err(|why| wrong(why).with_remedy("write connections=16"))?;
+        let own = |name: &str| args.text(name).map(str::to_owned);
+        let settings = StoreSettings {
+            bucket: bucket.to_owned(),
+            endpoint: own("endpoint"),
+            region: own("region"),
+            profile: own("profile"),
+            account: own("account"),
+            is_path_style: args.switch("path-style"),
+            is_anonymous: args.switch("anonymous"),
+        };
+        let authority = own("ca").map(PathBuf::from);
+        Ok(StoreDescription { name, key, authority, connections, settings })
+    }
+
+    /// The object, with the store that it is in.
+    async fn resource(self, kind: StoreKind, options: RemoteOptions) -> Result<StoreResource> {
+        let name = self.name.clone();
+        let prepared = blockhaul_io::offload(move || self.prepare(kind, options)).await;
+        let lost = |error| Error::new(Kind::Io, "cannot read the files").because(error);
+        prepared.map_err(lost)?.map_err(|error| error.on(&name))
+    }
+
+    /// Reads files and the environment. Blocks.
+    fn prepare(self, kind: StoreKind, options: RemoteOptions) -> Result<StoreResource> {
+        let client = client(options, self.authority.as_deref(), self.connections)?;
+        let service = StoreService { client, limit: options.timeout, has_answered: Arc::default() };
+        let store = build(kind, &self.settings, service)?;
+        Ok(StoreResource { store, kind, key: self.key, limit: options.timeout })
+    }
+}
+
+/// The name of an object, or why the library cannot name it.
+fn object_key(key: &str) -> Result<Path, String> {
+    if key.starts_with('/') || key.ends_with('/') {
+        return Err("a name that begins or ends with / is not supported".to_owned());
+    }
+    Path::parse(key)
+        .map_err(|_| "a name with //, ., .. or control characters is not supported".to_owned())
+}
+
+fn check_endpoint(args: &ParamValues) -> Result<(), String> {
+    let Some(endpoint) = args.text("endpoint") else { return Ok(()) };
+    let url =
+        reqwest::Url::parse(endpoint).map_err(|error| format!("endpoint: not a URL: {error}"))?;
+    match (url.scheme(), url.host_str(), url.password()) {
+        (_, _, Some(_)) => Err("endpoint: a password in a URL is visible to others".to_owned()),
+        ("http" | "https", Some(_), None) => Ok(()),
+        _ => Err("endpoint: not a URL of http or https".to_owned()),
+    }
+}

