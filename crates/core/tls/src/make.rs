@@ -300,9 +300,12 @@ mod tests {
 
     #[test]
     fn certificates_are_signed_and_nobody_else_reads_their_keys() {
-        let dir = tempfile::tempdir().unwrap();
-        let dir = dir.path().join("a/b");
+        let parent = tempfile::tempdir().unwrap();
+        let dir = parent.path().join("a");
         let all = wanted(&["*.example.com", "127.0.0.1", "::1"], "me, myself=I");
+        // A mistyped path makes no tree of directories.
+        assert!(certificates(&dir.join("b"), &all).is_err());
+        assert!(!dir.exists());
         let files = certificates(&dir, &all).unwrap();
         for file in &files {
             assert_eq!(fs::metadata(file).unwrap().permissions().mode() & 0o777, 0o600);

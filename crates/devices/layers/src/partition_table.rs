@@ -153,14 +153,31 @@ impl PartitionEntry {
 }
 
 impl PartitionTable {
-    /// The partition table of a disk; `None` if it has none. `sector`: bytes of a sector; without it, those with
-    /// which there is a GPT, or else 512.
+    /// The partition table of a disk of which it is not known whether it has one; `None` if it has none. The boot
+    /// sector of a file system has the signature of an MBR, and no table.
+    ///
+    /// # Errors
+    /// Those of [`PartitionTable::read`].
+    pub async fn find(disk: &Arc<dyn Device>) -> Result<Option<PartitionTable>> {
+        PartitionTable::read_where(disk, None, is_table).await
+    }
+
+    /// The partition table of a disk that has one, as its user says; `None` if it has none. `sector`: bytes of a
+    /// sector; without it, those with which there is a GPT, or else 512.
     ///
     /// # Errors
     /// [`Kind::NotFound`] if a GPT has entries of another form than those of UEFI, and errors of reading.
     pub async fn read(
         disk: &Arc<dyn Device>,
         sector: Option<u64>,
+    ) -> Result<Option<PartitionTable>> {
+        PartitionTable::read_where(disk, sector, is_mbr).await
+    }
+
+    async fn read_where(
+        disk: &Arc<dyn Device>,
+        sector: Option<u64>,
+        is_mbr: fn(&[u8]) -> bool,
     ) -> Result<Option<PartitionTable>> {
         let size = disk.facts().size;
         let sectors = sector.map_or(vec![512, 4096], |sector| vec![sector]);
@@ -173,7 +190,7 @@ impl PartitionTable {
             }
         }
         let sector = sectors[0];
-        let partitions = TableReader { disk, sector, size }.mbr().await?;
+        let partitions = TableReader { disk, sector, size }.mbr(is_mbr).await?;
         let table = |partitions| PartitionTable { format: TableFormat::Mbr, sector, partitions };
         Ok(partitions.map(table))
     }
@@ -235,10 +252,9 @@ impl TableReader<'_> {
     }
 
     /// The partitions of an MBR; `None` without one.
-    async fn mbr(&self) -> Result<Option<Vec<PartitionEntry>>> {
+    async fn mbr(&self, is_mbr: fn(&[u8]) -> bool) -> Result<Option<Vec<PartitionEntry>>> {
         let first = self.sectors(0, 1).await?;
-        // Like Linux: the boot sector of a file system has the signature, too, and code in this place.
-        if !is_mbr(&first) || [0, 1, 2, 3].iter().any(|index| first[446 + 16 * index] & 0x7f != 0) {
+        if !is_mbr(&first) {
             return Ok(None);
         }
         let used = (1..).zip([0, 1, 2, 3].map(|index| mbr_entry(&first, index, 0)));
@@ -275,6 +291,12 @@ impl TableReader<'_> {
 
 fn is_mbr(sector: &[u8]) -> bool {
     sector.get(510..512) == Some(&[0x55, 0xaa])
+}
+
+/// Whether this is the first sector of a disk with an MBR. Like Linux: the boot sector of a file system has the
+/// signature, too, and code in the place of the entries.
+fn is_table(sector: &[u8]) -> bool {
+    is_mbr(sector) && [0, 1, 2, 3].iter().all(|index| sector[446 + 16 * index] & 0x7f == 0)
 }
 
 /// An entry of a GPT; `None` if it is not used.

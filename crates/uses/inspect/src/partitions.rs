@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 pub(crate) async fn find(device: &Arc<dyn Device>) -> Option<PartitionTable> {
     // Fenced, so that parts of blocks can be read.
     let device = Stack::over(device.clone()).device().clone();
-    let table = PartitionTable::read(&device, None).await.ok()??;
+    let table = PartitionTable::find(&device).await.ok()??;
     (!table.partitions.is_empty()).then_some(table)
 }
 

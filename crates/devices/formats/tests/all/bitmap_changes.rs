@@ -182,7 +182,7 @@ fn changes_that_are_not_possible_are_refused_and_change_nothing() {
         ("new", add(256), "granularity 256"),
         ("new", add(3000), "granularity 3000"),
         ("new", add(1 << 32), "granularity 4294967296"),
-        ("new", BitmapChange::Remove, "(\"there\")"),
+        ("new", BitmapChange::Remove, "it has \"there\""),
         ("new", BitmapChange::Enable, "no bitmap \"new\""),
         ("there", merge(&["other"]), "no bitmap \"other\""),
     ] {

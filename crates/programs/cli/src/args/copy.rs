@@ -237,18 +237,16 @@ pub struct CopyArgs {
     /// Publish metrics for Prometheus: localhost:PORT, unix:PATH or textfile:PATH
     ///
     /// ADDR is a loopback address with a port, for example localhost:9100, or unix:PATH. Port 0
-    /// selects a free port and prints it. While the copy runs, it answers GET /metrics. There is no
-    /// password: whoever reaches the address can read the metrics. textfile:PATH writes a file for
-    /// node_exporter every 15 s and at the end; PATH ends in .prom, and the label run has its name.
-    /// May be given twice, for an address and a file.
+    /// selects a free port and prints it. There is no password: whoever reaches the address can read
+    /// the metrics. textfile:PATH writes a file for node_exporter every 15 s and at the end; PATH ends
+    /// in .prom, and the label run has its name. May be given twice, for an address and a file.
     #[arg(long, value_name = "ADDR", help_heading = "Long copies")]
     pub metrics: Vec<blockhaul_metrics::Destination>,
 
     /// Serve a web page at the address of --metrics that shows the progress
     ///
-    /// The page shows a map of the disk, rate and latency over time, and the slower side. It is
-    /// read-only and loads nothing from other servers. The same data as JSON: GET /status.json, and
-    /// as one event a second: GET /events.
+    /// It shows a map of the disk, rate and latency over time, and the slower side, is read-only and
+    /// loads nothing from other servers. GET /status.json and /events give the same data as JSON.
     #[arg(long, help_heading = "Long copies", requires = "metrics")]
     pub page: bool,
 
@@ -303,8 +301,8 @@ pub struct CopyArgs {
     /// Limit the bytes per second of all connections together
     ///
     /// Either one rate, or rules by local time of day, for example 08:00-18:00=50M,*=0: the first
-    /// rule that matches the time applies. 0 means no limit. The limit also applies to what --verify,
-    /// --manifest, --since and --digest read; bytes that --verify reads on both sides count once.
+    /// rule that matches the time applies. 0 means no limit. Reads of --verify, --manifest, --since and
+    /// --digest count, too.
     #[arg(long, value_name = "RATE|RULES", help_heading = "Long copies", value_parser = schedule)]
     pub rate: Option<blockhaul_engine::RateSchedule>,
 
@@ -449,25 +447,18 @@ pub(super) const EXAMPLES: &str = "\
 EXAMPLES
   Serve a generated disk image, copy it and verify it:
       blockhaul copy --verify [ blockhaul serve sample:2G ] disk.raw
-  Copy from one server to another, over 8 connections:
-      blockhaul copy -C 8 nbd://old/disk nbd://new/disk
   Limit the rate by day, but not by night:
       blockhaul copy --rate 08:00-18:00=50M,*=0 nbd://old/disk nbd://new/disk
   Copy and print the digest that b3sum prints for the copy:
       blockhaul copy --digest blake3 nbd://server/disk disk.raw
-  Convert to qcow2 and back:
+  Convert to qcow2:
       blockhaul copy disk.raw qcow2:disk.qcow2
-      blockhaul copy qcow2:disk.qcow2 disk.raw
   Copy only what changed since the last copy, with a dirty bitmap of QEMU or with a manifest:
       blockhaul copy --bitmap qemu:dirty-bitmap:b0 nbd://server/disk disk.raw
       blockhaul copy --since monday --manifest tuesday nbd://server/disk disk.raw
   Save what can be read of a disk with bad sectors; the same command again reads only those:
       blockhaul copy --on-error skip --error-map disk.map /dev/sdb disk.raw
-  Show the first 512 bytes of a disk, through a pipe:
-      blockhaul copy --range 0:512 nbd://server/disk - | xxd
-  Report progress to a program, one JSON object per line: phase (prepare, copy or verify), done,
-  total, rate, data_rate, eta, elapsed, finished and more, which docs/watching.md lists; the last
-  line also has success, exit_status, error and end_time:
+  Report progress to a program, one JSON object per line (members: docs/watching.md):
       blockhaul copy --progress=json nbd://server/disk disk.raw
   Serve metrics for Prometheus, and a page for a browser, at http://localhost:9100/:
       blockhaul copy --metrics localhost:9100 --page nbd://server/disk disk.raw

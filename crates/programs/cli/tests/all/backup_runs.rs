@@ -133,14 +133,14 @@ fn restore_chain_and_verify_tell_programs_how_they_ended() {
     succeed(&["copy", "--manifest", &manifest, &disk, "null:"]);
     let (status, value) = json_of(&["verify", &disk, &manifest, "--json", &metrics]);
     assert_eq!(
-        (status, &value["same"], &value["command"]),
+        (status, &value["identical"], &value["command"]),
         (Some(0), &true.into(), &"verify".into())
     );
     let mut bytes = fs::read(&disk).unwrap();
     bytes[5 << 20] ^= 1;
     fs::write(&disk, bytes).unwrap();
     let (status, value) = json_of(&["verify", &disk, &manifest, "--json", &metrics]);
-    assert_eq!((status, &value["same"]), (Some(8), &false.into()), "{value}");
+    assert_eq!((status, &value["identical"]), (Some(8), &false.into()), "{value}");
     assert!(value["differences"][0]["length"].as_u64() > Some(0), "{value}");
     assert_eq!(metric(&file, "blockhaul_backup_exit_status{run=\"x\",command=\"verify\"}"), 8.0);
 }

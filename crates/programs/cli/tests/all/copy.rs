@@ -608,7 +608,7 @@ fn words_that_cannot_be_understood() {
     assert_fails(&["tape:1", "null:"], 2, &["tape", "known are"]);
     assert_fails(&["patern:1M", "null:"], 2, &["did you mean pattern?"]);
     assert_fails(&["perl:x.pl", "null:"], 2, &["'nbdkit:perl?script=x.pl'"]);
-    assert_fails(&["https://h/x", "null:"], 2, &["'nbdkit:curl?url=https://h/x'"]);
+    assert_fails(&["ftp://h/x", "null:"], 2, &["'nbdkit:curl?url=ftp://h/x'"]);
     assert_fails(&["parallels:x.img", "null:"], 2, &["[ qemu-nbd -f parallels x.img ]"]);
     assert_fails(&["vmdk:x.img", "null:"], 3, &["x.img", "check the name"]);
     assert_fails(&["qcow2:x.img", "null:"], 3, &["x.img", "check the name"]);
