@@ -13,7 +13,8 @@
 //! - `stop`: the orderly stop. `disconnect`: why a connection ends otherwise.
 //! - `reply`: outcomes as NBD replies. `log_fields`: members of log records; `log_limit`: limits
 //!   log lines.
-//! - `control`: the operator's interface. `counters`: the counters.
+//! - `control`: the operator's interface. `counters`: the counters. `service_manager`: messages to
+//!   systemd.
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 #![cfg_attr(not(test), warn(clippy::missing_errors_doc))]
@@ -31,6 +32,7 @@ mod limits;
 mod log_fields;
 mod log_limit;
 mod reply;
+mod service_manager;
 mod session;
 mod stop;
 mod storages;
@@ -62,6 +64,7 @@ use in_flight::AllInFlight;
 pub use limits::{Limit, Limits};
 use log_fields::record;
 use log_limit::LogLimit;
+pub use service_manager::ServiceNotifier;
 use stop::Stop;
 use storages::StorageFlushes;
 

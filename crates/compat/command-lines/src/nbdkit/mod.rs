@@ -143,7 +143,9 @@ pub fn serve_words(
     let is_debugged = line.plugin.as_deref().is_some_and(is_debugged);
     let native =
         if hosted.is_empty() && !is_debugged && !as_other { plugins::native(&line) } else { None };
-    if let (Some(threads), Some(_)) = (line.threads, &native) {
+    // A thread of nbdkit has one request in progress in all filters and the plugin, so that the
+    // number limits the requests of a connection, whatever serves them.
+    if let Some(threads) = line.threads {
         words.push(format!("--threads={}", threads.min(65_536)).into());
     }
     if let (Some(plugin), Some(_)) = (line.plugin.as_deref(), &native) {
@@ -230,8 +232,7 @@ pub fn dump_config(host: &TranslationContext<'_>) -> String {
 mod tests {
     use super::*;
 
-    fn device(text: &str) -> (String, Vec<String>) {
-        let words: Vec<OsString> = text.split_whitespace().map(OsString::from).collect();
+    fn translated(words: &[OsString]) -> Vec<OsString> {
         let known = |layer: &str| ["offset", "readonly"].iter().any(|name| layer.starts_with(name));
         let folder = PathBuf::from("/no/such/folder");
         let host = TranslationContext {
@@ -240,7 +241,12 @@ mod tests {
             filters: folder,
             hosts: &|_| false,
         };
-        let words = serve_words(NbdkitCommand::parse(&words).unwrap(), false, &host);
+        serve_words(NbdkitCommand::parse(words).unwrap(), false, &host)
+    }
+
+    fn device(text: &str) -> (String, Vec<String>) {
+        let words: Vec<OsString> = text.split_whitespace().map(OsString::from).collect();
+        let words = translated(&words);
         let words: Vec<String> =
             words.into_iter().map(|word| word.into_string().unwrap()).collect();
         let layers = words.iter().filter_map(|word| word.strip_prefix("--layer="));
@@ -279,6 +285,16 @@ mod tests {
         assert_eq!(device("nbd socket=/s export=a").0, "nbd+unix:///a?socket=/s");
         assert_eq!(device("nbd uri=nbd://h/ retry=5").0, "nbdkit:nbd?uri=nbd://h/&retry=5");
         assert_eq!(device("./x.so a=b%").0, "nbdkit:./x.so?a=b%25");
+    }
+
+    #[test]
+    fn threads_limit_the_requests_of_a_connection_whatever_serves_them() {
+        for plugin in ["memory 1M", "sh script", "perl script", "--filter=delay null"] {
+            let words: Vec<OsString> =
+                format!("-t 3 {plugin}").split_whitespace().map(OsString::from).collect();
+            let words = translated(&words);
+            assert!(words.contains(&"--threads=3".into()), "{plugin}: {words:?}");
+        }
     }
 
     #[test]

@@ -6,6 +6,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use blockhaul_fuse::mountpoint::MountedDisk;
 use blockhaul_fuse::{Files, MountConfig, MountEnd, PageCacheMode, Permissions, Session};
 use blockhaul_io::{Task, Ticket, offload};
+use blockhaul_server::ServiceNotifier;
 
 use super::disks::{MountDisks, MountSources};
 use super::filesystem::FileSystem;
@@ -14,7 +15,6 @@ use crate::exit::{CommandFailure, FAILED, TARGET, plain};
 use crate::serve::background::BackgroundProcess;
 use crate::serve::command::{self, RunningCommand};
 use crate::serve::job::write_pid;
-use crate::serve::notify::ServiceNotifier;
 use crate::serve::stdio;
 use crate::serve::stop::{StopReason, Stopper};
 use crate::{logger, signals};

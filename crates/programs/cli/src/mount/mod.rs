@@ -15,11 +15,11 @@ use std::time::Duration;
 
 use blockhaul_fuse::mountpoint::MountTarget;
 use blockhaul_io::Runtime;
+use blockhaul_server::ServiceNotifier;
 
 use crate::brackets::Groups;
 use crate::exit::{CommandFailure, CommandResult, FAILED, HELD, plain};
 use crate::serve::background::{self, BackgroundProcess, WorkingDirectory};
-use crate::serve::notify::ServiceNotifier;
 use crate::serve::stop::{StopReason, Stopper};
 use crate::serve::{close, job as serve_job, stdio};
 use crate::{args, logger, signals};

@@ -38,7 +38,7 @@ pub fn start(
     let mut command = Command::new("/bin/sh");
     command.arg("-c").arg(text).stdin(input).stdout(output);
     // Only this program may notify a service manager.
-    command.env_remove(super::notify::VARIABLE);
+    command.env_remove(blockhaul_server::ServiceNotifier::VARIABLE);
     let mut child = command.spawn().map_err(cannot)?;
     let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
     let (sender, receiver) = mpsc::channel();

@@ -13,13 +13,12 @@ use blockhaul_metrics::Destinations;
 use blockhaul_metrics::peer_listener::PeerListener;
 use blockhaul_os::UserIdentity;
 use blockhaul_qmp::Monitor;
-use blockhaul_server::{Limits, Offers, Server, ServerConfig};
+use blockhaul_server::{Limits, Offers, Server, ServerConfig, ServiceNotifier};
 
 use super::background::BackgroundProcess;
 use super::control::{ControlSocket, Operations, SharedOperations};
 use super::listen::{self, BoundListeners, ListenAddresses, ListenConfig};
 use super::monitor::{self, MonitorConnection};
-use super::notify::ServiceNotifier;
 use super::single::{self, SingleClient};
 use super::stop::{StopReason, Stopper};
 use super::tls::TlsSettings;

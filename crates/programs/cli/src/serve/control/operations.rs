@@ -5,11 +5,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use blockhaul_control::Refusal;
 use blockhaul_io::WorkerHandle;
 use blockhaul_jobs::{ExportTable, Jobs};
-use blockhaul_server::Server;
+use blockhaul_server::{Server, ServiceNotifier};
 use serde_json::Value;
 
 use crate::exit::{CommandFailure, USAGE};
-use crate::serve::notify::ServiceNotifier;
 use crate::serve::stop::Stopper;
 use crate::serve::tls::TlsSettings;
 

@@ -7,12 +7,8 @@ use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use blockhaul_io::plain;
 use rustix::time::{ClockId, clock_gettime};
-
-use crate::exit::plain;
-
-/// The variable that names the socket of the service manager. Children must not inherit it.
-pub const VARIABLE: &str = "NOTIFY_SOCKET";
 
 /// Maximum number of messages for a service manager that does not read; beyond, the second oldest
 /// is dropped.
@@ -38,9 +34,13 @@ struct NotifyQueue {
 }
 
 impl ServiceNotifier {
-    /// From the environment.
+    /// The environment variable that names the socket of the service manager. Children must not
+    /// inherit it.
+    pub const VARIABLE: &str = "NOTIFY_SOCKET";
+
+    /// The connection that the environment names.
     pub fn new() -> ServiceNotifier {
-        let Some(place) = std::env::var_os(VARIABLE).filter(|place| !place.is_empty()) else {
+        let Some(place) = std::env::var_os(Self::VARIABLE).filter(|place| !place.is_empty()) else {
             return ServiceNotifier(None);
         };
         let address = match place.as_encoded_bytes().split_first() {
@@ -50,7 +50,7 @@ impl ServiceNotifier {
         if let Err(error) = &address {
             let place = place.display();
             let why = plain(error);
-            log::warn!("cannot notify the service manager at {VARIABLE}={place}: {why}");
+            log::warn!("cannot notify the service manager at {}={place}: {why}", Self::VARIABLE);
         }
         address.map_or(ServiceNotifier(None), ServiceNotifier::to)
     }
