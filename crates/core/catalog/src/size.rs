@@ -28,9 +28,10 @@ pub fn parse_number<T: TryFrom<u64>>(text: &str) -> Result<T> {
 }
 
 /// Parses a size in bytes: a decimal number, or a hexadecimal one after `0x`, and an optional unit.
-/// Units, base 1024, either case: b k m g t p e, KiB MiB GiB TiB PiB EiB; `s` is a sector of 512
-/// bytes. `_` may separate digits, and the number from a unit of one letter: `0x1_E` is 1 EiB, where
-/// `0x1E` is 30.
+/// Units, base 1024, either case: b k m g t p e, KiB MiB GiB TiB PiB EiB; base 1000: kB MB GB TB PB EB;
+/// `s` is a sector of 512 bytes. A decimal number may have a fraction before a unit: `1.5G`; a part of a byte
+/// is left out. `_` may separate digits, and the number from a unit of one letter: `0x1_E` is 1 EiB,
+/// where `0x1E` is 30.
 ///
 /// # Errors
 /// [`Kind::Usage`] for anything else, and for more than 2^63 - 1 bytes, the largest file offset.
@@ -38,17 +39,49 @@ pub fn parse_size(text: &str) -> Result<u64> {
     let wrong = || {
         let text = format!(
             "{text:?} is not a size: give a number with b, k, m, g, t, p, e (base 1024), \
-             KiB, MiB, GiB, TiB or s (512 bytes), for example 10G"
+             kB, MB, GB, TB (base 1000), KiB, MiB, GiB, TiB or s (512 bytes), for example 10G"
         );
         Error::new(Kind::Usage, text)
     };
+    if let Some((whole, rest)) = text.split_once('.') {
+        let size = with_fraction(whole, rest).ok_or_else(wrong)?;
+        return limited(text, u64::try_from(size).ok());
+    }
     let (number, unit) = size_parts(text).ok_or_else(wrong)?;
-    let factor = match unit.to_ascii_lowercase().as_str() {
-        unit if unit.ends_with("ib") => unit_bytes(&unit[..1]),
-        unit => unit_bytes(unit),
-    };
-    let factor = factor.filter(|_| matches!(unit.len(), 0 | 1 | 3)).ok_or_else(wrong)?;
+    let factor = unit_factor(unit).ok_or_else(wrong)?;
     limited(text, number.and_then(|number| number.checked_mul(factor)))
+}
+
+/// Bytes of `whole.rest`, where `rest` is digits and a unit of more than a byte.
+fn with_fraction(whole: &str, rest: &str) -> Option<u128> {
+    // So that no product exceeds 128 bits.
+    const DIGITS_MAX: usize = 18;
+    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    let end = rest.find(|letter: char| !letter.is_ascii_digit())?;
+    let (digits, unit) = rest.split_at(end);
+    if !is_number(whole) || !is_number(digits) || whole.len().max(digits.len()) > DIGITS_MAX {
+        return None;
+    }
+    let factor = u128::from(unit_factor(unit).filter(|&factor| factor > 1)?);
+    let [whole, part] = [whole, digits].map(|text| text.parse::<u128>().unwrap_or(0));
+    let scale = 10_u128.pow(u32::try_from(digits.len()).ok()?);
+    Some(whole * factor + part * factor / scale)
+}
+
+/// Bytes of a unit of any length: `M`, `MiB`, `MB`.
+fn unit_factor(unit: &str) -> Option<u64> {
+    let lower = unit.to_ascii_lowercase();
+    match lower.as_bytes() {
+        [_, b'i', b'b'] => decimal_power(&lower[..1]).and_then(|_| unit_bytes(&lower[..1])),
+        [_, b'b'] => decimal_power(&lower[..1]).map(|power| 1000_u64.pow(power)),
+        _ => unit_bytes(&lower),
+    }
+}
+
+/// The power of 1000 of a letter.
+fn decimal_power(letter: &str) -> Option<u32> {
+    let place = ["k", "m", "g", "t", "p", "e"].iter().position(|known| *known == letter)?;
+    u32::try_from(place).ok().map(|place| place + 1)
 }
 
 /// Bytes of a unit of one letter, or of none.
@@ -120,12 +153,18 @@ pub fn rounded_size(bytes: u64) -> String {
     format!("{} {}", text.strip_suffix(".0").unwrap_or(&text), UNITS[unit])
 }
 
-/// Parses a rate in bytes per second: a size, with an optional `/s`.
+/// Parses a rate in bytes per second: a size, or bits with `bit`, `kbit`, `Mbit` or `Gbit` (base 1000), with
+/// an optional `/s`.
 ///
 /// # Errors
 /// Like [`parse_size`].
 pub fn parse_rate(text: &str) -> Result<u64> {
-    parse_size(text.strip_suffix("/s").unwrap_or(text))
+    let size = text.strip_suffix("/s").unwrap_or(text);
+    match size.strip_suffix("bit") {
+        Some("") => parse_size(size),
+        Some(bits) => parse_size(&format!("{bits}B")).map(|bits| bits / 8),
+        None => parse_size(size),
+    }
 }
 
 /// Maximum result of [`parse_duration`]: a century. The clock can represent a time that far ahead,
@@ -201,6 +240,13 @@ mod tests {
             ("0x10_0000", 1 << 20),
             ("1_M", 1 << 20),
             ("1_000_000k", 1_024_000_000),
+            ("1.5G", 3 << 29),
+            ("0.1k", 102),
+            ("1.25MiB", 5 << 18),
+            ("1kb", 1000),
+            ("1GB", 1_000_000_000),
+            ("1.5MB", 1_500_000),
+            ("9EB", 9_000_000_000_000_000_000),
         ];
         for (text, size) in good {
             assert_eq!(parse_size(text).unwrap(), size, "{text}");
@@ -208,12 +254,22 @@ mod tests {
         for text in [
             "",
             "k",
-            "1.5G",
+            "1.5",
+            "1.5b",
+            ".5G",
+            "1.G",
+            "1..5G",
+            "0x1.5G",
+            "1.5_0G",
+            "8.5e",
+            "1.0000000000000000000k",
+            "1bb",
+            "1sb",
+            "1sib",
             "-1",
             "10 M",
-            "1kb",
-            "1MB",
             "8e",
+            "10EB",
             "0x",
             "0xg",
             "99999999999999999999",
@@ -298,6 +354,17 @@ mod tests {
         for text in ["", "ms", "1 s", "-1s", "1e9x", ".", "inf", "nan", "1e999", "1e-", "e3"] {
             assert!(parse_duration(text).is_err(), "{text}");
         }
-        assert_eq!(parse_rate("10M/s").unwrap(), 10 << 20);
+        for (text, rate) in [
+            ("10M/s", 10 << 20),
+            ("20MB/s", 20_000_000),
+            ("160Mbit", 20_000_000),
+            ("1.5Gbit/s", 187_500_000),
+            ("800bit", 100),
+        ] {
+            assert_eq!(parse_rate(text).unwrap(), rate, "{text}");
+        }
+        for text in ["bit", "1Mbits", "/s", "1sbit"] {
+            assert!(parse_rate(text).is_err(), "{text}");
+        }
     }
 }

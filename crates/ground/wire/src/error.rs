@@ -71,7 +71,7 @@ impl fmt::Display for ProtocolError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             ProtocolError::NotNbd { found } if found.is_empty() => {
-                f.write_str("not an NBD server: the connection was closed before a greeting came")
+                f.write_str("the connection was closed before a greeting came: the server refuses this client, or is no NBD server")
             }
             ProtocolError::NotNbd { found } => {
                 write!(f, "not an NBD server: its greeting was \"{}\"", printable(found, 64))

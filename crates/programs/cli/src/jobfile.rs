@@ -648,7 +648,7 @@ source-layer = ['readonly', 'log']
     fn keys_are_options() {
         let file = parse("f.toml", TWO, &[]).unwrap();
         assert_eq!(file.common.parallel, Some(3));
-        assert_eq!(file.common.limits.rate.as_ref().unwrap().rate_at(0), 5 << 20);
+        assert_eq!(file.common.limits.rate.as_ref().unwrap().rate_at(0, 0), 5 << 20);
         let [root, data] = &file.disks[..] else { panic!("{} disks", file.disks.len()) };
         assert_eq!((root.name.as_str(), data.name.as_str()), ("root", "2"));
         assert_eq!((root.options.verify, data.options.verify), (false, true));

@@ -107,7 +107,7 @@ fn longest_wait(buckets: &mut [TokenBucket], now: Instant) -> Option<Duration> {
     limited.filter_map(|bucket| bucket.wait_for_all(now)).max()
 }
 
-/// Rates by the time of day: `08:00-18:00=50M,*=0`.
+/// Rates by day and time of day: `mon-fri 08:00-18:00=50M,*=0`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RateSchedule {
     rules: Vec<Rule>,
@@ -115,6 +115,8 @@ pub struct RateSchedule {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Rule {
+    /// First and last day, from 0 (Monday) to 6; `None`: every day.
+    days: Option<(u8, u8)>,
     /// First minute of the day, and the one after the last; `None`: always.
     span: Option<(u16, u16)>,
     rate: u64,
@@ -122,14 +124,17 @@ struct Rule {
 
 impl RateSchedule {
     /// Parses a rate, or rules separated by commas, of which the first that matches the time
-    /// applies: `FROM-TO=RATE` with times as HH:MM (the span may cross midnight), or `*=RATE`. 0 is
-    /// no limit, and so is a time without a rule.
+    /// applies: `FROM-TO=RATE` with times as HH:MM (the span may cross midnight), or `*=RATE`. A day or
+    /// days may stand before the span or in its place: `mon-fri 08:00-18:00=50M`, `sun=0`; a span that crosses
+    /// midnight belongs to the day on which it begins. 0 is no limit, and so is a time without a rule.
     ///
     /// # Errors
     /// [`Kind::Usage`] with the invalid part.
     pub fn parse(text: &str) -> Result<RateSchedule> {
         let wrong = |part: &str, why: &str| {
-            let text = format!("{part:?}: {why}; rates by time look like 08:00-18:00=50M,*=0");
+            let text = format!(
+                "{part:?}: {why}; rates by time look like 08:00-18:00=50M,*=0 or mon-fri 08:00-18:00=50M"
+            );
             Error::new(Kind::Usage, text)
         };
         let rate = |part: &str, text: &str| match text {
@@ -137,13 +142,16 @@ impl RateSchedule {
             _ => parse_rate(text).map_err(|error| wrong(part, &error.text())),
         };
         if !text.contains('=') {
-            return Ok(RateSchedule { rules: vec![Rule { span: None, rate: rate(text, text)? }] });
+            let rule = Rule { days: None, span: None, rate: rate(text, text)? };
+            return Ok(RateSchedule { rules: vec![rule] });
         }
         let mut rules = Vec::new();
         for part in text.split(',') {
             let (span, value) = part.split_once('=').ok_or_else(|| wrong(part, "without ="))?;
-            let span = match span.trim() {
+            let (days, span) = split_days(span.trim());
+            let span = match span {
                 "*" => None,
+                "" if days.is_some() => None,
                 span => {
                     let (from, to) =
                         span.split_once('-').ok_or_else(|| wrong(part, "not * or a time span"))?;
@@ -157,25 +165,52 @@ impl RateSchedule {
                     Some((from, to))
                 }
             };
-            rules.push(Rule { span, rate: rate(part, value.trim())? });
+            rules.push(Rule { days, span, rate: rate(part, value.trim())? });
         }
         Ok(RateSchedule { rules })
     }
 
-    /// The rate at this minute of the day, from 0 to 1439; 0: no limit.
-    pub fn rate_at(&self, minute: u16) -> u64 {
+    /// The rate on this day, from 0 (Monday) to 6, at this minute of the day, from 0 to 1439; 0: no limit.
+    pub fn rate_at(&self, day: u8, minute: u16) -> u64 {
         let is_for = |rule: &&Rule| match rule.span {
-            None => true,
-            Some((from, to)) if from < to => (from..to).contains(&minute),
-            Some((from, to)) => minute >= from || minute < to,
+            None => rule.is_on(day),
+            Some((from, to)) if from < to => rule.is_on(day) && (from..to).contains(&minute),
+            Some((from, _)) if minute >= from => rule.is_on(day),
+            Some((_, to)) => minute < to && rule.is_on((day + 6) % 7),
         };
         self.rules.iter().find(is_for).map_or(0, |rule| rule.rate)
     }
 
     /// Whether the rate depends on the time.
     pub fn changes(&self) -> bool {
-        self.rules.iter().any(|rule| rule.span.is_some())
+        self.rules.iter().any(|rule| rule.span.is_some() || rule.days.is_some())
     }
+}
+
+impl Rule {
+    /// Whether it is one for this day.
+    fn is_on(&self, day: u8) -> bool {
+        self.days.is_none_or(|(first, last)| {
+            if first <= last { (first..=last).contains(&day) } else { day >= first || day <= last }
+        })
+    }
+}
+
+/// The days before a span, first and last, if there are any, and the span.
+fn split_days(text: &str) -> (Option<(u8, u8)>, &str) {
+    let (days, span) = text.split_once(char::is_whitespace).unwrap_or((text, ""));
+    let (first, last) = days.split_once('-').unwrap_or((days, days));
+    match day(first).zip(day(last)) {
+        Some(days) => (Some(days), span.trim()),
+        None => (None, text),
+    }
+}
+
+/// A day by the first three letters of its English name, from 0 (Monday) to 6.
+fn day(name: &str) -> Option<u8> {
+    const DAYS: [&str; 7] = ["mon", "tue", "wed", "thu", "fri", "sat", "sun"];
+    let place = DAYS.iter().position(|day| day.eq_ignore_ascii_case(name))?;
+    u8::try_from(place).ok()
 }
 
 /// Minute of the day of `HH:MM`.
@@ -237,16 +272,16 @@ mod tests {
     fn schedules_are_read_by_the_first_rule_that_fits() {
         let day = RateSchedule::parse("08:00-18:00=50M,*=0").unwrap();
         assert!(day.changes());
-        let rates = [0, 479, 480, 1079, 1080, 1439].map(|minute| day.rate_at(minute));
+        let rates = [0, 479, 480, 1079, 1080, 1439].map(|minute| day.rate_at(3, minute));
         assert_eq!(rates, [0, 0, 50 << 20, 50 << 20, 0, 0]);
         let night = RateSchedule::parse("22:00-06:30=0, 12:00-13:00=1G ,*=10M").unwrap();
-        let rates = [0, 389, 390, 720, 1319, 1320].map(|minute| night.rate_at(minute));
+        let rates = [0, 389, 390, 720, 1319, 1320].map(|minute| night.rate_at(3, minute));
         assert_eq!(rates, [0, 0, 10 << 20, 1 << 30, 10 << 20, 0]);
         let plain = RateSchedule::parse("100M").unwrap();
         assert!(!plain.changes());
-        assert_eq!(plain.rate_at(77), 100 << 20);
-        assert_eq!(RateSchedule::parse("0").unwrap().rate_at(0), 0);
-        assert_eq!(RateSchedule::parse("18:00-24:00=1M").unwrap().rate_at(1439), 1 << 20);
+        assert_eq!(plain.rate_at(0, 77), 100 << 20);
+        assert_eq!(RateSchedule::parse("0").unwrap().rate_at(0, 0), 0);
+        assert_eq!(RateSchedule::parse("18:00-24:00=1M").unwrap().rate_at(6, 1439), 1 << 20);
         for wrong in [
             "",
             "x",
@@ -261,8 +296,24 @@ mod tests {
             "08:00-18:00=1M,",
             "+8:00-9:00=1M",
             "*=1Q",
+            "mon-x 08:00-18:00=1M",
+            "mon 8=1M",
+            "mon- 08:00-18:00=1M",
+            "monday=1M",
+            " =1M",
         ] {
             assert!(RateSchedule::parse(wrong).is_err(), "{wrong:?}");
         }
+    }
+
+    #[test]
+    fn rules_have_days() {
+        let text = "mon-fri 08:00-18:00=50M, fri 22:00-06:00=1M,sat-mon=2M,*=3M";
+        let week = RateSchedule::parse(text).unwrap();
+        let rates = |minute| [0, 3, 4, 5, 6].map(|day| week.rate_at(day, minute) >> 20);
+        assert_eq!(rates(600), [50, 50, 50, 2, 2]);
+        assert_eq!(rates(1330), [2, 3, 1, 2, 2]);
+        assert_eq!(rates(60), [2, 3, 3, 1, 2], "the night of Friday is that to Saturday");
+        assert!(week.changes() && RateSchedule::parse("Sun=1M").unwrap().changes());
     }
 }

@@ -77,16 +77,17 @@ impl RateSource {
     }
 }
 
-/// The rate at this minute of the local day.
+/// The rate at this minute of the local week.
 fn by_the_clock(schedule: &RateSchedule) -> Result<u64, String> {
     if !schedule.changes() {
-        return Ok(schedule.rate_at(0));
+        return Ok(schedule.rate_at(0, 0));
     }
-    Ok(schedule.rate_at(minute_of_day()?))
+    let (day, minute) = local_time()?;
+    Ok(schedule.rate_at(day, minute))
 }
 
-/// Minute of the local day, by TZ or /etc/localtime; UTC if there is neither.
-fn minute_of_day() -> Result<u16, String> {
+/// Day of the week from 0 (Monday) to 6, and minute of the local day, by TZ or /etc/localtime; UTC if there is neither.
+fn local_time() -> Result<(u8, u16), String> {
     let zone = match jiff::tz::TimeZone::try_system() {
         Ok(zone) => zone,
         // Without a time zone a machine uses UTC; an unknown name is a mistake.
@@ -96,7 +97,8 @@ fn minute_of_day() -> Result<u16, String> {
         Err(error) => return Err(format!("rates by time of day need the local time: {error}")),
     };
     let now = jiff::Timestamp::now().to_zoned(zone);
-    Ok(u16::from(now.hour().unsigned_abs()) * 60 + u16::from(now.minute().unsigned_abs()))
+    let minute = u16::from(now.hour().unsigned_abs()) * 60 + u16::from(now.minute().unsigned_abs());
+    Ok((now.weekday().to_monday_zero_offset().unsigned_abs(), minute))
 }
 
 fn watch(rate: &Weak<RateLimit>, limit: &RateSource, mut limits: (u64, u64), iops: u64) {
@@ -181,7 +183,8 @@ mod tests {
 
     #[test]
     fn the_minute_is_one_of_the_day() {
-        assert!(minute_of_day().unwrap() < 24 * 60);
+        let (day, minute) = local_time().unwrap();
+        assert!(day < 7 && minute < 24 * 60);
     }
 
     #[test]

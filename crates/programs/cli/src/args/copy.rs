@@ -300,9 +300,9 @@ pub struct CopyArgs {
 
     /// Limit the bytes per second of all connections together
     ///
-    /// Either one rate, or rules by local time of day, for example 08:00-18:00=50M,*=0: the first
-    /// rule that matches the time applies. 0 means no limit. Reads of --verify, --manifest, --since and
-    /// --digest count, too.
+    /// Either one rate, such as 50M (base 1024), 20MB/s or 160Mbit (base 1000), or rules by local time,
+    /// for example 'mon-fri 08:00-18:00=50M,*=0': the first rule that matches the time applies. 0 means no
+    /// limit. Reads of --verify, --manifest, --since and --digest count, too.
     #[arg(long, value_name = "RATE|RULES", help_heading = "Long copies", value_parser = schedule)]
     pub rate: Option<blockhaul_engine::RateSchedule>,
 
