@@ -173,7 +173,7 @@ impl ExportProperties {
         facts.description = info.description.clone().unwrap_or_default();
         facts.can = abilities(info.flags, !negotiated.contexts.is_empty());
         // TLS needs the bytes in memory.
-        facts.takes_parked = !negotiated.tls;
+        facts.takes_parked = !negotiated.tls && !link.stream.is_local_tcp();
         facts.claims_room = true;
         if link.has_own_server && facts.can.contains(Can::WRITE) {
             // Another connection has another server, which does not see what this one caches.

@@ -66,6 +66,7 @@ pub(crate) async fn run(
     limits.extents = limits.extents.min(longest / EXTENT_BYTES).max(1);
     inbox.expect_headers_of(negotiated.headers.len());
     let session = Rc::new(Session {
+        parks_replies: !negotiated.tls && !stream.is_local_tcp(),
         stream,
         // TLS needs the bytes in memory.
         parks: !negotiated.tls,
@@ -144,7 +145,9 @@ struct Session {
     dismissal: Arc<Dismissal>,
     /// Payloads may stay in the kernel.
     parks: bool,
-    /// Write payloads may stay there, too.
+    /// Those of replies may.
+    parks_replies: bool,
+    /// Those of writes may.
     takes_parked: bool,
     /// Size of the device in bytes.
     size: u64,
@@ -266,7 +269,7 @@ impl Session {
         let op = match header.command {
             CommandCode::Read => match self.room(header.length).await {
                 // The reply is sent unchanged: the device may leave it in the kernel.
-                Ok(room) if self.parks => Op::Read(room.parkable()),
+                Ok(room) if self.parks_replies => Op::Read(room.parkable()),
                 Ok(room) => Op::Read(room),
                 Err(error) => {
                     self.complete(&mut asked, Err(error));

@@ -23,6 +23,8 @@ use crate::traffic::Traffic;
 /// State shared by submitters (any worker) and the connection's own tasks (one worker).
 pub(crate) struct ClientSession {
     stream: Stream,
+    /// Pages of payloads are sent by reference.
+    lends: bool,
     traffic: Arc<Traffic>,
     state: Mutex<ClientSessionState>,
 }
@@ -87,6 +89,7 @@ pub(crate) fn start(
         ReplyForm::Extended => reply::EXTENDED_LEN + reply::DATA_PREFIX_LEN,
     });
     let session = Arc::new(ClientSession {
+        lends: !stream.is_local_tcp(),
         stream,
         traffic,
         state: Mutex::new(ClientSessionState {
@@ -152,6 +155,7 @@ impl ClientSession {
         state.queue.head(&encoded);
         match payload {
             RequestPayload::None => {}
+            RequestPayload::Data(data) if !self.lends => state.queue.data(data),
             RequestPayload::Data(data) => {
                 // nbd: write.payload
                 let lent = state.queue.lend(data);
