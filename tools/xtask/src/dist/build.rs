@@ -49,12 +49,9 @@ impl Flavour {
 /// Builds the program. Cargo notices when there is nothing to do.
 pub fn program(flavour: Flavour) -> Result<BuiltProgram, String> {
     let dir = run::target().join(flavour.directory());
-    let mut cargo = run::cargo("build");
-    cargo.args(["--locked", "--profile", "dist", "--package", "blockhaul-cli"]);
-    cargo.args(flavour.features()).arg("--target-dir").arg(&dir);
-    let mut flags = remapped();
-    // Cargo leaves out the profile's `strip` for a package with options of its own in the profile.
-    flags.push("-Cstrip=symbols".into());
+    let mut cargo = compiler("blockhaul-cli", &dir);
+    cargo.args(flavour.features());
+    let mut flags = flags();
     let (folder, libc) = match flavour {
         Flavour::Shared => ("dist".into(), "glibc"),
         Flavour::Static => {
@@ -68,9 +65,6 @@ pub fn program(flavour: Flavour) -> Result<BuiltProgram, String> {
             (format!("{target}/dist"), libc)
         }
     };
-    // OpenSSL records when it was compiled. With the date of the commit it would be compiled again
-    // after each commit.
-    cargo.env("SOURCE_DATE_EPOCH", "0");
     cargo.env("CARGO_ENCODED_RUSTFLAGS", flags.join("\x1f"));
     run::show(&mut cargo)?;
     let path = dir.join(folder).join("blockhaul");
@@ -80,6 +74,33 @@ pub fn program(flavour: Flavour) -> Result<BuiltProgram, String> {
         linked_statically(&path)?;
     }
     Ok(BuiltProgram { path, libc })
+}
+
+/// Builds the module of the Python package, with the libraries of the shared program; returns its path.
+pub fn python_module() -> Result<PathBuf, String> {
+    let dir = run::target().join(Flavour::Shared.directory());
+    let mut cargo = compiler("blockhaul-python-module", &dir);
+    cargo.env("CARGO_ENCODED_RUSTFLAGS", flags().join("\x1f"));
+    run::show(&mut cargo)?;
+    Ok(dir.join("dist/lib_blockhaul.so"))
+}
+
+/// Cargo, told to build a package with the profile `dist` below `dir`.
+fn compiler(package: &str, dir: &Path) -> Command {
+    let mut cargo = run::cargo("build");
+    cargo.args(["--locked", "--profile", "dist", "--package", package, "--target-dir"]).arg(dir);
+    // OpenSSL records when it was compiled. With the date of the commit it would be compiled again
+    // after each commit.
+    cargo.env("SOURCE_DATE_EPOCH", "0");
+    cargo
+}
+
+/// Flags of the compiler.
+fn flags() -> Vec<String> {
+    let mut flags = remapped();
+    // Cargo leaves out the profile's `strip` for a package with options of its own in the profile.
+    flags.push("-Cstrip=symbols".into());
+    flags
 }
 
 /// Flags that keep paths of this machine out of the program.

@@ -13,6 +13,7 @@ mod rpm;
 mod sbom;
 mod sums;
 mod tarball;
+mod wheel;
 
 use std::path::PathBuf;
 use std::time::Instant;
@@ -32,6 +33,8 @@ pieces]:
   static  tarball with a static program: OpenSSL compiled in, no plugins for nbdkit. Linked against musl
           where Rust's target for it and musl-gcc are installed, else against glibc
   image   container image (OCI layout in a tar file) with the static program
+  wheel   wheel for Python 3.11 and later with the package and the program: pip install gives the command, too.
+          Needs python3
   sbom    lists of the crates in both programs (CycloneDX 1.5)
 
 and SHA256SUMS over all of them. Dates in packages are that of the last commit (or SOURCE_DATE_EPOCH); the
@@ -55,6 +58,7 @@ const PIECES: &[PackageKind] = &[
     PackageKind { name: "tar", make: tarball::make },
     PackageKind { name: "static", make: tarball::make_static },
     PackageKind { name: "image", make: image::make },
+    PackageKind { name: "wheel", make: wheel::make },
     PackageKind { name: "sbom", make: sbom::make },
 ];
 

@@ -48,6 +48,13 @@ cd /
 rm -r "$dir"
 "#;
 
+/// What is run of the Python package.
+const PYTHON_JOB: &str = r#"
+import blockhaul
+with blockhaul.open("sample:64M") as disk:
+    assert disk.size == 67108864 and len(disk.pread(4096, 0)) == 4096
+"#;
+
 /// An error where the check cannot run here.
 pub fn ready() -> TaskResult {
     for (program, package) in
@@ -65,7 +72,7 @@ pub fn ready() -> TaskResult {
 
 /// Checks those packages that can be installed.
 pub fn all(dist: &DistRun, made: &Packages) -> TaskResult {
-    if ["deb", "rpm", "tar"].iter().any(|name| made.contains_key(name)) {
+    if ["deb", "rpm", "tar", "wheel"].iter().any(|name| made.contains_key(name)) {
         for suite in SUITES {
             in_suite(dist, suite, made)?;
         }
@@ -93,8 +100,8 @@ fn in_suite(dist: &DistRun, suite: &str, made: &Packages) -> TaskResult {
     if let Some(package) = made.get("deb") {
         timed("deb", &place, || leaves_nothing(&root, || debian_package(package, &root)))?;
     }
-    if made.contains_key("rpm") || made.contains_key("tar") {
-        // Neither of them brings the libraries.
+    if ["rpm", "tar", "wheel"].iter().any(|name| made.contains_key(name)) {
+        // None of them brings the libraries.
         let names = libraries(dist, &root)?;
         let mut install = vec!["apt-get", "install", "-qq", "-y", "--no-install-recommends"];
         install.extend(names.iter().map(String::as_str));
@@ -106,6 +113,10 @@ fn in_suite(dist: &DistRun, suite: &str, made: &Packages) -> TaskResult {
     if let Some(tarball) = made.get("tar") {
         let name = tarball::name(dist.version, Flavour::Shared, "glibc");
         timed("tar", &place, || leaves_nothing(&root, || shared_tarball(tarball, &name, &root)))?;
+    }
+    if let Some(wheel) = made.get("wheel") {
+        root.run(&["apt-get", "install", "-qq", "-y", "--no-install-recommends", "python3-pip"])?;
+        timed("wheel", &place, || leaves_nothing(&root, || python_wheel(wheel, &root)))?;
     }
     root.remove()
 }
@@ -164,6 +175,18 @@ fn shared_tarball(tarball: &Path, name: &str, root: &RootFileSystem) -> TaskResu
     unpack(tarball, &root.path("/opt"))?;
     jobs(root, &format!("/opt/{name}/bin/blockhaul"), false)?;
     root.run(&["rm", "-r", &format!("/opt/{name}")]).map(drop)
+}
+
+/// The wheel, installed by pip.
+fn python_wheel(wheel: &Path, root: &RootFileSystem) -> TaskResult {
+    let inside = format!("/root/{}", wheel.file_name().unwrap_or_default().display());
+    files::install(wheel, &root.path(&inside), 0o644)?;
+    let pip = |args: &[&str]| root.run(&[&["python3", "-m", "pip", "-q"], args].concat());
+    pip(&["install", "--break-system-packages", "--no-index", &inside])?;
+    root.run(&["python3", "-c", PYTHON_JOB])?;
+    jobs(root, "blockhaul", false)?;
+    pip(&["uninstall", "--break-system-packages", "-y", "blockhaul"])?;
+    root.run(&["rm", &inside]).map(drop)
 }
 
 /// The static program in a root file system with nothing else: no shell, no /proc, no /dev.
