@@ -5,6 +5,7 @@
 //!   read in one pass. `response`: checks of responses. `failure`: errors, and whether a request is repeated.
 //! - `store_object`: an object of an object store; `stores`: the stores of the vendors, and their credentials;
 //!   `aws_profile`: profiles in files. `store_service`: connections of stores, `store_failure`: their errors.
+//! - `chunks`: disks whose chunks are objects, written at random places.
 //! - `upload`: an object that is written; `part_buffer`: a part of it; `upload_device`: its device; `upload_record`:
 //!   how far it is, in a file.
 //! - `client`: connections, TLS and proxies; `crypto`: digests and signatures. `runtime`: the thread that carries out all requests.
@@ -14,6 +15,7 @@
 #![cfg_attr(not(test), warn(clippy::cast_possible_wrap, clippy::cast_lossless))]
 
 mod aws_profile;
+mod chunks;
 mod client;
 mod crypto;
 mod device;
@@ -37,6 +39,7 @@ mod upload_record;
 use std::sync::Arc;
 use std::time::Duration;
 
+use chunks::backend::ChunkBackend;
 use http_backend::HttpBackend;
 use store_backend::StoreBackend;
 use store_failure::StoreKind;
@@ -56,5 +59,6 @@ pub fn all(options: RemoteOptions) -> Vec<Arc<dyn blockhaul_catalog::Backend>> {
         |kind| Arc::new(StoreBackend::new(kind, options)) as Arc<dyn blockhaul_catalog::Backend>;
     let mut all: Vec<_> = [StoreKind::S3, StoreKind::Gcs, StoreKind::Azure].map(store).into();
     all.push(Arc::new(HttpBackend::new(options)));
+    all.push(Arc::new(ChunkBackend::new(options)));
     all
 }

@@ -1,12 +1,37 @@
 //! A part of an object that is being filled.
 
+/// The parts of a buffer that were written: begin and end of each, ascending, with gaps between them.
+#[derive(Debug, Default)]
+pub(crate) struct WrittenRanges(Vec<(usize, usize)>);
+
+impl WrittenRanges {
+    /// Adds a range.
+    pub(crate) fn add(&mut self, begin: usize, end: usize) {
+        let first = self.0.partition_point(|range| range.1 < begin);
+        let last = self.0.partition_point(|range| range.0 <= end);
+        let joined = self.0[first..last].iter();
+        let whole =
+            joined.fold((begin, end), |all, range| (all.0.min(range.0), all.1.max(range.1)));
+        self.0.splice(first..last, [whole]);
+    }
+
+    /// Whether all of a range was written.
+    pub(crate) fn contains(&self, begin: usize, end: usize) -> bool {
+        self.0.iter().any(|range| range.0 <= begin && end <= range.1)
+    }
+
+    /// The ranges.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (usize, usize)> {
+        self.0.iter().copied()
+    }
+}
+
 /// Bytes of a part, and which of them were written.
 #[derive(Debug, Default)]
 pub(crate) struct PartBuffer {
     /// Empty while only zeroes were written.
     bytes: Vec<u8>,
-    /// Begin and end of what was written, ascending, with gaps between them.
-    written: Vec<(usize, usize)>,
+    written: WrittenRanges,
 }
 
 impl PartBuffer {
@@ -20,21 +45,12 @@ impl PartBuffer {
             None if self.bytes.is_empty() => {}
             None => self.bytes[at..at + len].fill(0),
         }
-        self.add(at, at + len);
-    }
-
-    fn add(&mut self, begin: usize, end: usize) {
-        let first = self.written.partition_point(|range| range.1 < begin);
-        let last = self.written.partition_point(|range| range.0 <= end);
-        let joined = self.written[first..last].iter();
-        let whole =
-            joined.fold((begin, end), |all, range| (all.0.min(range.0), all.1.max(range.1)));
-        self.written.splice(first..last, [whole]);
+        self.written.add(at, at + len);
     }
 
     /// Whether all of a part of `whole` bytes was written.
     pub(crate) fn is_complete(&self, whole: usize) -> bool {
-        self.written == [(0, whole)]
+        self.written.contains(0, whole)
     }
 
     /// Whether it needs memory.

@@ -6,8 +6,8 @@ use std::thread;
 use blockhaul_block::{Error, Kind, Result};
 use tokio::runtime::{Builder, Handle};
 
-/// Threads that resolve names of hosts.
-const RESOLVERS_MAX: usize = 4;
+/// Threads for work that blocks: resolving names of hosts, files.
+const THREADS_MAX: usize = 16;
 
 /// Starts `work` on the thread of requests, which is started first if there is none.
 ///
@@ -30,6 +30,20 @@ pub(crate) async fn run<T: Send + 'static>(
     ticket.await.unwrap_or_else(|_| Err(lost()))
 }
 
+/// The result of `work`, which blocks, on a thread of its own. Call it on the thread of requests.
+///
+/// # Errors
+/// Those of `work`.
+pub(crate) async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.unwrap_or_else(|lost| {
+        Err(Error::new(Kind::Io, "work with a file has failed (a bug in the program)")
+            .because(lost))
+    })
+}
+
 /// The error of a request whose task has ended without a result.
 fn lost() -> Error {
     Error::new(Kind::Io, "the request ended without a result (a bug in the program)")
@@ -46,11 +60,18 @@ fn handle() -> Result<&'static Handle> {
 
 fn start() -> std::io::Result<Handle> {
     let runtime =
-        Builder::new_current_thread().enable_all().max_blocking_threads(RESOLVERS_MAX).build()?;
+        Builder::new_current_thread().enable_all().max_blocking_threads(THREADS_MAX).build()?;
     let handle = runtime.handle().clone();
     let work = move || runtime.block_on(std::future::pending::<()>());
     thread::Builder::new().name("remote".to_owned()).spawn(work)?;
     Ok(handle)
+}
+
+/// The result of `work`, for tests: it blocks.
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test that fails")]
+pub(crate) fn block_on<T>(work: impl Future<Output = T>) -> T {
+    handle().unwrap().block_on(work)
 }
 
 #[cfg(test)]

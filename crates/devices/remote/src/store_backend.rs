@@ -84,6 +84,15 @@ const AZURE_PARAMS: &[Param] = &[
     CONNECTIONS,
 ];
 
+/// The options of a kind of object store.
+pub(crate) fn params(kind: StoreKind) -> &'static [Param] {
+    match kind {
+        StoreKind::S3 => S3_PARAMS,
+        StoreKind::Gcs => GCS_PARAMS,
+        StoreKind::Azure => AZURE_PARAMS,
+    }
+}
+
 impl Backend for StoreBackend {
     fn schemes(&self) -> &'static [&'static str] {
         match self.kind {
@@ -144,11 +153,7 @@ blockhaul serve --layer cow "az://CONTAINER/disk.raw?account=NAME"
     }
 
     fn params(&self) -> &'static [Param] {
-        match self.kind {
-            StoreKind::S3 => S3_PARAMS,
-            StoreKind::Gcs => GCS_PARAMS,
-            StoreKind::Azure => AZURE_PARAMS,
-        }
+        params(self.kind)
     }
 
     fn connecting(&self, settings: &ConnectionSettings) -> Option<Arc<dyn Backend>> {
@@ -231,19 +236,31 @@ async fn check_bucket(resource: StoreResource) -> Result<()> {
     if is_absent || is_forbidden(&error) { Ok(()) } else { Err(error) }
 }
 
-/// A description, checked.
-struct StoreDescription {
+/// The description of an object, checked.
+pub(crate) struct StoreDescription {
     name: Arc<str>,
     key: Path,
     authority: Option<PathBuf>,
-    connections: usize,
+    /// Requests that are under way at most.
+    pub(crate) connections: usize,
     settings: StoreSettings,
 }
 
 impl StoreDescription {
     fn parse(kind: StoreKind, target: &BackendTarget) -> Result<StoreDescription> {
-        let text = target.text()?;
-        let scheme = &target.scheme;
+        StoreDescription::of(kind, &target.scheme, target.text()?, &target.args)
+    }
+
+    /// The object `SCHEME:TEXT` with these options.
+    ///
+    /// # Errors
+    /// [`Kind::Usage`]
+    pub(crate) fn of(
+        kind: StoreKind,
+        scheme: &str,
+        text: &str,
+        args: &ParamValues,
+    ) -> Result<StoreDescription> {
         let name: Arc<str> = format!("{scheme}:{text}").into();
         let wrong = |why: String| Error::new(Kind::Usage, format!("{name}: {why}"));
         let form = if kind == StoreKind::Azure { "CONTAINER" } else { "BUCKET" };
@@ -261,7 +278,6 @@ impl StoreDescription {
         let key = object_key(key).map_err(|why| {
             wrong(why).with_remedy("rename the object: this version cannot name it")
         })?;
-        let args = &target.args;
         check_endpoint(args)
             .map_err(|why| wrong(why).with_remedy("write endpoint=https://HOST[:PORT]"))?;
         let number = connections(args);
@@ -280,8 +296,15 @@ impl StoreDescription {
         Ok(StoreDescription { name, key, authority, connections, settings })
     }
 
-    /// The object, with the store that it is in.
-    async fn resource(self, kind: StoreKind, options: RemoteOptions) -> Result<StoreResource> {
+    /// The object, with the store that it is in. Call it on a worker.
+    ///
+    /// # Errors
+    /// Settings or credentials are missing or wrong.
+    pub(crate) async fn resource(
+        self,
+        kind: StoreKind,
+        options: RemoteOptions,
+    ) -> Result<StoreResource> {
         let name = self.name.clone();
         let prepared = blockhaul_io::offload(move || self.prepare(kind, options)).await;
         let lost = |error| Error::new(Kind::Io, "cannot read the files").because(error);

@@ -60,9 +60,32 @@ pub(crate) fn failure(kind: StoreKind, error: &object_store::Error) -> Failure {
     if let Some(error) = causes().find_map(|cause| cause.downcast_ref::<HttpError>()) {
         return transport(error);
     }
+    if matches!(error, object_store::Error::NotFound { .. }) {
+        let error = Error::new(Kind::NotFound, "there is no such object");
+        return Failure::last(error.with_remedy("check the names of the bucket and the object"));
+    }
     let text = printable(chain(error).as_bytes(), 2 * TEXT_MAX);
     let remedy = "try again later, and look into the log of the service";
     Failure::last(Error::new(Kind::Io, text).with_remedy(remedy))
+}
+
+/// Whether a write was refused because the object has another version than it was written for.
+pub(crate) fn is_conflict(error: &object_store::Error) -> bool {
+    use object_store::Error::{AlreadyExists, Precondition};
+    let refused = std::iter::successors(error.source(), |cause| (*cause).source())
+        .find_map(|cause| cause.downcast_ref::<ServiceRefusal>());
+    match refused {
+        // An object that was removed meanwhile has another version, too.
+        Some(refused) => {
+            matches!(refused.status, 409 | 412)
+                || refused.status == 404 && !is_no_bucket(&refused.code)
+        }
+        None => matches!(error, AlreadyExists { .. } | Precondition { .. }),
+    }
+}
+
+fn is_no_bucket(code: &str) -> bool {
+    matches!(code, "NoSuchBucket" | "ContainerNotFound")
 }
 
 /// The error of a response that is no success.
@@ -106,8 +129,7 @@ impl RefusalCode {
 
 /// Whether an error says that the bucket does not exist.
 pub(crate) fn is_bucket_missing(error: &Error) -> bool {
-    let code = RefusalCode::of(error).map(|cause| cause.code.as_str());
-    matches!(code, Some("NoSuchBucket" | "ContainerNotFound"))
+    RefusalCode::of(error).is_some_and(|cause| is_no_bucket(&cause.code))
 }
 
 /// Whether an error says that the object must not be read.

@@ -34,7 +34,9 @@ pub(crate) struct StoreResource {
 /// An object that is read by ranges.
 pub(crate) struct StoreObject {
     resource: StoreResource,
-    version: ObjectMeta,
+    size: u64,
+    /// None: an object with this name never changes.
+    version: Option<ObjectMeta>,
 }
 
 /// Finds out the size of an object.
@@ -57,10 +59,15 @@ pub(crate) async fn open(resource: StoreResource) -> Result<StoreObject> {
         let text = format!("the service names a size of {} bytes", version.size);
         return Err(Error::new(Kind::Invalid, text).with_remedy("check the service"));
     }
-    Ok(StoreObject { resource, version })
+    Ok(StoreObject { resource, size: version.size, version: Some(version) })
 }
 
 impl StoreObject {
+    /// An object of this size that never changes. It need not exist.
+    pub(crate) fn constant(resource: StoreResource, size: u64) -> StoreObject {
+        StoreObject { resource, size, version: None }
+    }
+
     /// Requests the rest of `buf`.
     async fn part(&self, at: u64, buf: &mut [u8], filled: &mut usize) -> Result<(), Failure> {
         let StoreResource { store, kind, key, limit } = &self.resource;
@@ -70,12 +77,15 @@ impl StoreObject {
             range: Some(GetRange::Bounded(begin..at + buf.len() as u64)),
             ..GetOptions::default()
         };
-        match &self.version.e_tag {
-            Some(etag) => options.if_match = Some(etag.clone()),
-            None => options.if_unmodified_since = Some(self.version.last_modified),
+        if let Some(version) = &self.version {
+            match &version.e_tag {
+                Some(etag) => options.if_match = Some(etag.clone()),
+                None => options.if_unmodified_since = Some(version.last_modified),
+            }
         }
         let found = store.get_opts(key, options).await.map_err(failed)?;
-        if found.meta.e_tag != self.version.e_tag || found.meta.size != self.version.size {
+        let is_other = |version: &ObjectMeta| found.meta.e_tag != version.e_tag;
+        if self.version.as_ref().is_some_and(is_other) || found.meta.size != self.size {
             return Err(Failure::last(crate::response::changed()));
         }
         let mut body = found.into_stream();
@@ -110,7 +120,7 @@ impl StoreObject {
 #[async_trait]
 impl RemoteObject for StoreObject {
     fn size(&self) -> u64 {
-        self.version.size
+        self.size
     }
 
     async fn read(&self, at: u64, buf: &mut [u8]) -> Result<()> {

@@ -13,7 +13,7 @@ use tokio::sync::{Notify, Semaphore};
 
 use crate::device::RemoteObject as _;
 use crate::part_buffer::PartBuffer;
-use crate::runtime;
+use crate::runtime::{self, blocking};
 use crate::store_failure::{failure, is_forbidden};
 use crate::store_object::{StoreObject, StoreResource, open};
 use crate::upload_record::{UploadRecord, UploadTarget};
@@ -381,16 +381,6 @@ impl UploadState {
 pub(crate) struct FilledPart {
     number: u64,
     buffer: PartBuffer,
-}
-
-/// The result of `work`, which blocks, on a thread of its own.
-async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T> + Send + 'static,
-) -> Result<T> {
-    let done = tokio::task::spawn_blocking(work).await;
-    done.unwrap_or_else(|lost| {
-        Err(Error::new(Kind::Io, "cannot read or write the record").because(lost))
-    })
 }
 
 fn lock_record(record: &Mutex<UploadRecord>) -> MutexGuard<'_, UploadRecord> {

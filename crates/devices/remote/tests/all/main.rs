@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that fails")]
 #![allow(missing_docs)]
 
+mod chunks;
 mod random;
 mod reads;
 mod server;

@@ -8,6 +8,7 @@ mod bad_sectors;
 mod bench;
 mod change_lists;
 mod check;
+mod chunks;
 mod compat;
 mod control_protocol;
 mod copy;

@@ -37,7 +37,7 @@ fn ports<const N: usize>() -> [u16; N] {
 }
 
 /// Sends a request; the response until the connection ends.
-fn http(port: u16, head: &str, body: &[u8]) -> String {
+pub fn http(port: u16, head: &str, body: &[u8]) -> String {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
     let length = body.len();
     write!(stream, "{head} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n")
@@ -60,9 +60,9 @@ fn start(command: &mut Command, port: u16) -> ChildGuard {
 }
 
 /// SeaweedFS with the bucket `disks`.
-struct ObjectServer {
-    scratch: ScratchDir,
-    filer: u16,
+pub struct ObjectServer {
+    pub scratch: ScratchDir,
+    pub filer: u16,
     s3: u16,
     _child: ChildGuard,
 }
@@ -101,7 +101,7 @@ impl ObjectServer {
     }
 
     /// A command with the server's credentials.
-    fn command(&self) -> Command {
+    pub fn command(&self) -> Command {
         let mut command = Command::new(OURS);
         command.current_dir(self.scratch.path());
         let endpoint = format!("http://127.0.0.1:{}", self.s3);
@@ -110,19 +110,19 @@ impl ObjectServer {
         command
     }
 
-    fn run(&self, words: &[&str]) -> Output {
+    pub fn run(&self, words: &[&str]) -> Output {
         tools::output(self.command().args(words), LIMIT).unwrap()
     }
 
     #[track_caller]
-    fn succeed(&self, words: &[&str]) -> String {
+    pub fn succeed(&self, words: &[&str]) -> String {
         let output = self.run(words);
         assert!(output.status.success(), "{words:?}: {}", text(&output.stderr));
         text(&output.stdout)
     }
 
     #[track_caller]
-    fn refuse(&self, words: &[&str], why: &str) {
+    pub fn refuse(&self, words: &[&str], why: &str) {
         let output = self.run(words);
         let said = text(&output.stderr);
         assert!(!output.status.success() && said.contains(why), "{words:?}: {said}");
@@ -130,7 +130,7 @@ impl ObjectServer {
     }
 
     /// A disk of 20 MiB with data, zeroes and a hole.
-    fn disk(&self, seed: u64) -> PathBuf {
+    pub fn disk(&self, seed: u64) -> PathBuf {
         let path = self.scratch.file("disk.raw");
         let mut bytes = Rng::new(seed).disk(9 << 20, 300_000, 60);
         bytes.resize((20 << 20) + 512, 0);
@@ -141,12 +141,12 @@ impl ObjectServer {
 }
 
 /// The commands of the page below a heading.
-fn lines(heading: &str) -> Vec<String> {
+pub fn lines(heading: &str) -> Vec<String> {
     let section = PAGE.split("\n## ").find(|section| section.starts_with(heading)).unwrap();
     section.lines().filter(|line| line.starts_with("blockhaul ")).map(str::to_owned).collect()
 }
 
-fn same(one: &Path, other: &Path) -> bool {
+pub fn same(one: &Path, other: &Path) -> bool {
     fs::read(one).unwrap() == fs::read(other).unwrap()
 }
 
@@ -156,6 +156,7 @@ fn objects_of_s3_are_read_and_written() {
     let Some(server) = ObjectServer::start() else { return };
     the_commands_of_the_page_run(&server);
     objects_are_written_as_a_whole_or_not_at_all(&server);
+    crate::chunks::disks_in_chunks_are_written_at_random_places(&server);
     killed_uploads_are_continued(&server);
 }
 
@@ -261,9 +262,11 @@ fn killed_uploads_are_continued(server: &ObjectServer) {
     let target = "s3://disks/killed?connections=2";
     let kills = if std::env::var_os("BLOCKHAUL_LONG").is_some() { 100 } else { 10 };
     let (mut count, mut most) = (0, 0);
-    while count < kills {
+    // On a slow machine the first part takes longer.
+    while count < kills || most == 0 && count < 10 * kills {
         let before = recorded(server);
-        if copy_and_kill(server, target, Duration::from_millis(50 + rng.below(500))) {
+        let after = Duration::from_millis(50 + rng.below(500 + 50 * count as u64));
+        if copy_and_kill(server, target, after) {
             continue;
         }
         count += 1;

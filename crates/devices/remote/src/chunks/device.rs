@@ -1,0 +1,164 @@
+//! The device of a disk in chunks.
+
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+
+use blockhaul_block::{
+    BASE_ALLOCATION, Can, Device, Error, Facts, HOLE, Kind, Op, PendingRequest, Reply, Request,
+    RequestFlags, Result,
+};
+use blockhaul_catalog::{Claim, HandleOpener, OpenFuture};
+
+use crate::chunks::disk::ChunkDisk;
+use crate::device::REQUEST;
+use crate::runtime;
+
+/// Time for the last flush of a disk that is closed.
+const CLOSE_MAX: Duration = Duration::from_secs(60);
+
+/// A handle to an open disk.
+#[derive(Clone)]
+pub(crate) struct ChunkDevice {
+    facts: Arc<Facts>,
+    open: Arc<OpenChunkDisk>,
+}
+
+/// The disk of all handles: closed with the last one.
+struct OpenChunkDisk {
+    disk: Arc<ChunkDisk>,
+    _claim: Claim,
+}
+
+impl ChunkDevice {
+    /// With this name. `is_new`: the disk has no chunks yet.
+    pub(crate) fn new(name: &str, disk: Arc<ChunkDisk>, claim: Claim, is_new: bool) -> ChunkDevice {
+        let mut facts = Facts::new(name, disk.size);
+        let changes = Can::WRITE | Can::FLUSH | Can::ZERO | Can::TRIM;
+        facts.can = Can::MULTI_CONN | Can::EXTENTS;
+        if disk.read_generation.is_none() {
+            facts.can |= changes;
+        }
+        facts.contexts = vec![BASE_ALLOCATION.to_owned()];
+        facts.zeroed = is_new;
+        facts.flush_failures_stay = true;
+        let chunk = u32::try_from(disk.chunk).unwrap_or(REQUEST);
+        facts.allocation_unit = chunk;
+        // For copies alone: clients of a server choose their own.
+        facts.advertised = Some(facts.advertised_or_own());
+        facts.block.preferred = chunk.min(REQUEST);
+        ChunkDevice {
+            facts: Arc::new(facts),
+            open: Arc::new(OpenChunkDisk { disk, _claim: claim }),
+        }
+    }
+
+    fn start(&self, work: impl FnOnce(Arc<ChunkDisk>) -> ChunkWork) -> PendingRequest {
+        let (completer, pending) = PendingRequest::completer();
+        let disk = self.open.disk.clone();
+        let Ok(under_way) = disk.requests.clone().try_read_owned() else {
+            return Error::new(Kind::ShuttingDown, "the disk is being closed").into();
+        };
+        let work = work(disk);
+        let started = runtime::spawn(async move {
+            let outcome = work.await;
+            drop(under_way);
+            completer.complete(outcome);
+        });
+        started.map_or_else(Into::into, |()| pending)
+    }
+}
+
+/// A request of a disk.
+type ChunkWork = std::pin::Pin<Box<dyn Future<Output = Result<Reply>> + Send>>;
+
+impl Device for ChunkDevice {
+    fn facts(&self) -> Arc<Facts> {
+        self.facts.clone()
+    }
+
+    fn submit(&self, request: Request) -> PendingRequest {
+        let Request { op, at, len, flags } = request;
+        let disk = &self.open.disk;
+        match op {
+            Op::Read(room) => {
+                if let Err(error) = disk.check() {
+                    return error.into();
+                }
+                if disk.extents(at, at + len).runs().iter().all(|run| run.state & HOLE != 0) {
+                    return Ok(Reply::Hole).into();
+                }
+                let mut buf = room.into_buf();
+                self.start(|disk| {
+                    Box::pin(async move {
+                        disk.read(at, &mut buf).await?;
+                        Ok(Reply::Data(buf.into()))
+                    })
+                })
+            }
+            Op::Write(data) => self.start(|disk| {
+                Box::pin(async move {
+                    disk.write(at, data.bytes()).await?;
+                    Ok(Reply::Done)
+                })
+            }),
+            Op::Zero => {
+                let keeps = flags.contains(RequestFlags::NO_HOLE);
+                self.start(|disk| {
+                    Box::pin(async move {
+                        disk.zero(at, len, keeps).await?;
+                        Ok(Reply::Done)
+                    })
+                })
+            }
+            Op::Trim => self.start(|disk| {
+                Box::pin(async move {
+                    disk.trim(at, len).await?;
+                    Ok(Reply::Done)
+                })
+            }),
+            Op::Flush => self.start(|disk| {
+                Box::pin(async move {
+                    disk.flush().await?;
+                    Ok(Reply::Done)
+                })
+            }),
+            Op::Extents(contexts) => {
+                let mut extents = disk.extents(at, at + len);
+                if flags.contains(RequestFlags::ONE_EXTENT) {
+                    extents.first_only();
+                }
+                Ok(Reply::Extents(contexts.iter().map(|_| extents.clone()).collect())).into()
+            }
+            Op::Cache => {
+                Error::new(Kind::Unsupported, "disks in chunks have no such request").into()
+            }
+        }
+    }
+}
+
+/// More handles: they share the disk.
+impl HandleOpener for ChunkDevice {
+    fn another(&self) -> OpenFuture<Arc<dyn Device>> {
+        let device: Arc<dyn Device> = Arc::new(self.clone());
+        Box::pin(std::future::ready(Ok(device)))
+    }
+}
+
+impl Drop for OpenChunkDisk {
+    fn drop(&mut self) {
+        if self.disk.read_generation.is_some() || self.disk.check().is_err() {
+            return;
+        }
+        let (done, ended) = mpsc::channel();
+        let disk = self.disk.clone();
+        let started = runtime::spawn(async move {
+            disk.close().await;
+            // Nobody may wait any more.
+            let _ = done.send(());
+        });
+        if started.is_ok() {
+            // The process may end after this.
+            let _ = ended.recv_timeout(CLOSE_MAX);
+        }
+    }
+}

@@ -1,0 +1,171 @@
+//! The places of objects of a disk in chunks: a part of an object store.
+
+use async_trait::async_trait;
+use blockhaul_block::{Error, Kind, Result};
+use bytes::Bytes;
+use futures_util::StreamExt as _;
+use futures_util::stream::BoxStream;
+use object_store::path::Path;
+use object_store::{GetOptions, ObjectStoreExt as _, PutMode, PutOptions, UpdateVersion};
+use tokio::sync::Semaphore;
+
+use crate::device::RemoteObject as _;
+use crate::store_failure::{failure, is_conflict};
+use crate::store_object::{StoreObject, StoreResource};
+
+/// An object, and the version that it has at its service.
+pub(crate) struct FoundObject {
+    pub(crate) bytes: Bytes,
+    pub(crate) version: UpdateVersion,
+}
+
+/// A place with objects. Its methods run on the thread of requests.
+#[async_trait]
+pub(crate) trait ObjectFolder: Send + Sync + 'static {
+    /// The object with this name, if there is one.
+    ///
+    /// # Errors
+    /// The object has more than `most` bytes, or cannot be read.
+    async fn get(&self, name: &str, most: u64) -> Result<Option<FoundObject>>;
+
+    /// Fills `buf` with the bytes at offset `at` of an object of `whole` bytes that never changes. False: there is no such
+    /// object.
+    ///
+    /// # Errors
+    /// The object has another size, or cannot be read.
+    async fn read(&self, name: &str, whole: u64, at: u64, buf: &mut [u8]) -> Result<bool>;
+
+    /// Writes an object that nobody else writes. It is durable then.
+    ///
+    /// # Errors
+    /// The object cannot be written; part of it may be there.
+    async fn put(&self, name: &str, bytes: Bytes) -> Result<()>;
+
+    /// Replaces the object if it has this version, or creates it if there is none. None: it has another one.
+    ///
+    /// # Errors
+    /// The object cannot be written; it may be there nevertheless.
+    async fn replace(
+        &self,
+        name: &str,
+        bytes: Bytes,
+        expected: Option<&UpdateVersion>,
+    ) -> Result<Option<UpdateVersion>>;
+
+    /// Removes an object, which need not exist.
+    ///
+    /// # Errors
+    /// The object remains.
+    async fn remove(&self, name: &str) -> Result<()>;
+
+    /// The names of all objects, in any order.
+    fn names(&self) -> BoxStream<'static, Result<String>>;
+
+    /// Keeps other writers on this machine away until the folder is dropped. False: only the lease does.
+    ///
+    /// # Errors
+    /// [`Kind::InUse`]
+    async fn lock(&self) -> Result<bool>;
+}
+
+/// The objects of a store whose names begin with a prefix.
+pub(crate) struct StoreFolder {
+    resource: StoreResource,
+    /// One for each request that may be under way.
+    turns: Semaphore,
+}
+
+impl StoreFolder {
+    /// The objects below the name of `resource`, with at most `connections` requests under way.
+    pub(crate) fn new(resource: StoreResource, connections: usize) -> StoreFolder {
+        StoreFolder { resource, turns: Semaphore::new(connections) }
+    }
+
+    fn at(&self, name: &str) -> Path {
+        Path::from_iter(self.resource.key.parts().chain(Path::from(name).parts()))
+    }
+
+    fn failed(&self, error: &object_store::Error) -> Error {
+        failure(self.resource.kind, error).error
+    }
+}
+
+#[async_trait]
+impl ObjectFolder for StoreFolder {
+    async fn get(&self, name: &str, most: u64) -> Result<Option<FoundObject>> {
+        // Nobody closes it.
+        let _turn = self.turns.acquire().await;
+        let found = self.resource.store.get_opts(&self.at(name), GetOptions::default()).await;
+        let found = match found.map_err(|error| self.failed(&error)) {
+            Err(error) if error.kind() == Kind::NotFound => return Ok(None),
+            found => found?,
+        };
+        if found.meta.size > most {
+            return Err(other_size(name, found.meta.size));
+        }
+        let meta = &found.meta;
+        let version = UpdateVersion { e_tag: meta.e_tag.clone(), version: meta.version.clone() };
+        let bytes = found.bytes().await.map_err(|error| self.failed(&error))?;
+        Ok(Some(FoundObject { bytes, version }))
+    }
+
+    async fn read(&self, name: &str, whole: u64, at: u64, buf: &mut [u8]) -> Result<bool> {
+        let _turn = self.turns.acquire().await;
+        let resource = StoreResource { key: self.at(name), ..self.resource.clone() };
+        match StoreObject::constant(resource, whole).read(at, buf).await {
+            Err(error) if error.kind() == Kind::NotFound => Ok(false),
+            read => read.map(|()| true),
+        }
+    }
+
+    async fn put(&self, name: &str, bytes: Bytes) -> Result<()> {
+        let _turn = self.turns.acquire().await;
+        let put = self.resource.store.put(&self.at(name), bytes.into()).await;
+        put.map(drop).map_err(|error| self.failed(&error))
+    }
+
+    async fn replace(
+        &self,
+        name: &str,
+        bytes: Bytes,
+        expected: Option<&UpdateVersion>,
+    ) -> Result<Option<UpdateVersion>> {
+        let mode = expected.cloned().map_or(PutMode::Create, PutMode::Update);
+        let options = PutOptions { mode, ..PutOptions::default() };
+        match self.resource.store.put_opts(&self.at(name), bytes.into(), options).await {
+            Ok(put) => Ok(Some(UpdateVersion { e_tag: put.e_tag, version: put.version })),
+            Err(error) if is_conflict(&error) => Ok(None),
+            Err(error) => Err(self.failed(&error)),
+        }
+    }
+
+    async fn remove(&self, name: &str) -> Result<()> {
+        let _turn = self.turns.acquire().await;
+        let removed = self.resource.store.delete(&self.at(name)).await;
+        match removed.map_err(|error| self.failed(&error)) {
+            Err(error) if error.kind() == Kind::NotFound => Ok(()),
+            removed => removed,
+        }
+    }
+
+    fn names(&self) -> BoxStream<'static, Result<String>> {
+        let (prefix, kind) = (self.resource.key.clone(), self.resource.kind);
+        let found = self.resource.store.list(Some(&prefix));
+        let inside = move |found: object_store::Result<object_store::ObjectMeta>| {
+            let location = found.map_err(|error| failure(kind, &error).error)?.location;
+            let parts = location.prefix_match(&prefix).into_iter().flatten();
+            Ok(Path::from_iter(parts).to_string())
+        };
+        found.map(inside).boxed()
+    }
+
+    async fn lock(&self) -> Result<bool> {
+        Ok(false)
+    }
+}
+
+/// The error of an object with another size than that of all of its kind.
+pub(crate) fn other_size(name: &str, size: u64) -> Error {
+    let text = format!("{name} has {size} bytes: it is damaged, or belongs to others");
+    Error::new(Kind::Io, text).with_remedy("restore it from a backup, or write that part again")
+}

@@ -1,0 +1,400 @@
+//! Disks in chunks in a store in memory, with faults: leases, failed and lost requests, random requests against a model.
+#![allow(clippy::unwrap_used, reason = "a test that fails")]
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use blockhaul_block::{Error, Kind, Result};
+use blockhaul_testkit::rng::{self, Rng};
+use bytes::Bytes;
+use futures_util::stream::BoxStream;
+use futures_util::{StreamExt as _, TryStreamExt as _};
+use object_store::UpdateVersion;
+use object_store::memory::InMemory;
+use object_store::path::Path;
+
+use super::disk::ChunkDisk;
+use super::folder::{FoundObject, ObjectFolder, StoreFolder};
+use super::layout::{CHUNK_RANGE, ChunkManifest, ChunkObject, MANIFEST, MANIFEST_MAX};
+use super::opening::ChunkPlace;
+use crate::runtime::block_on;
+use crate::store_failure::StoreKind;
+use crate::store_object::StoreResource;
+
+const CHUNK: u64 = *CHUNK_RANGE.start();
+const LEASE: Duration = Duration::from_millis(200);
+
+/// A folder with faults.
+struct FaultyFolder {
+    inside: StoreFolder,
+    /// No request arrives.
+    is_cut: AtomicBool,
+    /// Writes take place whatever the object is.
+    ignores_conditions: bool,
+    /// Percent of writes that fail, before or after they take place.
+    failures: AtomicU64,
+    rng: Mutex<Rng>,
+}
+
+impl FaultyFolder {
+    fn new(store: &Arc<InMemory>, seed: u64) -> FaultyFolder {
+        let resource = StoreResource {
+            store: store.clone(),
+            kind: StoreKind::S3,
+            key: Path::from("a/disk"),
+            limit: Duration::ZERO,
+        };
+        FaultyFolder {
+            inside: StoreFolder::new(resource, 4),
+            is_cut: AtomicBool::new(false),
+            ignores_conditions: false,
+            failures: AtomicU64::new(0),
+            rng: Mutex::new(Rng::new(seed)),
+        }
+    }
+
+    fn reach(&self) -> Result<()> {
+        if self.is_cut.load(Ordering::Relaxed) {
+            return Err(Error::new(Kind::Disconnected, "cut"));
+        }
+        Ok(())
+    }
+
+    /// Carries out a write, which may fail before or after it took place.
+    async fn attempt<T>(&self, write: impl Future<Output = Result<T>>) -> Result<T> {
+        self.reach()?;
+        let failures = self.failures.load(Ordering::Relaxed);
+        let (fails, is_before) = {
+            let mut rng = self.rng.lock().unwrap();
+            (rng.chance(failures), rng.chance(50))
+        };
+        if fails && is_before {
+            return Err(Error::new(Kind::Io, "failed"));
+        }
+        let written = write.await;
+        if fails { Err(Error::new(Kind::Io, "the response is lost")) } else { written }
+    }
+}
+
+#[async_trait]
+impl ObjectFolder for FaultyFolder {
+    async fn get(&self, name: &str, most: u64) -> Result<Option<FoundObject>> {
+        self.reach()?;
+        self.inside.get(name, most).await
+    }
+
+    async fn read(&self, name: &str, whole: u64, at: u64, buf: &mut [u8]) -> Result<bool> {
+        self.reach()?;
+        tokio::task::yield_now().await;
+        self.inside.read(name, whole, at, buf).await
+    }
+
+    async fn put(&self, name: &str, bytes: Bytes) -> Result<()> {
+        tokio::task::yield_now().await;
+        self.attempt(self.inside.put(name, bytes)).await
+    }
+
+    async fn replace(
+        &self,
+        name: &str,
+        bytes: Bytes,
+        expected: Option<&UpdateVersion>,
+    ) -> Result<Option<UpdateVersion>> {
+        if self.ignores_conditions {
+            self.inside.put(name, bytes).await?;
+            return Ok(self.inside.get(name, MANIFEST_MAX).await?.map(|found| found.version));
+        }
+        self.attempt(self.inside.replace(name, bytes, expected)).await
+    }
+
+    async fn remove(&self, name: &str) -> Result<()> {
+        self.attempt(self.inside.remove(name)).await
+    }
+
+    fn names(&self) -> BoxStream<'static, Result<String>> {
+        self.inside.names()
+    }
+
+    async fn lock(&self) -> Result<bool> {
+        Ok(false)
+    }
+}
+
+fn place(folder: &Arc<FaultyFolder>) -> ChunkPlace {
+    ChunkPlace { folder: folder.clone(), connections: 3, cache: 3 * CHUNK, lease: LEASE }
+}
+
+fn folder(store: &Arc<InMemory>) -> Arc<FaultyFolder> {
+    Arc::new(FaultyFolder::new(store, 1))
+}
+
+async fn made(place: &ChunkPlace, size: u64) -> Arc<ChunkDisk> {
+    let disk = place.plan(size, CHUNK).await.unwrap();
+    place.begin(&disk).await.unwrap();
+    disk
+}
+
+async fn content(disk: &ChunkDisk) -> Vec<u8> {
+    let mut bytes = vec![1; disk.size as usize];
+    disk.read(0, &mut bytes).await.unwrap();
+    bytes
+}
+
+async fn manifest(folder: &FaultyFolder) -> ChunkManifest {
+    let found = folder.inside.get(MANIFEST, MANIFEST_MAX).await.unwrap().unwrap();
+    ChunkManifest::parse(&found.bytes).unwrap()
+}
+
+#[test]
+fn a_second_writer_is_refused_until_the_lease_ends() {
+    block_on(async {
+        let store = Arc::new(InMemory::new());
+        let (one, two) = (folder(&store), folder(&store));
+        let first = made(&place(&one), 8 * CHUNK).await;
+        first.write(5, b"first").await.unwrap();
+        first.flush().await.unwrap();
+        // The first one renews its lease.
+        let refused = place(&two).open_to_write().await.err().unwrap();
+        assert_eq!(refused.kind(), Kind::InUse);
+        assert!(refused.is_complete() && refused.to_string().contains("process"), "{refused}");
+        // A reader is not refused, and sees what was flushed.
+        let reader = place(&two).open_to_read().await.unwrap();
+        assert_eq!(&content(&reader).await[5..10], b"first");
+        // It cannot renew it any more.
+        one.is_cut.store(true, Ordering::Relaxed);
+        let second = place(&two).open_to_write().await.unwrap().unwrap();
+        one.is_cut.store(false, Ordering::Relaxed);
+        first.write(5, b"wrong").await.unwrap();
+        let lost = first.flush().await.unwrap_err();
+        assert_eq!(lost.kind(), Kind::InUse);
+        assert!(lost.is_complete(), "{lost}");
+        for failed in [
+            first.write(5, b"wrong").await,
+            first.flush().await,
+            first.read(0, &mut [0; 4]).await,
+            first.trim(0, CHUNK).await,
+            first.zero(0, 4 * CHUNK, false).await,
+        ] {
+            assert_eq!(failed.unwrap_err().kind(), Kind::InUse);
+        }
+        first.close().await;
+        assert_eq!(&content(&second).await[5..10], b"first");
+        second.write(5, b"after").await.unwrap();
+        second.close().await;
+        let third = place(&one).open_to_write().await.unwrap().unwrap();
+        assert_eq!(&content(&third).await[5..10], b"after");
+        third.close().await;
+        assert!(manifest(&one).await.is_clean);
+        // The reader notices that its objects were replaced.
+        let error = reader.read(0, &mut [0; 10]).await.unwrap_err();
+        assert!(error.to_string().contains("changed the disk"), "{error}");
+    });
+}
+
+#[test]
+fn a_service_that_ignores_conditions_is_refused() {
+    block_on(async {
+        let store = Arc::new(InMemory::new());
+        let faulty = FaultyFolder { ignores_conditions: true, ..FaultyFolder::new(&store, 1) };
+        let faulty = Arc::new(faulty);
+        let disk = place(&faulty).plan(CHUNK, CHUNK).await.unwrap();
+        let refused = place(&faulty).begin(&disk).await.unwrap_err();
+        assert_eq!(refused.kind(), Kind::Unsupported);
+        assert_eq!(faulty.names().count().await, 0);
+        made(&place(&folder(&store)), CHUNK).await.close().await;
+        let refused = place(&faulty).open_to_write().await.err().unwrap();
+        assert!(refused.is_complete() && refused.kind() == Kind::Unsupported, "{refused}");
+        assert!(manifest(&faulty).await.holder.is_none());
+    });
+}
+
+#[test]
+fn lost_objects_are_errors_and_never_zeroes() {
+    block_on(async {
+        let store = Arc::new(InMemory::new());
+        let folder = folder(&store);
+        let disk = made(&place(&folder), 8 * CHUNK).await;
+        disk.write(0, &[7; 4 * CHUNK as usize]).await.unwrap();
+        disk.close().await;
+        let names: Vec<_> = folder.names().try_collect().await.unwrap();
+        let name = names.iter().find(|name| name.starts_with("chunks/0000000000000002")).unwrap();
+        folder.inside.remove(name).await.unwrap();
+        let disk = place(&folder).open_to_write().await.unwrap().unwrap();
+        let lost = disk.read(2 * CHUNK, &mut [0; 9]).await.unwrap_err();
+        assert!(lost.is_complete() && lost.to_string().contains(name.as_str()), "{lost}");
+        disk.read(3 * CHUNK, &mut [0; 9]).await.unwrap();
+        // A hole is none.
+        disk.read(5 * CHUNK, &mut [0; 9]).await.unwrap();
+        // A part of it cannot be written, all of it can.
+        disk.write(2 * CHUNK, &[1; CHUNK as usize]).await.unwrap();
+        disk.close().await;
+        let short = names.iter().find(|name| name.starts_with("chunks/0000000000000003")).unwrap();
+        folder.inside.put(short, Bytes::from_static(b"short")).await.unwrap();
+        let disk = place(&folder).open_to_read().await.unwrap();
+        assert_eq!(content_of(&disk, 2).await.unwrap(), [1; 9]);
+        content_of(&disk, 3).await.unwrap_err();
+        let names: Vec<_> = folder.names().try_collect().await.unwrap();
+        let page = names.iter().find(|name| name.starts_with("index/")).unwrap();
+        folder.inside.remove(page).await.unwrap();
+        let lost = place(&folder).open_to_read().await.err().unwrap();
+        assert!(lost.to_string().contains(page.as_str()), "{lost}");
+        // Without its manifest, the rest is not taken for an empty place.
+        folder.inside.remove(MANIFEST).await.unwrap();
+        assert!(place(&folder).open_to_write().await.unwrap().is_none());
+        assert_eq!(place(&folder).plan(CHUNK, CHUNK).await.err().unwrap().kind(), Kind::InUse);
+    });
+}
+
+async fn content_of(disk: &ChunkDisk, chunk: u64) -> Result<[u8; 9]> {
+    let mut bytes = [0; 9];
+    disk.read(chunk * CHUNK, &mut bytes).await?;
+    Ok(bytes)
+}
+
+/// Requests in random order on a disk with faults; what is left must be as at one of its flushes.
+async fn round(seed: u64) {
+    let mut rng = Rng::new(seed);
+    let store = Arc::new(InMemory::new());
+    let size = CHUNK * rng.between(1, 12) + rng.below(CHUNK);
+    let mut bytes = vec![0; size as usize];
+    let one = folder(&store);
+    made(&place(&one), size).await.close().await;
+    for life in 0..3 {
+        let folder = Arc::new(FaultyFolder::new(&store, rng.number()));
+        let disk = place(&folder).open_to_write().await.unwrap().unwrap();
+        assert!(content(&disk).await == bytes, "seed {seed:#x}, life {life}: wrong bytes");
+        let failures = if life < 2 && rng.chance(60) { rng.below(12) } else { 0 };
+        folder.failures.store(failures, Ordering::Relaxed);
+        // The contents that may be found later: those of the last flush, or of one that failed.
+        let mut durable = vec![bytes.clone()];
+        let mut has_failed = false;
+        for _ in 0..60 {
+            let at = rng.below(size);
+            let len = rng.between(1, (3 * CHUNK).min(size - at));
+            let range = at as usize..(at + len) as usize;
+            match rng.below(10) {
+                0..=4 => {
+                    let mut fresh = vec![0; len as usize];
+                    rng.fill(&mut fresh);
+                    let written = disk.write(at, &fresh).await;
+                    if written.is_err() {
+                        // Part of it may be there: read it.
+                        let found = disk.read(at, &mut fresh).await;
+                        found.unwrap_or_else(|error| panic!("seed {seed:#x}: {error}"));
+                    }
+                    bytes[range].copy_from_slice(&fresh);
+                }
+                5 => {
+                    if disk.zero(at, len, rng.chance(30)).await.is_ok() {
+                        bytes[range].fill(0);
+                    } else {
+                        let mut found = vec![0; len as usize];
+                        disk.read(at, &mut found).await.unwrap();
+                        bytes[range].copy_from_slice(&found);
+                    }
+                }
+                6 => {
+                    disk.trim(at, len).await.unwrap();
+                    let (first, last) = (at.next_multiple_of(CHUNK), at + len);
+                    let last = if last == size { last } else { last - last % CHUNK };
+                    if first < last {
+                        bytes[first as usize..last as usize].fill(0);
+                    }
+                }
+                7 if !has_failed => match disk.flush().await {
+                    Ok(()) => durable = vec![bytes.clone()],
+                    Err(_) => {
+                        has_failed = true;
+                        durable.push(bytes.clone());
+                    }
+                },
+                7 => assert!(
+                    disk.flush().await.is_err(),
+                    "seed {seed:#x}: a flush after a failed one"
+                ),
+                _ => {
+                    let mut found = vec![0; len as usize];
+                    disk.read(at, &mut found).await.unwrap();
+                    assert!(
+                        found == bytes[range],
+                        "seed {seed:#x}: wrong bytes at {at}, length {len}"
+                    );
+                }
+            }
+        }
+        folder.failures.store(0, Ordering::Relaxed);
+        if rng.chance(50) {
+            // As if the program had been killed: its late requests do nothing.
+            folder.is_cut.store(true, Ordering::Relaxed);
+        } else if !has_failed {
+            durable = vec![bytes.clone()];
+        }
+        disk.close().await;
+        let reader = place(&one).open_to_read().await.unwrap();
+        bytes = content(&reader).await;
+        assert!(durable.contains(&bytes), "seed {seed:#x}, life {life}: neither flush is there");
+        drop(disk);
+    }
+    // All objects are named by the index, once a writer has closed the disk.
+    place(&one).open_to_write().await.unwrap().unwrap().close().await;
+    let disk = place(&one).open_to_read().await.unwrap();
+    assert!(manifest(&one).await.is_clean, "seed {seed:#x}");
+    let names: Vec<_> = one.names().try_collect().await.unwrap();
+    for name in names.iter().filter(|name| *name != MANIFEST) {
+        let is_named = match ChunkObject::parse(name).unwrap() {
+            ChunkObject::Chunk(chunk, version) => disk.table().version(chunk) == version,
+            ChunkObject::Page(page, version) => {
+                manifest(&one).await.pages.get(&page) == Some(&version)
+            }
+        };
+        assert!(is_named, "seed {seed:#x}: {name} is left");
+    }
+}
+
+#[test]
+fn random_requests_with_faults_leave_the_disk_of_a_flush() {
+    let rounds = if std::env::var_os("BLOCKHAUL_LONG").is_some() { 500 } else { 8 };
+    let first = rng::seed() % (u64::MAX / 2);
+    println!("BLOCKHAUL_SEED={first:#x}, {rounds} rounds");
+    for seed in first..first + rounds {
+        block_on(round(seed));
+    }
+}
+
+#[test]
+fn requests_at_once_share_little_memory() {
+    block_on(async {
+        let store = Arc::new(InMemory::new());
+        let folder = folder(&store);
+        let size = 40 * CHUNK;
+        let disk = made(&place(&folder), size).await;
+        let one = |number: u64| {
+            let disk = disk.clone();
+            async move {
+                let mut rng = Rng::new(number);
+                let begin = number * size / 8;
+                let mut bytes = vec![0; (size / 8) as usize];
+                for turn in 0..40 {
+                    let at = rng.below(size / 8);
+                    let len = rng.between(1, (CHUNK + 9).min(size / 8 - at));
+                    let range = at as usize..(at + len) as usize;
+                    bytes[range.clone()].fill(turn);
+                    disk.write(begin + at, &bytes[range.clone()]).await.unwrap();
+                    if rng.chance(20) {
+                        disk.flush().await.unwrap();
+                    }
+                    let mut found = vec![0; len as usize];
+                    disk.read(begin + at, &mut found).await.unwrap();
+                    assert!(found == bytes[range]);
+                }
+                bytes
+            }
+        };
+        let all: Vec<_> = futures_util::future::join_all((0..8).map(one)).await.concat();
+        disk.close().await;
+        let reader = place(&folder).open_to_read().await.unwrap();
+        assert!(content(&reader).await == all);
+    });
+}
