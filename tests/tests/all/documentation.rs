@@ -1,13 +1,16 @@
 //! The commands in the README and in `docs`, those of each page run as a script. Those in `docs/layers` are the
 //! examples of the help, which the tests of the program run.
 //!
+//! Commands are the blocks without a language and those of `console`: each is run, or named below with a reason. If a
+//! block begins with `$ `, its other lines are output.
+//!
 //! A line that starts a server gets a client that lists what it serves; a server with `--control` stays in
 //! the background until the page's end. Names of hosts and absolute paths lead to servers and directories of
 //! the test.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use blockhaul_testkit::require_peer;
@@ -55,6 +58,55 @@ const LEFT_OUT: &[(&str, &str)] = &[
     ("--job", "the page's file names hosts; the program's test of jobs"),
     ("sample:20G", "takes long; peers_on_our_server copies smaller disks"),
     ("--filesystem", "needs a disk with a file system; the program's tests of mounts"),
+    (
+        "--context qemu:dirty-bitmap:b0 nbd:",
+        "needs a server with a bitmap; the program's tests of maps",
+    ),
+];
+
+/// How a block begins whose commands are run.
+const RUN: [&str; 2] = ["blockhaul ", "truncate "];
+
+/// Other blocks: their page, how they begin, and why they are not run.
+const OTHER_BLOCKS: &[(&str, &str, &str)] = &[
+    ("README.md", "./try", "compiles; .ci/run does both"),
+    ("README.md", "cargo install", "compiles and installs"),
+    (
+        "backups.md",
+        "qemu-system-x86_64",
+        "backups.rs of the program carries out the page with qemu-storage-daemon",
+    ),
+    ("coming-from-libnbd.md", "ln -s", "compat.rs of the program runs these names"),
+    ("coming-from-nbdkit.md", "ln -s", "compat_nbdkit.rs runs this name"),
+    ("coming-from-nbdkit.md", "dpkg-divert", "changes the system"),
+    ("coming-from-nbdkit.md", "update-alternatives", "changes the system"),
+    ("for-programmers.md", "pip install", "compiles; the package's tests install a checkout"),
+    ("for-programmers.md", "cargo run", "compiles; the tests of the crate run its examples"),
+    ("increments.md", "virsh", "needs libvirt; platforms/libvirt.rs"),
+    ("increments.md", "lxc", "needs LXD; incus.rs of the program"),
+    ("increments.md", "incus", "needs Incus; platforms/incus.rs"),
+    ("increments.md", "kubectl", "needs KubeVirt; kubevirt.rs of the program"),
+    ("jobs.md", "cargo test", "tests of this repository"),
+    ("jobs.md", "BLOCKHAUL_LONG=1", "tests of this repository"),
+    ("library.md", "cargo run", "compiles; the tests of the crate run its examples"),
+    ("plugins-c.md", "cc ", "plugins_c.rs compiles and runs the page's plugin"),
+    ("plugins-rust.md", "cargo run", "compiles; the tests of the crate run its example"),
+    ("plugins-script.md", "chmod", "scripts/mod.rs runs the page's script"),
+    ("python.md", "pip install", "compiles; the package's tests install a checkout"),
+    ("qemu-img.md", "ln -s", "qemu_img.rs of the program runs this name"),
+    ("qemu-img.md", "qemu-nbd", "qemu_nbd.rs of the program runs this name"),
+    ("qmp.md", "mkdir", "needs qmpbackup; qmp.rs of the program"),
+    ("qmp.md", "qemu-storage-daemon", "qmp.rs of the program runs this name"),
+    ("recipes.md", "mkdir", "needs virt-v2v"),
+    ("recipes.md", "virsh", "needs libvirt; platforms/libvirt.rs"),
+    ("recipes.md", "ssh", "needs Proxmox VE"),
+    ("simulation.md", "cargo xtask", "tests of this repository"),
+    ("tls.md", "nbdcopy", "needs a server with keys; tls.rs"),
+    ("vddk-simulator.md", "cargo build", "compiles; vddk.rs of the program takes the simulator"),
+    ("vddk.md", "# 1.", "needs VMware; vddk.rs of the program takes the simulator"),
+    ("virtual-machines.md", "qemu-system-x86_64", "virtual_machines.rs of the program starts QEMU"),
+    ("virtual-machines.md", "qemu-img", "virtual_machines.rs of the program runs it"),
+    ("virtual-machines.md", "apt-get", "installs packages, and starts a machine"),
 ];
 
 /// What stands for absolute paths.
@@ -134,23 +186,14 @@ fn can_mount() -> bool {
     fuse.is_ok() && done(Command::new("id").arg("-u")).trim() == "0"
 }
 
-/// Every page with the lines of its blocks that begin with a command of ours.
+/// Every page with the commands of its blocks that are run.
 fn pages() -> Vec<Page> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
-    let mut paths = vec![root.join("README.md")];
-    let inner = fs::read_dir(root.join("docs")).unwrap().map(|entry| entry.unwrap().path());
-    paths.extend(inner.filter(|path| path.extension().is_some_and(|kind| kind == "md")));
-    paths.sort();
-    paths
+    paths()
         .iter()
         .map(|path| {
             let content = fs::read_to_string(path).unwrap();
-            // Text and blocks take turns; the first line of a block is its language.
-            let blocks = content.split("```").skip(1).step_by(2);
-            let ours =
-                blocks.map(|block| block.lines().skip(1).map(without_comment)).filter(|block| {
-                    block.clone().next().is_some_and(|line| line.starts_with("blockhaul "))
-                });
+            let blocks = commands(&content).into_iter();
+            let ours = blocks.filter(|block| RUN.iter().any(|begin| block[0].starts_with(begin)));
             let blocks = content.split("```").skip(1).step_by(2);
             let files = blocks.filter_map(|block| {
                 let text = block.strip_prefix("toml\n# ")?;
@@ -160,6 +203,54 @@ fn pages() -> Vec<Page> {
             Page { name, lines: ours.flatten().collect(), files: files.collect() }
         })
         .collect()
+}
+
+/// The README and the pages in `docs`.
+fn paths() -> Vec<PathBuf> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let mut paths = vec![root.join("README.md")];
+    let inner = fs::read_dir(root.join("docs")).unwrap().map(|entry| entry.unwrap().path());
+    paths.extend(inner.filter(|path| path.extension().is_some_and(|kind| kind == "md")));
+    paths.sort();
+    paths
+}
+
+/// The commands of each block of a page.
+fn commands(content: &str) -> Vec<Vec<String>> {
+    // Text and blocks take turns; the first line of a block is its language.
+    let blocks = content.split("```").skip(1).step_by(2);
+    let blocks = blocks.filter_map(|block| {
+        let (language, lines) = block.split_once('\n')?;
+        let lines =
+            ["", "console"].contains(&language).then(|| lines.lines().map(without_comment))?;
+        let prompts = |line: &String| line.strip_prefix("$ ").map(String::from);
+        Some(if lines.clone().next()?.starts_with("$ ") {
+            lines.filter_map(|line| prompts(&line)).collect()
+        } else {
+            lines.collect()
+        })
+    });
+    blocks.collect()
+}
+
+/// Every block of commands is run, or is named with the reason why it is not.
+#[test]
+fn each_block_of_commands_runs_or_has_a_reason() {
+    let mut used = BTreeSet::new();
+    for path in paths() {
+        let name = path.file_name().unwrap().display().to_string();
+        for block in commands(&fs::read_to_string(&path).unwrap()) {
+            if RUN.iter().any(|begin| block[0].starts_with(begin)) {
+                continue;
+            }
+            let found = OTHER_BLOCKS
+                .iter()
+                .find(|(page, begin, _)| *page == name && block[0].starts_with(begin));
+            used.insert(found.unwrap_or_else(|| panic!("{name}: no reason for {block:#?}")));
+        }
+    }
+    let unused: Vec<_> = OTHER_BLOCKS.iter().filter(|row| !used.contains(row)).collect();
+    assert!(unused.is_empty(), "no page has these blocks any more: {unused:?}");
 }
 
 fn without_comment(line: &str) -> String {

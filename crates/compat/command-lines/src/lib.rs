@@ -6,6 +6,7 @@
 //! implementation of each command. The words of qemu-img are parsed only; crate `blockhaul_qemu_img` runs its
 //! commands. Errors are texts without the name of the program.
 
+pub mod earlier;
 pub mod getopt;
 pub mod nbdcopy;
 pub mod nbddiscard;

@@ -22,6 +22,7 @@ pub mod brackets;
 mod claims;
 mod connections;
 mod exports;
+mod foreign;
 mod gate;
 mod image_bitmaps;
 mod image_format;
@@ -62,8 +63,8 @@ pub use registry::Registry;
 pub use several::{NamedStorage, NamedStorages};
 pub use shutdown::Shutdown;
 pub use size::{
-    format_size, parse_duration, parse_number, parse_rate, parse_size, parse_switch, rounded_size,
-    size_parts, unit_bytes,
+    format_size, parse_count, parse_duration, parse_number, parse_rate, parse_size, parse_switch,
+    rounded_size, size_parts, unit_bytes,
 };
 pub use spec::{DeviceSpec, percent_decode, percent_encode};
 pub use stack::Stack;

@@ -6,6 +6,7 @@ use std::sync::{Arc, Weak};
 
 use crate::backend::{Backend, BackendTarget};
 use crate::claims::{ClaimOwner, Claims, Warnings};
+use crate::foreign;
 use crate::gate::{AnyKind, AnyLayer, GateKind};
 use crate::image_bitmaps::BitmapSlot;
 use crate::layer::{Layer, LayerKind};
@@ -133,17 +134,30 @@ impl Registry {
         if let Some(meant) = meant {
             return meant;
         }
-        if self.layers_and_gates().iter().any(|kind| kind.name() == scheme) {
-            return format!(
-                "{scheme} is a layer: use --layer (serve), or --source-layer or --target-layer (copy)"
-            );
+        let layers = self.layers_and_gates();
+        let is_layer = |name: &str| {
+            format!(
+                "{name} is a layer: use --layer (serve), or --source-layer or --target-layer (copy)"
+            )
+        };
+        if layers.iter().any(|kind| kind.name() == scheme) {
+            return is_layer(scheme);
         }
-        let schemes = || self.backends.iter().flat_map(|backend| backend.schemes().iter().copied());
-        let known = schemes().collect::<Vec<_>>().join(", ");
-        match nearest(scheme, schemes()) {
+        if let Some(meant) = foreign::instead_of(scheme) {
+            return meant.to_string();
+        }
+        let known: Vec<_> = self.schemes().collect();
+        let layer = || nearest(scheme, layers.iter().map(AnyKind::name));
+        match nearest(scheme, known.iter().copied()) {
             Some(near) => format!("did you mean {near}?"),
-            None => format!("known are {known}"),
+            None => layer().map_or_else(|| format!("known are {}", known.join(", ")), is_layer),
         }
+    }
+
+    /// The schemes that a user can write.
+    fn schemes(&self) -> impl Iterator<Item = &'static str> {
+        let all = self.backends.iter().flat_map(|backend| backend.schemes().iter().copied());
+        all.filter(|scheme| *scheme != self.command)
     }
 
     /// Makes a layer from `NAME[?key=value&…]`.
@@ -190,12 +204,15 @@ impl Registry {
         let all = self.layers_and_gates();
         all.iter().find(|kind| kind.name() == name).copied().ok_or_else(|| {
             let known: Vec<_> = all.iter().map(AnyKind::name).collect();
-            let near = nearest(name, known.iter().copied());
-            let text = match near {
-                Some(near) => format!("unknown layer {name:?}; did you mean {near}?"),
-                None => format!("unknown layer {name:?}; known are {}", known.join(", ")),
+            let meant = match nearest(name, known.iter().copied()) {
+                _ if self.schemes().any(|scheme| scheme == name) => {
+                    format!("{name} is a device: write {name}:… in place of the device")
+                }
+                Some(near) => format!("did you mean {near}?"),
+                None => foreign::instead_of(name)
+                    .map_or_else(|| format!("known are {}", known.join(", ")), str::to_string),
             };
-            Error::new(Kind::Usage, text)
+            Error::new(Kind::Usage, format!("unknown layer {name:?}; {meant}"))
         })
     }
 
@@ -234,6 +251,10 @@ impl Registry {
             }
             DeviceSpec::Pipe => {
                 let text = "- is a pipe and cannot be used here; copy reads from and writes to it";
+                Err(Error::new(Kind::Usage, text))
+            }
+            DeviceSpec::Scheme { scheme, .. } if *scheme == self.command => {
+                let text = format!("unknown scheme {scheme:?}; write the command as [ CMD ARG… ]");
                 Err(Error::new(Kind::Usage, text))
             }
             DeviceSpec::Scheme { scheme, rest } => {

@@ -27,6 +27,21 @@ pub fn parse_number<T: TryFrom<u64>>(text: &str) -> Result<T> {
     T::try_from(number).map_err(|_| Error::new(Kind::Usage, format!("{text:?} is too large")))
 }
 
+/// Parses a decimal number from `least` to `most`; [`u64::MAX`]: without a limit.
+///
+/// # Errors
+/// [`Kind::Usage`] for anything else, and for values that do not fit into a `T`.
+pub fn parse_count<T: TryFrom<u64>>(text: &str, least: u64, most: u64) -> Result<T> {
+    let found = text.parse().ok().filter(|number| (least..=most).contains(number));
+    found.and_then(|number| T::try_from(number).ok()).ok_or_else(|| {
+        let text = match most {
+            u64::MAX => format!("use a number of at least {least}"),
+            _ => format!("use a number from {least} to {most}"),
+        };
+        Error::new(Kind::Usage, text)
+    })
+}
+
 /// Parses a size in bytes: a decimal number, or a hexadecimal one after `0x`, and an optional unit.
 /// Units, base 1024, either case: b k m g t p e, KiB MiB GiB TiB PiB EiB; base 1000: kB MB GB TB PB EB;
 /// `s` is a sector of 512 bytes. A decimal number may have a fraction before a unit: `1.5G`; a part of a byte

@@ -113,7 +113,7 @@ fn users_of(path: &Path) -> Result<Option<Vec<String>>, TlsError> {
         Ok(text) => text,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
         Err(error) => {
-            let text = format!("cannot read {}: {error}", path.display());
+            let text = format!("cannot read {}: {}", path.display(), blockhaul_io::plain(&error));
             return Err(TlsError::new(TlsErrorKind::File, text));
         }
     };
@@ -166,7 +166,10 @@ fn write_new(path: &Path, bytes: &[u8]) -> Result<(), TlsError> {
 }
 
 fn cannot_write(path: &Path, error: &std::io::Error) -> TlsError {
-    TlsError::new(TlsErrorKind::File, format!("cannot write {}: {error}", path.display()))
+    TlsError::new(
+        TlsErrorKind::File,
+        format!("cannot write {}: {}", path.display(), blockhaul_io::plain(error)),
+    )
 }
 
 /// Names become part of OpenSSL's configuration language, so only plain names are allowed.

@@ -34,8 +34,9 @@ pub(crate) fn read(value: &[u8]) -> Result<Vec<u8>, String> {
         }
         [b'+', path @ ..] => {
             let path = OsStr::from_bytes(path);
-            let file = File::open(path)
-                .map_err(|error| format!("password: {}: {error}", path.display()))?;
+            let file = File::open(path).map_err(|error| {
+                format!("password: {}: {}", path.display(), blockhaul_io::plain(&error))
+            })?;
             line(file)
         }
         value => Ok(value.to_vec()),
@@ -45,7 +46,7 @@ pub(crate) fn read(value: &[u8]) -> Result<Vec<u8>, String> {
 fn line(from: impl std::io::Read) -> Result<Vec<u8>, String> {
     let mut text = Vec::new();
     let read = BufReader::new(from.take(MAX)).read_until(b'\n', &mut text);
-    read.map_err(|error| format!("password: {error}"))?;
+    read.map_err(|error| format!("password: {}", blockhaul_io::plain(&error)))?;
     if text.last() == Some(&b'\n') {
         text.pop();
     }

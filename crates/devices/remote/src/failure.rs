@@ -4,6 +4,7 @@ use std::error::Error as StdError;
 use std::time::Duration;
 
 use blockhaul_block::{Error, Kind, Result};
+use blockhaul_io::plain;
 
 use crate::response::PAUSE_MAX;
 
@@ -44,7 +45,7 @@ impl Failure {
 
     /// A connection that cannot be made, or that ended.
     pub(crate) fn of_connection(error: &reqwest::Error) -> Failure {
-        let text = chain(error);
+        let text = first_cause(error);
         if error.is_timeout() {
             return Failure::passing(Error::new(
                 Kind::TimedOut,
@@ -58,7 +59,9 @@ impl Failure {
             ));
         }
         if is_tls(error) {
-            let text = format!("the TLS handshake failed: {text}");
+            // Those above the error of the connection only say that a request failed.
+            let inner = error.source().and_then(StdError::source).unwrap_or(error);
+            let text = format!("the TLS handshake failed: {}", chain(inner));
             let remedy = "check the name in the URL and the server's certificate; name the authority that has \
                           signed it with ca=FILE";
             return Failure::last(Error::new(Kind::Refused, text).with_remedy(remedy));
@@ -74,6 +77,15 @@ impl Failure {
         let text = format!("the server has not {doing} within {} s", limit.as_secs_f32());
         Failure::passing(Error::new(Kind::TimedOut, text))
     }
+}
+
+/// The text of the innermost cause: those above it only say that a request failed.
+pub(crate) fn first_cause(error: &dyn StdError) -> String {
+    let mut cause = error;
+    while let Some(deeper) = cause.source() {
+        cause = deeper;
+    }
+    plain(cause)
 }
 
 /// The texts of an error and its causes.

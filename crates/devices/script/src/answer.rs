@@ -1,5 +1,6 @@
 //! Interprets the result of a run: exit statuses, and error names on standard error.
 
+use std::fmt;
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
 
@@ -46,6 +47,16 @@ pub(crate) enum ExitRequest {
     Disconnect,
     /// Close the connection, once its requests are answered.
     Leave,
+}
+
+impl fmt::Display for ExitRequest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            ExitRequest::Shutdown => "stop the server",
+            ExitRequest::Disconnect => "close the connection",
+            ExitRequest::Leave => "close the connection after its replies",
+        })
+    }
 }
 
 /// Interprets the result of a run (nbdkit-sh-plugin(1), "Exit codes").
@@ -115,7 +126,8 @@ pub(crate) fn broken(script: &Path, method: &str, broken: RunError) -> Error {
             log::error!("{shown}: {method} has not ended within {limit} s and was killed");
             let text = format!("{shown}: {method} has not ended within {limit} s");
             let remedy = "see why the script takes so long, or wait longer with @timeout";
-            Error::new(Kind::TimedOut, text).with_remedy(remedy)
+            // No server was late: the script, which is the device, has failed.
+            Error::new(Kind::Io, text).complete().with_remedy(remedy)
         }
         RunError::TooMuch => {
             let text = format!("{shown}: {method} printed too much and was killed");

@@ -92,12 +92,13 @@ impl Runner {
         input: &[u8],
         output: OutputTarget<'_>,
     ) -> Result<RunOutput, RunError> {
-        log::debug!("calling {} {args:?}", script.display());
+        let words = args.join(OsStr::new(" "));
+        log::debug!("calling {} {}", script.display(), words.display());
         let deadline = self.timeout.map(|limit| (blockhaul_io::now() + limit, limit));
         let mut running = ScriptProcess::start(self.spawn(script, args)?);
         let run = running.finish(input, output, deadline);
         if let Ok(run) = &run {
-            log::debug!("completed {} {:?}: {}", script.display(), args.first(), run.status);
+            log::debug!("completed {} {}: {}", script.display(), words.display(), run.status);
         }
         run
     }

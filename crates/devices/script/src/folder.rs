@@ -42,7 +42,7 @@ impl StateFolder {
 impl Drop for StateFolder {
     fn drop(&mut self) {
         if let Err(error) = fs::remove_dir_all(&self.0) {
-            log::warn!("cannot remove {}: {error}", self.0.display());
+            log::warn!("cannot remove {}: {}", self.0.display(), blockhaul_io::plain(&error));
         }
     }
 }

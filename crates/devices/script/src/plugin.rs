@@ -272,7 +272,7 @@ impl ScriptPlugin {
     }
 
     fn grant(&self, wish: ExitRequest, script: &Path, client: Option<&ExportClient>) {
-        log::debug!("{} asks for {wish:?}", script.display());
+        log::debug!("{} asks to {wish}", script.display());
         let stream = client.and_then(|client| client.stream.as_ref());
         match (wish, stream) {
             (ExitRequest::Shutdown, _) => {

@@ -83,7 +83,12 @@ impl OverlapTrial {
         let ends = std::mem::take(&mut *self.ends.lock().unwrap_or_else(PoisonError::into_inner));
         self.set(verdict(started, took, &ends, busy_before && busy()));
         self.give_up();
-        log::debug!("vddk: a query took {} ms; overlap: {:?}", took.as_millis(), self.overlap());
+        let during = match self.overlap() {
+            ReadOverlap::Unknown => "are not measured",
+            ReadOverlap::Yes => "went on",
+            ReadOverlap::No => "waited",
+        };
+        log::debug!("vddk: a query took {} ms; reads meanwhile {during}", took.as_millis());
         result
     }
 }

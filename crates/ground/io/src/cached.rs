@@ -46,7 +46,7 @@ impl File {
                 // For a file of another user that we may not write.
                 Err(error) if error.raw_os_error() == Some(libc::EPERM) => {}
                 Err(error) => {
-                    log::debug!("cachestat is not used any more: {error}");
+                    log::debug!("cachestat is not used any more: {}", crate::plain(&error));
                     HAS_CACHESTAT.store(false, Ordering::Relaxed);
                 }
             }

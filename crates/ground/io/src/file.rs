@@ -37,6 +37,16 @@ pub enum FallocateMode {
     Reserve,
 }
 
+impl std::fmt::Display for FallocateMode {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            FallocateMode::PunchHole => "holes",
+            FallocateMode::ZeroRange => "ranges marked as zero",
+            FallocateMode::Reserve => "the allocation of holes",
+        })
+    }
+}
+
 /// A read in progress ([`File::start_read`]). Dropping it does not stop it.
 #[must_use = "what was read comes with its outcome"]
 pub struct FileRead(DriverOp);

@@ -70,6 +70,7 @@ impl ChainReporting {
         command: &'static str,
         operation: impl FnOnce(&BackupContext) -> Result<T, BackupError>,
     ) -> Result<T, CommandFailure> {
+        self.reporting.start_log();
         let shown = WorkProgress::start(command, &self.reporting)?;
         let context =
             BackupContext { progress: shown.progress(), ..context(self.engine.config(0)) };

@@ -14,7 +14,7 @@ use crate::brackets::Groups;
 use crate::exit::{self, CommandFailure, CommandResult, plain};
 use crate::image_format::{self, ReadDevice};
 use crate::progress::WorkProgress;
-use crate::{args, devices, logger, out};
+use crate::{args, devices, out};
 
 /// Exit statuses of `compare`, the same as of qemu-img compare.
 const DIFFERENT: u8 = 1;
@@ -187,7 +187,7 @@ impl DeviceReading<'_> {
         F: Future<Output = blockhaul_block::Result<T>> + 'static,
     {
         let args = self.args;
-        logger::start(args.reporting.verbose);
+        args.reporting.start_log();
         let registry = devices::registry(args.timeout);
         let opening = |error| CheckFailure::Opening(CommandFailure::from(error));
         for device in &devices {

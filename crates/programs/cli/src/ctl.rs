@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use crate::args::{self, CtlCommand};
 use crate::exit::{CommandFailure, CommandResult, FAILED, LOST, OPEN, USAGE, plain};
-use crate::out;
+use crate::{logger, out};
 
 /// Maximum reply: ten thousand clients need a few MiB.
 const ANSWER_MAX: u64 = 256 << 20;
@@ -30,7 +30,7 @@ pub fn run(args: &args::Ctl) -> CommandResult {
     for request in args.command.requests()? {
         reply = server.ask(&request)?;
         for warning in reply["warnings"].as_array().into_iter().flatten().filter_map(message) {
-            out::error(&format!("blockhaul: warning: {warning}\n"));
+            logger::warn(&warning);
         }
     }
     match &args.command {

@@ -92,13 +92,13 @@ pub fn device_topic(name: &str) -> Option<String> {
 pub fn device_hint(name: &str) -> Option<String> {
     let registry = registry(Duration::ZERO);
     let hint = registry.backends.iter().find_map(|backend| backend.instead_of(name, ""))?;
-    Some(indented(&hint, 0))
+    Some(indented(&hint, 0, WIDTH))
 }
 
 /// One layer with its options and its manual, by its name.
 pub fn layer_topic(name: &str) -> Option<String> {
     let kind = registry(Duration::ZERO).kind(name).ok()?;
-    let manual = kind.manual().split("\n\n").map(|paragraph| indented(paragraph, 2));
+    let manual = kind.manual().split("\n\n").map(|paragraph| indented(paragraph, 2, WIDTH));
     Some(format!("{}\n{}", layer_help(&kind), manual.collect::<Vec<_>>().join("\n")))
 }
 
@@ -117,7 +117,7 @@ fn device_help(backend: &dyn Backend) -> String {
     text += &entry(&format!("{scheme}:{}", backend.operand()), backend.summary(), 26);
     if schemes.len() > 1 {
         let others = schemes.join(" ");
-        text += &indented(&format!("schemes: {others}"), 28);
+        text += &indented(&format!("schemes: {others}"), 28, WIDTH);
     }
     example(&mut text, backend.example());
     params(&mut text, backend.params());
@@ -157,10 +157,22 @@ fn params(text: &mut String, params: &[Param]) {
     }
 }
 
+/// Columns of the help about devices and layers.
+const WIDTH: usize = 100;
+
 /// An entry of a list: a name, and its description from column `column` on.
-pub fn entry(name: &str, what: &str, column: usize) -> String {
+fn entry(name: &str, what: &str, column: usize) -> String {
+    entry_within(WIDTH, name, what, column)
+}
+
+/// A line of a list in the help of a command, which a terminal of 80 columns does not wrap once more.
+pub fn short_entry(name: &str, what: &str, column: usize) -> String {
+    entry_within(80, name, what, column)
+}
+
+fn entry_within(width: usize, name: &str, what: &str, column: usize) -> String {
     let mut text = format!("  {name}");
-    let body = indented(what, column);
+    let body = indented(what, column, width);
     if name.chars().count() + 4 > column {
         text.push('\n');
         text += &body;
@@ -171,12 +183,12 @@ pub fn entry(name: &str, what: &str, column: usize) -> String {
     text
 }
 
-/// Text in lines of at most 100 columns, indented.
-fn indented(what: &str, column: usize) -> String {
+/// Text in lines of at most `width` columns, indented.
+fn indented(what: &str, column: usize, width: usize) -> String {
     let mut text = String::new();
     let mut line = String::new();
     for word in what.split_whitespace() {
-        if !line.is_empty() && column + line.chars().count() + 1 + word.chars().count() > 100 {
+        if !line.is_empty() && column + line.chars().count() + 1 + word.chars().count() > width {
             let _ = writeln!(text, "{:column$}{line}", "");
             line.clear();
         }
@@ -201,10 +213,10 @@ mod tests {
         }
         for name in topics() {
             let text = topic(name).unwrap();
-            assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
+            assert!(text.lines().all(|line| line.chars().count() <= WIDTH), "{text}");
         }
         assert_eq!(topic("what"), None);
-        assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
+        assert!(text.lines().all(|line| line.chars().count() <= WIDTH), "{text}");
     }
 
     #[test]

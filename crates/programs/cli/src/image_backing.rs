@@ -91,6 +91,7 @@ fn shown<T>(
     output: &ChangeOutput,
     work: impl FnOnce(Arc<CopyProgress>) -> Result<Result<T, Error>, CommandFailure>,
 ) -> Result<Result<T, Error>, CommandFailure> {
+    output.reporting.start_log();
     let shown = WorkProgress::start(command, &output.reporting)?;
     let result = work(shown.progress());
     shown.finish(matches!(result, Ok(Ok(_))));

@@ -33,7 +33,7 @@ pub fn chosen(spec: DeviceSpec, wanted: &ImageFormatArgs) -> Result<DeviceSpec, 
     let ChosenDevice { spec: device, found } =
         chosen.map_err(|error| CommandFailure::usage(format!("--format: {error}")))?;
     if let Some(found) = found.filter(|_| format == FormatChoice::Auto) {
-        crate::out::error(&format!("blockhaul: {} is used as {found}\n", path.display()));
+        crate::logger::announce(&format!("{} is used as {found}", path.display()));
     }
     Ok(device)
 }

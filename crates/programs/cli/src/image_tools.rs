@@ -107,7 +107,7 @@ pub fn create(args: &args::CreateArgs, groups: &Groups) -> CommandResult {
         return Err(CommandFailure::new(exit::TARGET, text));
     }
     if let Some(text) = blockhaul_transfer::name_warning(None, &spec) {
-        out::error(&format!("blockhaul: warning: {text}\n"));
+        logger::warn(&text);
     }
     let name = spec.to_string();
     let size = args.size;

@@ -68,7 +68,7 @@ fn content(args: &args::InfoArgs, kind: bool) -> ContentQuery {
 pub fn run_map(args: &args::MapArgs, groups: &Groups) -> CommandResult {
     let color = args.common.colors.wanted();
     let pictures = args.strip || args.svg.is_some();
-    let format = match args.format.as_deref() {
+    let format = match args.output.as_deref() {
         Some("json") => MapFormat::Json,
         Some("json-lines") => MapFormat::JsonLines,
         Some("qemu") => MapFormat::Qemu,
@@ -90,7 +90,7 @@ pub fn run_map(args: &args::MapArgs, groups: &Groups) -> CommandResult {
     let question = QueryKind::Map(contexts(&args.context)?, options, args.svg.clone());
     ask(
         InfoQuery::new(question, args.json, &args.common),
-        image_format::read_device(groups.spec(&args.device)?, &(&args.image).into())?,
+        image_format::read_device(groups.spec(&args.device)?, &args.image)?,
     )
 }
 

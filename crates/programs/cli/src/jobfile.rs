@@ -10,7 +10,7 @@ use std::path::Path;
 use blockhaul_catalog::DeviceSpec;
 use blockhaul_transfer::{
     NamedOption, OptionRow, OptionValue, OptionValueError, TRANSFER_OPTIONS, TransferOptions,
-    find_option, number,
+    find_option, number, toml_fault,
 };
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
@@ -61,7 +61,8 @@ static IMAGE: &[OptionRow<ImageFormatArgs>] = &[
 ];
 
 /// Options that apply to all disks together, for the command line only.
-const SPOKEN: &[&str] = &["job", "progress", "no-progress", "verbose", "help", "dry-run", "json"];
+const SPOKEN: &[&str] =
+    &["job", "progress", "no-progress", "verbose", "log-format", "help", "dry-run", "json"];
 
 /// Kinds of job files.
 pub struct JobFileSyntax {
@@ -208,7 +209,7 @@ fn parse_shaped(
     let parsed = DeTable::parse(text);
     let table = parsed.map_err(|error| {
         let at = error.span().map_or(0, |span| span.start);
-        reader.wrong(at, error.message())
+        reader.wrong(at, toml_fault(text, at, error.message()))
     })?;
     let mut common = Vec::new();
     let mut defaults = Defaults::default();

@@ -76,6 +76,7 @@ use std::sync::Arc;
 
 use blockhaul_catalog::brackets;
 use exit::{CommandFailure, CommandResult};
+use logger::LogFormat;
 
 /// Maximum time for plugins to end before the program ends without them.
 const PLUGINS_END: Duration = Duration::from_secs(10);
@@ -110,7 +111,14 @@ fn run() -> ExitCode {
     if let Some(outcome) = mount::helper::run(&words) {
         return report("", outcome);
     }
-    let (words, groups) = match brackets::take(words) {
+    // The command of a group is that of another program.
+    let mut is_json = logger::asks_for_json(&words);
+    let taken = brackets::take(words);
+    if let Ok((words, _)) = &taken {
+        is_json = logger::asks_for_json(words);
+    }
+    logger::set_format(if is_json { LogFormat::Json } else { LogFormat::Text });
+    let (words, groups) = match taken {
         Ok(taken) => taken,
         Err(text) => return report("", Err(CommandFailure::usage(text))),
     };

@@ -1,5 +1,6 @@
 //! Log records on standard error, one line each, as text or JSON.
 
+use std::ffi::OsString;
 use std::io::IsTerminal as _;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -38,16 +39,10 @@ impl Log for StderrLogger {
         if SYSLOG.load(Ordering::Relaxed) {
             return to_syslog(record);
         }
-        if JSON.load(Ordering::Relaxed) {
+        if is_json() {
             return out_json(object(record));
         }
-        let level = match record.level() {
-            Level::Error => "error: ",
-            Level::Warn => "warning: ",
-            Level::Info => "",
-            Level::Debug => "debug: ",
-            Level::Trace => "trace: ",
-        };
+        let level = label(record.level());
         // A plugin's own message.
         let whose = record.target().strip_prefix("plugin ").map(|name| format!("{name}: "));
         let whose = whose.unwrap_or_default();
@@ -58,6 +53,17 @@ impl Log for StderrLogger {
     }
 
     fn flush(&self) {}
+}
+
+/// How lines of a level begin.
+fn label(level: Level) -> &'static str {
+    match level {
+        Level::Error => "error: ",
+        Level::Warn => "warning: ",
+        Level::Info => "",
+        Level::Debug => "debug: ",
+        Level::Trace => "trace: ",
+    }
 }
 
 /// Text of several lines for a terminal: all but the first are indented, so that none looks like a record.
@@ -89,7 +95,7 @@ fn to_syslog(record: &Record<'_>) {
         Level::Info => Severity::Info,
         Level::Debug | Level::Trace => Severity::Debug,
     };
-    let text = if JSON.load(Ordering::Relaxed) {
+    let text = if is_json() {
         Value::Object(object(record)).to_string()
     } else {
         one_line(&record.args().to_string())
@@ -126,21 +132,38 @@ pub fn set_format(format: LogFormat) {
     JSON.store(format == LogFormat::Json, Ordering::Relaxed);
 }
 
+/// Whether records are JSON.
+pub fn is_json() -> bool {
+    JSON.load(Ordering::Relaxed)
+}
+
+/// Whether a command line, which may be wrong, asks for JSON.
+pub fn asks_for_json(words: &[OsString]) -> bool {
+    words.iter().any(|word| word == "--log-format=json")
+        || words.windows(2).any(|pair| pair == ["--log-format", "json"])
+}
+
 /// Logs why a command failed.
 pub fn failure(command: &str, text: &str) {
-    if JSON.load(Ordering::Relaxed) {
-        out_json(beginning(Level::Error, text));
-    } else {
-        crate::out::error(&format!("blockhaul: {command}{}\n", one_line(text)));
-    }
+    message(Level::Error, command, text);
 }
 
 /// Prints a message that is not a warning and does not depend on `--verbose`.
 pub fn announce(text: &str) {
-    if JSON.load(Ordering::Relaxed) {
-        out_json(beginning(Level::Info, text));
+    message(Level::Info, "", text);
+}
+
+/// Prints a warning that does not depend on the level of the log.
+pub fn warn(text: &str) {
+    message(Level::Warn, label(Level::Warn), text);
+}
+
+/// Prints a message that does not depend on the level of the log: in JSON with its level, as text behind `prefix`.
+pub fn message(level: Level, prefix: &str, text: &str) {
+    if is_json() {
+        out_json(beginning(level, text));
     } else {
-        crate::out::error(&format!("blockhaul: {}\n", one_line(text)));
+        crate::out::error(&format!("blockhaul: {prefix}{}\n", one_line(text)));
     }
 }
 

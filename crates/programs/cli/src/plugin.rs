@@ -56,15 +56,15 @@ pub fn wait_for_end(limit: Duration) -> bool {
     let begun = Instant::now();
     let plugins = crate::plugin_host::wait_for_end(limit);
     for name in &plugins {
-        out::error(&format!("blockhaul: warning: plugin {name} has not ended in time\n"));
+        logger::warn(&format!("plugin {name} has not ended in time"));
     }
     let scripts = blockhaul_script::wait_for_end(limit.saturating_sub(begun.elapsed()));
     if !scripts {
-        out::error("blockhaul: warning: a script has not ended in time, and is killed\n");
+        logger::warn("a script has not ended in time, and is killed");
     }
     let python = blockhaul_python::wait_for_end(limit.saturating_sub(begun.elapsed()));
     if !python {
-        out::error("blockhaul: warning: a Python plugin has not ended in time, and is killed\n");
+        logger::warn("a Python plugin has not ended in time, and is killed");
     }
     plugins.is_empty() && scripts && python
 }

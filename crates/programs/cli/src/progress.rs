@@ -14,6 +14,7 @@ use rustix::fs::OFlags;
 
 use crate::args::ProgressOptions;
 use crate::exit::{CommandFailure, plain};
+use crate::logger;
 
 /// How to show progress.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,7 +67,12 @@ impl ProgressReporter {
         quiet: bool,
     ) -> Result<Option<ProgressOutput>, CommandFailure> {
         let style = match style {
+            // A log has lines of one kind.
+            Some(ProgressStyle::Bar | ProgressStyle::Map) if logger::is_json() => {
+                ProgressStyle::Json(2)
+            }
             Some(style) => style,
+            None if logger::is_json() => return Ok(None),
             None if !quiet && std::io::stderr().is_terminal() => ProgressStyle::Bar,
             None => return Ok(None),
         };

@@ -7,17 +7,17 @@ use serde_json::json;
 use crate::args;
 use crate::backup_run::with_report;
 use crate::brackets::Groups;
+use crate::chain;
 use crate::copy::copy_options::check_request;
 use crate::copy::report::DigestLine;
 use crate::copy::{self, RunOptions};
 use crate::exit::{CommandFailure, CommandResult};
 use crate::progress::ProgressStyle;
 use crate::session::SessionOptions;
-use crate::{chain, logger};
 
 /// Runs `blockhaul restore`.
 pub fn run(args: &args::RestoreArgs, groups: &Groups) -> CommandResult {
-    logger::start(args.reporting.verbose);
+    args.reporting.start_log();
     with_report("restore", &args.result, |report| {
         report.watch(vec![args.dir.clone()]);
         let context = chain::context(blockhaul_io::RuntimeConfig::default());
@@ -56,7 +56,7 @@ fn request(args: &args::RestoreArgs, groups: &Groups) -> Result<RestoreRequest, 
 
 /// How the copy is shown.
 fn run_options(args: &args::RestoreArgs) -> RunOptions {
-    let args::ProgressOptions { progress, no_progress, verbose } = args.reporting;
+    let args::ProgressOptions { progress, no_progress, verbose, .. } = args.reporting;
     let shows_map = progress == Some(ProgressStyle::Map);
     let session = SessionOptions { shows_map, ..SessionOptions::default() };
     RunOptions { progress, no_progress, verbose, digest: DigestLine::Named, session }

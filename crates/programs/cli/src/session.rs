@@ -13,7 +13,7 @@ use blockhaul_metrics::{
 use crate::exit::{self, CommandFailure, plain};
 use crate::metrics::{BuildInfo as _, CommandMetrics};
 use crate::progress::{ProgressOutput, ProgressReporter, ProgressStyle};
-use crate::{args, out, signals};
+use crate::{args, logger, out, signals};
 
 /// What runs copies: workers, metrics.
 #[derive(Debug, Clone, Default)]
@@ -130,9 +130,12 @@ pub fn cancel_on_signal(
     let on_signal = move |number| {
         signal.store(number, Ordering::Relaxed);
         copies.iter().for_each(|copy| copy.cancel());
-        out::error(
-            "\nblockhaul: copy: stopping: waiting for requests in flight; repeat to stop at once\n",
-        );
+        if !logger::is_json() {
+            // After the bar.
+            out::error("\n");
+        }
+        let text = "stopping: waiting for requests in flight; repeat to stop at once";
+        logger::message(log::Level::Info, "copy: ", text);
     };
     signals::on_stop(on_signal, || {})
 }

@@ -13,7 +13,7 @@ use signal_hook::iterator::backend::SignalDelivery;
 use signal_hook::iterator::exfiltrator::SignalOnly;
 
 use crate::exit::{CommandFailure, FAILED, plain};
-use crate::out;
+use crate::logger;
 
 /// Signals, and the socket that their handlers write to.
 type SignalStream = SignalDelivery<UnixStream, SignalOnly>;
@@ -171,10 +171,11 @@ impl<F: FnOnce(i32), G: FnOnce()> SignalActions<F, G> {
     /// Ends the process, as no signal could stop it any more.
     fn deaf(&mut self, error: &std::io::Error) -> ! {
         let why = plain(error);
-        out::error(&format!(
-            "blockhaul: cannot wait for signals any more: {why}: something in this process, possibly a \
-             plugin, has closed descriptors that it does not own; exiting\n"
-        ));
+        let text = format!(
+            "cannot wait for signals any more: {why}: something in this process, possibly a plugin, has closed \
+             descriptors that it does not own; exiting"
+        );
+        logger::failure("", &text);
         if let Some(at_once) = self.at_once.take() {
             at_once();
         }

@@ -16,7 +16,7 @@ mod text;
 use std::ffi::OsStr;
 use std::time::Duration;
 
-use blockhaul_catalog::{DeviceSpec, Registry, parse_duration};
+use blockhaul_catalog::{DeviceSpec, Registry, parse_count, parse_duration};
 
 pub use device::DeviceArgs;
 pub use error::{MeasureError, Result};
@@ -34,6 +34,14 @@ pub struct DeviceContext<'a> {
 
 /// The longest time of a measurement: longer would be a mistake in the unit.
 const TIME_MAX: Duration = Duration::from_secs(24 * 3600);
+
+/// Numbers from `least` to `most`; [`u64::MAX`]: without a limit.
+fn count<T: TryFrom<u64> + Clone + Send + Sync + 'static>(
+    least: u64,
+    most: u64,
+) -> impl clap::builder::TypedValueParser<Value = T> {
+    move |text: &str| parse_count(text, least, most).map_err(|error| error.text())
+}
 
 /// The time of a measurement, at least `least` and at most 24 hours.
 fn parse_time(text: &str, least: &str) -> std::result::Result<Duration, String> {

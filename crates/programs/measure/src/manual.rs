@@ -36,5 +36,6 @@ EXIT STATUS
   0       all requests were answered
   1       a request was refused, or a connection was lost
   2       the command line is invalid
-  3       the server cannot be reached, has no such export, or the export is read-only
+  3       the server cannot be reached, has no such export, or the export is
+          read-only
 ";

@@ -90,8 +90,9 @@ pub(crate) fn runtime() -> PyResult<Arc<Runtime>> {
     }
     keep_freed_memory();
     let started = Runtime::start(&RuntimeConfig::default());
-    let started = started
-        .map_err(|error| fail(libc_numbers::IO, &format!("cannot start workers: {error}")))?;
+    let started = started.map_err(|error| {
+        fail(libc_numbers::IO, &format!("cannot start workers: {}", blockhaul_io::plain(&error)))
+    })?;
     Ok(runtime.insert(Arc::new(started)).clone())
 }
 

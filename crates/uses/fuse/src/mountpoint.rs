@@ -217,7 +217,7 @@ impl MountedDisk {
         let Some(device) = table::find(&self.path) else { return };
         let path = format!("/sys/class/bdi/{device}/read_ahead_kb");
         if let Err(error) = std::fs::write(&path, (bytes >> 10).to_string()) {
-            log::debug!("cannot write {path}: {error}");
+            log::debug!("cannot write {path}: {}", blockhaul_io::plain(&error));
         }
     }
 }

@@ -126,9 +126,15 @@ impl ExportTableConfig {
         }
     }
 
-    /// Whether clients may write to any of them, if the storage can be written.
-    pub fn may_write(&self) -> bool {
-        self.exports.iter().any(|one| one.intent.write)
+    /// The access that clients have, if the storage can be written, for messages.
+    pub fn access(&self) -> String {
+        let closed = self.exports.iter().filter(|one| !one.intent.write);
+        let closed: Vec<_> = closed.map(|one| format!("{:?}", one.name)).collect();
+        match closed.len() {
+            0 => "read-write".to_string(),
+            count if count == self.exports.len() => "read-only".to_string(),
+            _ => format!("{} read-only", closed.join(", ")),
+        }
     }
 
     pub(crate) fn has_several(&self) -> bool {

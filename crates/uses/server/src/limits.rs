@@ -177,7 +177,7 @@ impl Limits {
         },
         Limit {
             name: "requests",
-            what: "requests in progress of one connection (--threads)",
+            what: "requests in flight of a connection (--threads)",
             value: LimitValue::Count(1, 1 << 16, |limits| LimitField::Usize(&mut limits.requests)),
         },
         Limit {

@@ -41,6 +41,7 @@ mod salvage;
 mod selection;
 mod setup;
 mod standard_stream;
+mod toml_fault;
 mod values;
 
 pub use context::{FollowFuture, Follower, Recorder};
@@ -73,6 +74,7 @@ pub use request::{CopyRequest, Endpoint};
 pub use selection::unread_manifest;
 pub use setup::CopySetup;
 pub use standard_stream::{is_heard, takes_writes};
+pub use toml_fault::toml_fault;
 pub use values::{
     ERROR_ACTION_NAMES, ErrorAction, MULTI_CONN_NAMES, parse_algorithm, parse_direct,
     parse_duration, parse_error_action, parse_multi_conn, parse_queue_size, parse_range,

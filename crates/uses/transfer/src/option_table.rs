@@ -5,6 +5,8 @@ use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::path::PathBuf;
 
+use blockhaul_catalog::parse_count;
+
 use crate::options::TransferOptions;
 use crate::values::{
     ERROR_ACTION_NAMES, MULTI_CONN_NAMES, parse_algorithm, parse_direct, parse_duration,
@@ -235,7 +237,9 @@ pub static TRANSFER_OPTIONS: &[OptionRow<TransferOptions>] = &[
     OptionRow::value("ranges-command", "CMD", |o, t| put(&mut o.ranges_command, string(t))),
     OptionRow::flag("ranges-partial", |o| &mut o.ranges_partial),
     OptionRow::value("bitmap", "CONTEXT", |o, t| put(&mut o.bitmap, string(t))),
-    OptionRow::value("bitmap-flags", "FLAGS", |o, t| put(&mut o.bitmap_flags, positive(t))),
+    OptionRow::value("bitmap-flags", "FLAGS", |o, t| {
+        put(&mut o.bitmap_flags, number(t, 1, u64::MAX))
+    }),
     OptionRow::value("since", "MANIFEST", |o, t| put(&mut o.since, path(t))),
     OptionRow::value("timeout", "TIME", |o, t| set(&mut o.timeout, parsed(t, parse_duration))),
     OptionRow::value("min-rate", "RATE", |o, t| set(&mut o.min_rate, parsed(t, parse_size))),
@@ -250,7 +254,7 @@ pub static TRANSFER_OPTIONS: &[OptionRow<TransferOptions>] = &[
     }),
     OptionRow::value("rate", "RATE|RULES", |o, t| put(&mut o.rate, parsed(t, parse_schedule))),
     OptionRow::value("rate-file", "FILE", |o, t| put(&mut o.rate_file, path(t))),
-    OptionRow::value("iops", "N", |o, t| put(&mut o.iops, positive(t))),
+    OptionRow::value("iops", "N", |o, t| put(&mut o.iops, number(t, 1, u64::MAX))),
     OptionRow::value("segment", "SIZE", |o, t| put(&mut o.segment, parsed(t, parse_segment))),
     OptionRow::list("source-layer", "NAME[?key=value&…]", |o, t| {
         strings(t).map(|layers| o.source_layer = layers)
@@ -290,21 +294,8 @@ fn one_of<V>(
 ///
 /// # Errors
 /// The reason why the text is no such number, in the words of the command line.
-pub fn number<N: TryFrom<i64>>(text: &OsStr, least: i64, most: i64) -> Result<N, String> {
-    let value = utf8(text)?.parse::<i64>().map_err(|error| error.to_string())?;
-    let wrong = || format!("{value} is not in {least}..={most}");
-    if !(least..=most).contains(&value) {
-        return Err(wrong());
-    }
-    N::try_from(value).map_err(|_| wrong())
-}
-
-fn positive(text: &OsStr) -> Result<u64, String> {
-    match utf8(text)?.parse::<u64>() {
-        Ok(0) => Err(format!("0 is not in 1..{}", u64::MAX)),
-        Ok(value) => Ok(value),
-        Err(error) => Err(error.to_string()),
-    }
+pub fn number<N: TryFrom<u64>>(text: &OsStr, least: u64, most: u64) -> Result<N, String> {
+    parse_count(utf8(text)?, least, most).map_err(|error| error.text())
 }
 
 fn path(text: &OsStr) -> Result<PathBuf, String> {

@@ -86,8 +86,9 @@ impl InFlightTable {
             return Err(format!("a table of {} bytes, which needs {len}", given.len));
         }
         let size = usize::try_from(len).map_err(|_| "the table is too long".to_string())?;
-        let mapping = PeerMemory::map(fd, given.offset, size, lost)
-            .map_err(|error| format!("cannot map the table of requests: {error}"))?;
+        let mapping = PeerMemory::map(fd, given.offset, size, lost).map_err(|error| {
+            format!("cannot map the table of requests: {}", blockhaul_io::plain(&error))
+        })?;
         let queues = given.queues;
         let queue_size = given.queue_size;
         Ok(InFlightTable { mapping: Arc::new(mapping), queues, queue_size })

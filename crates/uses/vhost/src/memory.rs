@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, RwLock};
 
-use blockhaul_io::Notify;
+use blockhaul_io::{Notify, plain};
 use blockhaul_os::PeerMemory;
 use vm_memory::bitmap::BS;
 use vm_memory::guest_memory::Result as AccessResult;
@@ -166,8 +166,9 @@ impl Regions {
         if size == 0 || !fits(guest) || !fits(user) || !fits(offset) {
             return Err(format!("a memory region of {len} bytes at {guest:#x}"));
         }
-        let memory = PeerMemory::map(fd, offset, size, self.space.lost())
-            .map_err(|error| format!("cannot map {len} bytes of the guest's memory: {error}"))?;
+        let memory = PeerMemory::map(fd, offset, size, self.space.lost()).map_err(|error| {
+            format!("cannot map {len} bytes of the guest's memory: {}", plain(&error))
+        })?;
         Ok((region, Arc::new(GuestRegion { memory, start: GuestAddress(guest) })))
     }
 

@@ -134,7 +134,7 @@ impl FrontEndSession {
         let acknowledged = header.need_reply
             && !message.has_reply()
             && self.protocol.contains(protocol::ProtocolFeatures::REPLY_ACK);
-        log::trace!("vhost-user: {message:?} with {} descriptors", fds.len());
+        log::trace!("vhost-user: message {} with {} descriptors", header.request, fds.len());
         let done = match self.handle(header, message, fds).await {
             Ok(done) => done,
             Err(why) if acknowledged => {

@@ -323,7 +323,9 @@ fn service(port: &str) -> String {
 /// An address of this family, if one is requested.
 fn resolved(address: &str, family: Option<IpFamily>) -> Result<String, String> {
     let Some(family) = family else { return Ok(address.into()) };
-    let found = (address, 0).to_socket_addrs().map_err(|error| format!("{address}: {error}"))?;
+    let found = (address, 0)
+        .to_socket_addrs()
+        .map_err(|error| format!("{address}: {}", blockhaul_io::plain(&error)))?;
     let mut found = found.map(|found| found.ip());
     let fits = |ip: &IpAddr| ip.is_ipv4() == (family == IpFamily::V4);
     let missing = || format!("{address} has no address of the family that is asked for");

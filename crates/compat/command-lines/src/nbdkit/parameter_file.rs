@@ -46,7 +46,8 @@ fn expand_in(
 }
 
 fn read(path: &Path) -> Result<String, String> {
-    let failed = |error: std::io::Error| format!("{}: {error}", path.display());
+    let failed =
+        |error: std::io::Error| format!("{}: {}", path.display(), blockhaul_io::plain(&error));
     let file = std::fs::File::open(path).map_err(failed)?;
     let mut text = String::new();
     file.take(SIZE_MAX + 1).read_to_string(&mut text).map_err(failed)?;

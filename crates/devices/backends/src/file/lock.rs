@@ -94,7 +94,7 @@ impl FileLock {
             Err(error) if error.kind() == ErrorKind::WouldBlock => return Err(in_use()),
             // Network file systems may not support locks.
             Err(error) => {
-                log::debug!("the file is not locked: {error}");
+                log::debug!("the file is not locked: {}", blockhaul_io::plain(&error));
                 return Ok(None);
             }
         }

@@ -142,8 +142,9 @@ impl Drop for NewFile {
         });
         if ours && let Err(error) = std::fs::remove_file(&self.path) {
             log::warn!(
-                "cannot remove {}, to which nothing was copied: {error}",
-                self.path.display()
+                "cannot remove {}, to which nothing was copied: {}",
+                self.path.display(),
+                blockhaul_io::plain(&error)
             );
         }
     }

@@ -60,7 +60,7 @@ impl DirectFile {
             .iter()
             .any(|&number| error.raw_os_error() == Some(number));
         if refused {
-            log::debug!("direct I/O is no longer used: {error}");
+            log::debug!("direct I/O is no longer used: {}", blockhaul_io::plain(error));
             self.works.store(false, Ordering::Relaxed);
         }
         refused

@@ -9,7 +9,7 @@
 use std::sync::atomic::Ordering;
 
 use blockhaul_block::{Error, Kind, RequestFlags, Result};
-use blockhaul_io::{Data, FallocateMode};
+use blockhaul_io::{Data, FallocateMode, plain};
 use rustix::fs::{FallocateFlags, fallocate};
 
 use super::storage::{FileState, INLINE_MAX};
@@ -50,7 +50,7 @@ impl FileState {
                 }
                 Err(error) => {
                     self.zero.discard.store(false, Ordering::Relaxed);
-                    log::debug!("the disk does not support discard: {error}");
+                    log::debug!("the disk does not support discard: {}", plain(&error));
                 }
             }
         }
@@ -64,7 +64,7 @@ impl FileState {
                 Ok(()) => {}
                 Err(error) if refused_for_good(&error) => {
                     self.zero.flag(how).store(false, Ordering::Relaxed);
-                    log::debug!("the file does not support {how:?}: {error}");
+                    log::debug!("the file does not support {how}: {}", plain(&error));
                     return Ok(false);
                 }
                 // A disk accepts whole blocks only; the next request may be aligned.

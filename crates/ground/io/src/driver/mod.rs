@@ -69,7 +69,8 @@ pub(crate) fn open(
         IoEngine::Auto => match uring::UringDriver::new(wakeup.clone()) {
             Ok(uring) => Ok((Box::new(uring), "uring")),
             Err(error) => {
-                log::debug!("io_uring is not usable ({error}): using epoll and threads");
+                let why = crate::plain(&error);
+                log::debug!("io_uring is not usable ({why}): using epoll and threads");
                 Ok((Box::new(epoll::EpollDriver::new(wakeup.clone())?), "threads"))
             }
         },

@@ -268,9 +268,9 @@ pub(super) fn host_and_port(authority: &str, usual: u16) -> Result<(String, u16)
     let host = if host.is_empty() { "localhost".to_owned() } else { host };
     let port = match port {
         "" => usual,
-        _ => number(port)
-            .filter(|port| *port != 0)
-            .ok_or_else(|| UriError(format!("port \"{}\" is not in 1..65535", shown(port))))?,
+        _ => number(port).filter(|port| *port != 0).ok_or_else(|| {
+            UriError(format!("port \"{}\" is not a number from 1 to 65535", shown(port)))
+        })?,
     };
     Ok((host, port))
 }
@@ -341,7 +341,10 @@ impl UriParameters {
 
 fn nbd_port(value: &str) -> Result<u16, UriError> {
     number(value).filter(|port| *port != 0).ok_or_else(|| {
-        UriError(format!("the parameter \"nbd-port\" is \"{}\", not in 1..65535", shown(value)))
+        UriError(format!(
+            "the parameter \"nbd-port\" is \"{}\", not a number from 1 to 65535",
+            shown(value)
+        ))
     })
 }
 

@@ -7,6 +7,7 @@ use blockhaul_backups::{KeepCount, KeepDuration, RetentionPolicy};
 use clap::{Args, Subcommand};
 
 use super::engine::EngineArgs;
+use super::log::LogArgs;
 
 /// Options of `blockhaul pull`.
 #[derive(Debug, Args)]
@@ -131,6 +132,16 @@ pub struct ProgressOptions {
     /// Print more detail
     #[arg(short, long)]
     pub verbose: bool,
+
+    #[command(flatten)]
+    pub log: LogArgs,
+}
+
+impl ProgressOptions {
+    /// Starts the log of the command.
+    pub fn start_log(&self) {
+        self.log.start(self.verbose);
+    }
 }
 
 /// Options of `blockhaul restore`.
@@ -379,21 +390,26 @@ EXAMPLES
       blockhaul serve --readonly 'backup:vm1/vda?point=monday'
 
 JOB FILES
-  The file is TOML. Each [[disk]] has these keys; [defaults] apply to each disk that does not set the
-  key itself:
+  The file is TOML. Each [[disk]] has these keys; [defaults] apply to each disk
+  that does not set the key itself:
   source      a device, in the notation of the command line
-  store       directory of the backups of this disk; created by the first pull
+  store       directory of the backups of this disk; the first pull creates it
   name        for messages [default: its number]
-  bitmap      bitmap of the source with what has changed: a name in QEMU, or a metadata context. Without
-              one, the backup is a full one
-  parent      checkpoint at which the bitmap began [default: the name of the bitmap]
-  point       name of the new point [default: the checkpoint, or else the time in UTC]
-  checkpoint  name of the bitmap that begins at this point in time [default: the name of the point]
-  mode        auto; full: copy all of the disk; increment: fail rather than copy all of it
-              [default: auto]
-  digests     false: write no digests of the files, which saves reading them once more [default: true]
-  and options of copy by their long names, for example discard-source, verify, retries. Keys before the
-  first table apply to all disks together, as in files of copy --job: rate, parallel, metrics and others.
+  bitmap      bitmap of the source with what has changed: a name in QEMU, or a
+              metadata context. Without one, the backup is a full one
+  parent      checkpoint at which the bitmap began
+              [default: the name of the bitmap]
+  point       name of the new point
+              [default: the checkpoint, or else the time in UTC]
+  checkpoint  name of the bitmap that begins at this point in time
+              [default: the name of the point]
+  mode        auto; full: copy all of the disk; increment: fail rather than
+              copy all of it [default: auto]
+  digests     false: write no digests of the files, which saves reading them
+              once more [default: true]
+  and options of copy by their long names, for example discard-source, verify,
+  retries. Keys before the first table apply to all disks together, as in files
+  of copy --job: rate, parallel, metrics and others.
       [defaults]
       bitmap = \"monday\"
       point = \"tuesday\"
@@ -402,8 +418,9 @@ JOB FILES
       name = \"vda\"
       source = \"nbd+unix:///vda?socket=/run/vm1.nbd\"
       store = \"vm1/vda\"
-  A disk is copied in full if its store has no point, or the source has no such bitmap; the result says
-  why. A bitmap that began at another point than the newest one of the store is refused.
+  A disk is copied in full if its store has no point, or the source has no such
+  bitmap; the result says why. A bitmap that began at another point than the
+  newest one of the store is refused.
 ";
 
 pub(super) const RESTORE_EXAMPLES: &str = "\

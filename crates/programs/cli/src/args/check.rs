@@ -9,7 +9,7 @@ use clap::Args;
 use super::backup::ProgressOptions;
 use super::engine::EngineArgs;
 use super::format::ImageFormatArgs;
-use super::value::{algorithm, duration, rate};
+use super::value::{algorithm, count, duration, rate};
 
 /// Options of `blockhaul compare`.
 #[derive(Debug, Args)]
@@ -119,7 +119,7 @@ pub struct ReadArgs {
 
     /// Connections to each device
     #[arg(short = 'C', long, value_name = "N", default_value = "4",
-          value_parser = clap::value_parser!(u16).range(1..=1024))]
+          value_parser = count::<u16>(1, 1024))]
     pub connections: u16,
 
     /// Do not ask for extents (data and holes)
@@ -128,7 +128,7 @@ pub struct ReadArgs {
 
     /// How often to retry a request or reconnect (0: never)
     #[arg(long, value_name = "N", default_value = "5",
-          value_parser = clap::value_parser!(u32).range(0..=1000))]
+          value_parser = count::<u32>(0, 1000))]
     pub retries: u32,
 
     /// Drop a connection if no byte has moved for this long (0: never)

@@ -9,8 +9,9 @@ use clap::Args;
 
 use super::engine::EngineArgs;
 use super::format::ImageFormatArgs;
+use super::log::LogArgs;
 use super::value::{
-    algorithm, direct, duration, error_action, multi_conn, queue_size, range, request_size,
+    algorithm, count, direct, duration, error_action, multi_conn, queue_size, range, request_size,
     schedule, segment, size, sparse, total_memory,
 };
 use crate::devices;
@@ -35,7 +36,7 @@ pub struct CopyArgs {
     /// The adaptive default starts with one connection per CPU, at most 4, or with 4 if requests
     /// take long, and uses 1 to 16. It is 1 for servers behind HTTP or SSH without multi-conn.
     #[arg(short = 'C', long, value_name = "N",
-          value_parser = clap::value_parser!(u16).range(1..=1024))]
+          value_parser = count::<u16>(1, 1024))]
     pub connections: Option<u16>,
 
     /// When to use several connections to a server without multi-conn
@@ -51,7 +52,7 @@ pub struct CopyArgs {
     ///
     /// The number includes reads and writes.
     #[arg(short = 'R', long, value_name = "N",
-          value_parser = clap::value_parser!(u32).range(1..=65536))]
+          value_parser = count::<u32>(1, 65536))]
     pub requests: Option<u32>,
 
     /// Bytes of each request [default: adaptive, 64k to 8m]
@@ -68,7 +69,7 @@ pub struct CopyArgs {
 
     /// Threads that copy (0: one per core)
     #[arg(short = 'T', long, alias = "workers", value_name = "N", default_value = "0",
-          value_parser = clap::value_parser!(u16).range(0..=1024))]
+          value_parser = count::<u16>(0, 1024))]
     pub threads: u16,
 
     /// Turn runs of zeroes of at least SIZE into holes [default: 4096]
@@ -201,7 +202,7 @@ pub struct CopyArgs {
 
     /// With --bitmap: copy ranges with any of these flags [default: any]
     #[arg(long, value_name = "FLAGS", requires = "bitmap", help_heading = "Parts of a disk",
-          value_parser = clap::value_parser!(u64).range(1..))]
+          value_parser = count::<u64>(1, u64::MAX))]
     pub bitmap_flags: Option<u64>,
 
     /// Copy only what differs from this manifest of an earlier copy
@@ -222,7 +223,7 @@ pub struct CopyArgs {
           default_missing_value = "bar")]
     pub progress: Option<crate::progress::ProgressStyle>,
 
-    /// Show what would be read, written and overwritten; open both sides for reading, and change nothing
+    /// Show what would be read, written and overwritten, and change nothing
     #[arg(long)]
     pub dry_run: bool,
 
@@ -257,19 +258,19 @@ pub struct CopyArgs {
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = duration)]
     pub timeout: Duration,
 
-    /// Drop a connection slower than this, in bytes/s (0: no minimum)
+    /// Drop a connection slower than this, in bytes/s [default: 0, no minimum]
     ///
     /// The rate is the number of bytes of reads and writes that complete while requests are in
     /// flight, measured over --timeout (60 s if that is 0). A request counts when it completes. The
     /// connection is handled as after --timeout.
-    #[arg(long, value_name = "RATE", default_value = "0", value_parser = size)]
+    #[arg(long, value_name = "RATE", default_value = "0", hide_default_value = true, value_parser = size)]
     pub min_rate: u64,
 
     /// How often to retry a request or reconnect, on either side (0: never)
     ///
     /// After that the copy fails. Permanent errors, such as a full target, are not retried.
     #[arg(long, value_name = "N", default_value = "5", help_heading = "Long copies",
-          value_parser = clap::value_parser!(u32).range(0..=1000))]
+          value_parser = count::<u32>(0, 1000))]
     pub retries: u32,
 
     /// Delay before the second attempt to reconnect
@@ -308,7 +309,7 @@ pub struct CopyArgs {
 
     /// Limit the number of requests started per second
     #[arg(long, value_name = "N", help_heading = "Long copies",
-          value_parser = clap::value_parser!(u64).range(1..))]
+          value_parser = count::<u64>(1, u64::MAX))]
     pub iops: Option<u64>,
 
     /// Read the rate limit from this file, again each second
@@ -333,7 +334,7 @@ pub struct CopyArgs {
 
     /// With --job: number of disks to copy at a time [default: 4]
     #[arg(long, value_name = "N",
-          help_heading = "Several disks", value_parser = clap::value_parser!(u16).range(1..=1024))]
+          help_heading = "Several disks", value_parser = count::<u16>(1, 1024))]
     pub parallel: Option<u16>,
 
     /// With --job: memory for data in flight, all disks together
@@ -347,7 +348,7 @@ pub struct CopyArgs {
     ///
     /// The limit applies to each side, over all disks that are copied at a time.
     #[arg(long, value_name = "N", help_heading = "Several disks",
-          value_parser = clap::value_parser!(u16).range(1..=1024))]
+          value_parser = count::<u16>(1, 1024))]
     pub total_connections: Option<u16>,
 
     /// Put a layer over the source (see blockhaul help layers)
@@ -363,6 +364,9 @@ pub struct CopyArgs {
     /// Print more detail, and a summary at the end
     #[arg(short, long)]
     pub verbose: bool,
+
+    #[command(flatten)]
+    pub log: LogArgs,
 
     #[command(flatten)]
     pub engine: EngineArgs,
@@ -469,12 +473,13 @@ EXAMPLES
 /// What the help says about job files.
 pub const JOB_FILES: &str = "\
 JOB FILES
-  A file for --job is TOML. Each [[disk]] has a source and a target, in the notation of the command
-  line, or as a list of words for a server that is started as with [ CMD ARG… ]; a name for messages
-  [default: its number]; and any option of copy by its long name, flags as true. [defaults] apply to
-  each disk that does not set the option itself. Keys before the first table apply to all disks
-  together: parallel, total-memory, total-connections, rate, rate-file, iops, threads, engine, metrics,
-  page.
+  A file for --job is TOML. Each [[disk]] has a source and a target, in the
+  notation of the command line, or as a list of words for a server that is
+  started as with [ CMD ARG… ]; a name for messages [default: its number]; and
+  any option of copy by its long name, flags as true. [defaults] apply to each
+  disk that does not set the option itself. Keys before the first table apply
+  to all disks together: parallel, total-memory, total-connections, rate,
+  rate-file, iops, threads, engine, metrics, page.
       parallel = 2
       rate = \"08:00-18:00=50M,*=0\"
       [defaults]
@@ -488,10 +493,11 @@ JOB FILES
       source = [\"qemu-nbd\", \"-r\", \"-f\", \"qcow2\", \"data.qcow2\"]
       target = \"data.raw\"
       retries = 20
-  All sources and targets are opened before the first byte is written. The run succeeds if all disks
-  succeed; otherwise its exit status is that of the first disk in the file that failed. Journals of
-  complete disks are kept until all disks are complete, so that the same command resumes with the
-  disks that failed. Those of disks with discard-source stay after that, too.
+  All sources and targets are opened before the first byte is written. The run
+  succeeds if all disks succeed; otherwise its exit status is that of the first
+  disk in the file that failed. Journals of complete disks are kept until all
+  disks are complete, so that the same command resumes with the disks that
+  failed. Those of disks with discard-source stay after that, too.
 ";
 
 /// The help of `--target-layer`.

@@ -12,7 +12,7 @@ use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use serde::de::DeserializeOwned;
 
-use super::value::{duration, size};
+use super::value::{count, duration, size};
 use crate::exit::{CommandFailure, plain};
 
 /// A dirty bitmap of an export.
@@ -30,7 +30,7 @@ pub struct ExportBitmap {
 #[derive(Args, Debug)]
 pub struct JobNumber {
     /// Number of the job, as jobs shows it
-    #[arg(value_name = "N")]
+    #[arg(value_name = "N", value_parser = count::<u64>(1, u64::MAX))]
     job: u64,
 }
 
@@ -66,17 +66,17 @@ pub struct JobCopyArgs {
     #[arg(long, value_name = "RATE")]
     rate: Option<String>,
     /// Connections to the target
-    #[arg(short = 'C', long, value_name = "N")]
+    #[arg(short = 'C', long, value_name = "N", value_parser = count::<u16>(1, 1024))]
     connections: Option<u16>,
     /// Requests in flight on each connection
-    #[arg(short = 'R', long, value_name = "N")]
+    #[arg(short = 'R', long, value_name = "N", value_parser = count::<u32>(1, 65536))]
     requests: Option<u32>,
     /// Size of a request
     #[arg(long, value_name = "SIZE")]
     request_size: Option<String>,
     /// The target reads as zeroes: holes need not be zeroed
-    #[arg(long)]
-    target_is_zero: bool,
+    #[arg(long, alias = "target-is-zero")]
+    destination_is_zero: bool,
 }
 
 /// How a job is controlled.
@@ -132,7 +132,7 @@ impl JobCopyArgs {
             ("requests", self.requests.map(|count| count.to_string())),
             ("request-size", self.request_size.clone()),
         ];
-        let flags = [("verify", verify), ("destination-is-zero", self.target_is_zero)];
+        let flags = [("verify", verify), ("destination-is-zero", self.destination_is_zero)];
         let values =
             values.into_iter().filter_map(|(name, value)| Some(format!("--{name}={}", value?)));
         let flags = flags.into_iter().filter(|(_, given)| *given);

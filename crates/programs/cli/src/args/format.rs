@@ -7,6 +7,8 @@ use blockhaul_transfer::FormatChoice;
 use clap::builder::PossibleValue;
 use clap::{Args, ValueEnum};
 
+use super::value::count;
+
 /// The value of `--format`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FormatArg(pub FormatChoice);
@@ -68,7 +70,7 @@ pub fn backing_policy(policy: BackingPolicy) -> NamePolicy {
 #[derive(Debug, Clone, Default, Args)]
 pub struct PartitionArgs {
     /// Use only this partition of the disk, or of the first one, as numbered by blockhaul info
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", value_parser = count::<u32>(1, u32::MAX.into()))]
     pub partition: Option<u32>,
 }
 
@@ -93,27 +95,4 @@ pub struct ImageFormatArgs {
 
     #[command(flatten)]
     pub partition: PartitionArgs,
-}
-
-/// The same for commands whose --format is that of their output.
-#[derive(Debug, Clone, Default, Args)]
-pub struct OnlyImageFormat {
-    /// Format of a file that is given by its path.
-    #[arg(long, value_name = "FORMAT", hide_possible_values = true,
-          help = FormatArg::help(), long_help = FormatArg::long_help())]
-    pub image_format: Option<FormatArg>,
-
-    /// Open the files that an image names, with --image-format: allow or refuse [default: refuse]
-    #[arg(long, value_name = "WHETHER", requires = "image_format", hide_possible_values = true)]
-    pub backing: Option<BackingPolicy>,
-
-    #[command(flatten)]
-    pub partition: PartitionArgs,
-}
-
-impl From<&OnlyImageFormat> for ImageFormatArgs {
-    fn from(options: &OnlyImageFormat) -> ImageFormatArgs {
-        let OnlyImageFormat { image_format: format, backing, ref partition } = *options;
-        ImageFormatArgs { format, backing, partition: partition.clone() }
-    }
 }

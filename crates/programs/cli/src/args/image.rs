@@ -90,7 +90,7 @@ pub struct RebaseArgs {
     pub to: Option<String>,
 
     /// Format of BACKING
-    #[arg(long, value_name = "FORMAT", value_parser = backing_formats(),
+    #[arg(long = "backing-format", alias = "format", value_name = "FORMAT", value_parser = backing_formats(),
           required_unless_present = "flatten", conflicts_with = "flatten", hide_possible_values = false)]
     pub format: Option<String>,
 

@@ -5,9 +5,10 @@ use std::io::IsTerminal as _;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use blockhaul_command_lines::earlier::MAP_OUTPUTS;
 use clap::{ArgGroup, Args};
 
-use super::format::{ImageFormatArgs, OnlyImageFormat};
+use super::format::ImageFormatArgs;
 use super::value::{duration, range};
 
 /// Options of `info`, of which one can be used.
@@ -104,7 +105,7 @@ pub struct MapArgs {
     pub device: OsString,
 
     #[command(flatten)]
-    pub image: OnlyImageFormat,
+    pub image: ImageFormatArgs,
 
     /// Print JSON
     #[arg(long)]
@@ -112,9 +113,9 @@ pub struct MapArgs {
 
     /// How to print ranges: as nbdinfo does, its JSON, one JSON object a line, or the JSON of
     /// qemu-img map [default: nbdinfo]
-    #[arg(long, value_name = "FORMAT", conflicts_with = "json",
-          value_parser = ["nbdinfo", "json", "json-lines", "qemu"], hide_possible_values = false)]
-    pub format: Option<String>,
+    #[arg(long, value_name = "FORM", conflicts_with = "json", value_parser = MAP_OUTPUTS,
+          hide_possible_values = false)]
+    pub output: Option<String>,
 
     /// Print a summary by type
     #[arg(long, alias = "total")]
@@ -127,13 +128,13 @@ pub struct MapArgs {
     /// Print a strip that shows where data, or dirty ranges, are
     ///
     /// The height of a column is the share of data in its part of the disk. Ranges are then not
-    /// listed, except with --totals or --format.
+    /// listed, except with --totals or --output.
     #[arg(long)]
     pub strip: bool,
 
     /// Write an SVG image that shows where data, or dirty ranges, are
     ///
-    /// Ranges are then not listed, except with --totals or --format.
+    /// Ranges are then not listed, except with --totals or --output.
     #[arg(long, value_name = "FILE")]
     pub svg: Option<PathBuf>,
 
@@ -197,7 +198,7 @@ EXAMPLES
 pub(super) const MAP_EXAMPLES: &str = "\
 EXAMPLES
   blockhaul map disk.raw
-  blockhaul map --range 1G:64M --format qemu disk.raw
+  blockhaul map --range 1G:64M --output qemu disk.raw
   blockhaul map --strip --svg disk.svg disk.raw
   blockhaul map --context qemu:dirty-bitmap:b0 --json nbd://server/disk
   blockhaul map --context base:allocation --context qemu:dirty-bitmap:b0 nbd://server/disk

@@ -13,6 +13,7 @@ mod format;
 mod image;
 mod info;
 mod layout;
+mod log;
 #[cfg(feature = "fuse")]
 mod mount;
 mod pages;
@@ -53,7 +54,7 @@ pub use self::serve::{ServeArgs, ServeExport};
 pub use self::tls::{TlsArgs, TlsCommand, TlsInit};
 pub use self::value::{QmpClient, VsockPlace, total_memory};
 pub use crate::serve::control::commands::{Ctl, CtlCommand};
-use crate::{brackets, devices, exit, out};
+use crate::{brackets, devices, exit, logger, out};
 
 /// Serve, copy and inspect disk images over NBD.
 ///
@@ -345,12 +346,13 @@ fn long_version() -> String {
 
 /// The exit statuses, for the help.
 pub fn statuses() -> String {
-    let rows = exit::TABLE.iter().map(|(status, what)| devices::entry(status, what, 10));
+    let rows = exit::TABLE.iter().map(|(status, what)| devices::short_entry(status, what, 10));
     format!("EXIT STATUS\n{}", rows.collect::<String>())
 }
 
 /// Parses the words of a command line, groups replaced.
 pub fn parse(words: Vec<OsString>) -> Result<Cli, clap::Error> {
+    let words = blockhaul_command_lines::earlier::renamed(words);
     if let Some(command) = parse_frequent(&words) {
         return Ok(Cli { command });
     }
@@ -411,9 +413,14 @@ const FOREIGN: &[(&str, &str)] = &[
     ("dd", "copy, with --range for a part"),
     ("diff", "compare"),
     ("forget", "chain prune"),
+    ("inspect", "info"),
     ("list", "info --list, or chain list for backups"),
+    ("mirror", "ctl SOCKET mirror, for a disk that blockhaul serves"),
     ("repository", "chain"),
+    ("rsync", "copy"),
+    ("show", "info"),
     ("snapshots", "chain list, or snapshot list for an image"),
+    ("sync", "copy; with --since or --bitmap, only what has changed"),
 ];
 
 /// The error about an unknown command, with ours in its place if it is one of another program.
@@ -509,7 +516,11 @@ pub fn show_error(error: &clap::Error) -> u8 {
     };
     use std::io::IsTerminal as _;
     if error.use_stderr() {
-        out::raw_error(&colors(std::io::stderr().is_terminal()));
+        if logger::is_json() {
+            logger::failure("", &message_of(error));
+        } else {
+            out::raw_error(&colors(std::io::stderr().is_terminal()));
+        }
         // As nbdinfo, whose status 2 is an answer.
         let info = std::env::args_os().nth(1).is_some_and(|command| command == "info");
         return if info { exit::FAILED } else { exit::USAGE };
@@ -518,6 +529,15 @@ pub fn show_error(error: &clap::Error) -> u8 {
         Ok(_) => 0,
         Err(failure) => failure.status(),
     }
+}
+
+/// What an error says about the command line, without the usage and where to find more.
+fn message_of(error: &clap::Error) -> String {
+    let rendered = brackets::readable(&error.render().to_string());
+    let lines = rendered.lines().take_while(|line| !line.starts_with("Usage:"));
+    let lines = lines.filter(|line| !line.starts_with("For more information"));
+    let text = exit::joined(&lines.collect::<Vec<_>>().join("\n"));
+    text.strip_prefix("error: ").map(str::to_string).unwrap_or(text)
 }
 
 /// The error about the same command line with what cannot be printed escaped in its words; `None` if
@@ -550,6 +570,53 @@ mod tests {
     #[test]
     fn the_definition_is_sound() {
         definition().debug_assert();
+    }
+
+    /// Sections that are laid out here fit a terminal of 80 columns: their lines would be wrapped once more there.
+    #[test]
+    fn sections_are_not_wrapped_twice() {
+        fn check(command: &clap::Command, path: &str) {
+            let text = command.get_after_long_help().map(ToString::to_string).unwrap_or_default();
+            for line in text.lines().filter(|line| line.chars().count() > 80) {
+                // A command line, or one line of text above it.
+                let is_alone =
+                    line.starts_with("      ") || line.trim_start().starts_with("blockhaul ");
+                assert!(is_alone || line.ends_with(':'), "{path}: {line}");
+            }
+            command
+                .get_subcommands()
+                .for_each(|inner| check(inner, &format!("{path} {}", inner.get_name())));
+        }
+        check(&definition(), "blockhaul");
+        let topics = copy::JOB_FILES.lines().all(|line| line.chars().count() <= 80);
+        assert!(topics, "{}", copy::JOB_FILES);
+    }
+
+    #[test]
+    fn messages_about_a_command_line_are_json_if_it_asks_for_that() {
+        let error = parse_text("blockhaul copy a b --log-format json --nosuch").unwrap_err();
+        assert_eq!(message_of(&error), "unexpected argument '--nosuch' found");
+        let error = parse_text("blockhaul copy a b --layer x").unwrap_err();
+        let text = "unexpected argument '--layer' found tip: use --source-layer or --target-layer: a layer is put over one side";
+        assert_eq!(message_of(&error), text);
+    }
+
+    #[test]
+    fn output_of_map_has_its_earlier_name_too() {
+        for words in ["map --output qemu a", "map --format qemu a", "map --format=qemu a"] {
+            let Ok(Cli { command: CliCommand::Map(map) }) =
+                parse_text(&format!("blockhaul {words}"))
+            else {
+                panic!("{words}")
+            };
+            assert_eq!((map.output.as_deref(), map.image.format), (Some("qemu"), None), "{words}");
+        }
+        let Ok(Cli { command: CliCommand::Map(map) }) =
+            parse_text("blockhaul map --format qcow2 --output json a")
+        else {
+            panic!("both")
+        };
+        assert!(map.image.format.is_some() && map.output.as_deref() == Some("json"));
     }
 
     #[test]

@@ -10,7 +10,8 @@ use clap::{Args, Parser};
 
 use super::engine::EngineArgs;
 use super::format::PartitionArgs;
-use super::value::{duration, memory};
+use super::log::LogArgs;
+use super::value::{count, duration, memory};
 
 /// Options of `blockhaul mount`.
 #[derive(Debug, Args)]
@@ -90,7 +91,7 @@ pub struct MountArgs {
     pub background: bool,
 
     /// Write the process ID to this file when mounted
-    #[arg(short = 'P', long, alias = "pidfile", value_name = "FILE")]
+    #[arg(short = 'P', long = "pidfile", alias = "pid-file", value_name = "FILE")]
     pub pid_file: Option<PathBuf>,
 
     /// Run this shell command while mounted, then unmount and exit with its status
@@ -111,9 +112,12 @@ pub struct MountArgs {
     #[arg(short, long)]
     pub verbose: bool,
 
+    #[command(flatten)]
+    pub log: LogArgs,
+
     /// Threads that serve requests (0: one per core)
     #[arg(long, value_name = "N", default_value = "0", help_heading = "Tuning",
-          value_parser = clap::value_parser!(u16).range(0..=1024))]
+          value_parser = count::<u16>(0, 1024))]
     pub workers: u16,
 
     /// Memory for requests in flight

@@ -40,7 +40,7 @@ pub(super) fn statuses_of(path: &str) -> String {
 /// These statuses with their meaning.
 fn of_table(statuses: &[&str]) -> String {
     let chosen = exit::TABLE.iter().filter(|(status, _)| statuses.contains(status));
-    chosen.map(|(status, what)| devices::entry(status, what, 10)).collect()
+    chosen.map(|(status, what)| devices::short_entry(status, what, 10)).collect()
 }
 
 /// Those of a command with statuses of its own, one in a line.
@@ -48,7 +48,7 @@ fn own_statuses(command: &str) -> String {
     let all = exit::TABLE.iter().find(|(name, _)| *name == command);
     let each = all.iter().flat_map(|(_, what)| what.split("; "));
     each.filter_map(|status| status.split_once(' '))
-        .map(|(status, what)| devices::entry(status, what, 10))
+        .map(|(status, what)| devices::short_entry(status, what, 10))
         .collect()
 }
 
@@ -94,10 +94,10 @@ const EXAMPLES: &[(&str, &str)] = &[
         "rebase",
         "\
   Put an image over a newer base, and then over none:
-      blockhaul rebase --backing allow vm.qcow2 base-2.qcow2 --format qcow2
+      blockhaul rebase --backing allow vm.qcow2 base-2.qcow2 --backing-format qcow2
       blockhaul rebase --backing allow --flatten vm.qcow2
   Say where a base is that was moved:
-      blockhaul rebase --unsafe vm.qcow2 ../bases/base.qcow2 --format qcow2
+      blockhaul rebase --unsafe vm.qcow2 ../bases/base.qcow2 --backing-format qcow2
 ",
     ),
     (

@@ -8,10 +8,11 @@ use clap::{Args, Parser};
 
 use super::engine::EngineArgs;
 use super::format::{ImageFormatArgs, PartitionArgs};
+use super::log::LogArgs;
 #[cfg(feature = "vhost")]
 use super::value::VhostPlace;
 use super::value::{
-    QmpClient, TlsMode, TlsRecords, VsockPlace, duration, limit, mask, memory, port,
+    QmpClient, TlsMode, TlsRecords, VsockPlace, count, duration, limit, mask, memory, port,
 };
 use crate::devices;
 
@@ -158,7 +159,7 @@ pub struct ServeArgs {
     /// Maximum requests in progress per connection
     ///
     /// By default the bytes of these requests are limited instead.
-    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65536))]
+    #[arg(short, long, value_name = "N", value_parser = count::<u32>(1, 65536))]
     pub threads: Option<u32>,
 
     /// Time that a client has for the handshake (0: no limit)
@@ -263,12 +264,8 @@ pub struct ServeArgs {
     #[arg(long)]
     pub trace: bool,
 
-    /// Format of messages on standard error: text or json
-    ///
-    /// json is one object per line with time, level and message and, where they apply, connection
-    /// (its number), client, user, export, request, offset, length and error.
-    #[arg(long, value_name = "FORMAT", default_value = "text")]
-    pub log_format: crate::logger::LogFormat,
+    #[command(flatten)]
+    pub log: LogArgs,
 
     /// Run each plugin (nbdkit:…) in a process of its own
     ///
@@ -300,7 +297,7 @@ pub struct ServeArgs {
 
     /// Report this preferred block size if the device reports no block sizes
     #[arg(long, value_name = "BYTES", hide = true, requires = "no_block_sizes",
-          value_parser = clap::value_parser!(u32).range(512..=32 << 20))]
+          value_parser = count::<u32>(512, 32 << 20))]
     pub preferred_block: Option<u32>,
 
     /// Mask of the handshake flags to offer (for tests of clients)
@@ -324,7 +321,7 @@ pub struct ServeArgs {
 
     /// Threads that serve (0: one per core)
     #[arg(long, value_name = "N", default_value = "0", help_heading = "Tuning",
-          value_parser = clap::value_parser!(u16).range(0..=1024))]
+          value_parser = count::<u16>(0, 1024))]
     pub workers: u16,
 
     /// Memory for the requests of all clients together
@@ -475,7 +472,7 @@ EXAMPLES
 pub(super) fn limits() -> String {
     let row = |limit: &blockhaul_server::Limit| {
         let what = format!("{} [default: {}]", limit.what, limit.default());
-        devices::entry(limit.name, &what, 18)
+        devices::short_entry(limit.name, &what, 18)
     };
     format!("LIMITS\n{}", blockhaul_server::Limits::TABLE.iter().map(row).collect::<String>())
 }

@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 
+use super::value::count;
+
 /// Options of `blockhaul tls`.
 #[derive(Debug, Args)]
 pub struct TlsArgs {
@@ -52,7 +54,7 @@ pub struct TlsInit {
     ///
     /// The certificate of the authority is valid for ten years.
     #[arg(long, value_name = "N", default_value = "730",
-          value_parser = clap::value_parser!(u32).range(1..=36500))]
+          value_parser = count::<u32>(1, 36500))]
     pub days: u32,
 
     /// Print the names of the files as JSON

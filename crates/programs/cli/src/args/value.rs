@@ -25,6 +25,16 @@ pub fn setting(text: &str) -> Result<(String, String), String> {
     Ok((name.to_string(), value.to_string()))
 }
 
+/// Numbers from `least` to `most`; [`u64::MAX`]: without a limit.
+pub fn count<T: TryFrom<u64> + Clone + Send + Sync + 'static>(
+    least: u64,
+    most: u64,
+) -> impl TypedValueParser<Value = T> {
+    move |text: &str| {
+        blockhaul_catalog::parse_count(text, least, most).map_err(|error| error.text())
+    }
+}
+
 pub fn port(text: &str) -> Result<u16, String> {
     text.parse().map_err(|_| format!("{text:?} is not a port: use a number from 0 to 65535"))
 }

@@ -17,12 +17,12 @@ use crate::brackets::Groups;
 use crate::exit::{self, CommandFailure, CommandResult, plain};
 use crate::progress::{ProgressReporter, ProgressStyle};
 use crate::session::{CopySession, SessionOptions};
-use crate::{args, jobs, logger, out, signals};
+use crate::{args, jobs, out, signals};
 
 /// Runs `blockhaul copy`.
 pub fn run(args: &args::CopyArgs, groups: &Groups) -> CommandResult {
     if let Some(file) = &args.job {
-        logger::start(args.verbose);
+        args.log.start(args.verbose);
         return jobs::run(args, file);
     }
     #[cfg(feature = "formats")]
@@ -30,7 +30,7 @@ pub fn run(args: &args::CopyArgs, groups: &Groups) -> CommandResult {
         && let source = groups.spec(source)?
         && blockhaul_formats::OvaDisks::of(&source).is_some()
     {
-        logger::start(args.verbose);
+        args.log.start(args.verbose);
         return jobs::run_all(args, source, groups.spec(target)?);
     }
     run_printing(args, groups, DigestLine::Named)
@@ -42,7 +42,7 @@ pub(crate) fn run_printing(
     groups: &Groups,
     digest: DigestLine,
 ) -> CommandResult {
-    logger::start(args.verbose);
+    args.log.start(args.verbose);
     let alone = (args.parallel, args.total_memory, args.total_connections) == (None, None, None);
     if !alone {
         let text = "--parallel, --total-memory and --total-connections require --job";

@@ -5,10 +5,11 @@ use std::path::PathBuf;
 use blockhaul_catalog::DeviceSpec;
 use blockhaul_engine::CopySummary;
 use blockhaul_transfer::{CopyEnd, CopyReport, without_secrets};
+use log::Level;
 use serde_json::{Value, json};
 
 use crate::exit::{CommandFailure, FAILED, PARTIAL, plain};
-use crate::{out, signals};
+use crate::{logger, out, signals};
 
 /// The exit status of a copy that succeeded. Like other programs that write to a pipe, a copy whose
 /// reader is gone prints no message, but does not report success either.
@@ -39,6 +40,7 @@ pub(crate) fn print_digest(
     let alone =
         || line.split_whitespace().next().map(|digest| format!("{digest}\n")).unwrap_or_default();
     match form {
+        DigestLine::Named if to_pipe && logger::is_json() => logger::announce(line.trim_end()),
         DigestLine::Named if to_pipe => out::error(line),
         DigestLine::Named => drop(out::print(line.as_bytes())?),
         DigestLine::Alone(None) => drop(out::print(alone().as_bytes())?),
@@ -69,12 +71,11 @@ pub(crate) fn value(report: &CopyReport, [source, target]: &[DeviceSpec; 2]) -> 
 /// Prints the report. Each line begins with `disk`.
 pub(crate) fn print(report: &CopyReport, verbose: bool, disk: &str) -> Result<(), CommandFailure> {
     for warning in &report.warnings {
-        let warning = out::one_line(&format!("{disk}warning: {warning}"));
-        out::error(&format!("blockhaul: copy: {warning}\n"));
+        let label = if logger::is_json() { "" } else { "warning: " };
+        logger::message(Level::Warn, "copy: ", &format!("{disk}{label}{warning}"));
     }
     if verbose || report.end == CopyEnd::CompletedEarlier {
-        let text = out::one_line(&format!("{disk}{}", report.text));
-        out::error(&format!("blockhaul: copy: {text}\n"));
+        logger::message(Level::Info, "copy: ", &format!("{disk}{}", report.text));
     }
     Ok(())
 }

@@ -22,7 +22,7 @@ use crate::exit::{CommandFailure, CommandResult, FAILED, HELD, plain};
 use crate::serve::background::{self, BackgroundProcess, WorkingDirectory};
 use crate::serve::stop::{StopReason, Stopper};
 use crate::serve::{close, job as serve_job, stdio};
-use crate::{args, logger, signals};
+use crate::{args, signals};
 use disks::{MountDisks, MountSources};
 use job::{MountOutcome, MountSetup};
 use place::{CurrentMount, MountLocation, unmountable};
@@ -32,7 +32,7 @@ const CLOSING: Duration = Duration::from_secs(1);
 
 /// Runs `blockhaul mount`.
 pub fn run(args: &args::MountArgs, groups: &Groups) -> CommandResult {
-    logger::start(args.verbose);
+    args.log.start(args.verbose);
     let asked = MountRequest::check(args, groups)?;
     if args.background && !args.in_background {
         drop(asked);

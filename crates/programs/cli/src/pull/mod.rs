@@ -16,14 +16,14 @@ use crate::exit::{CommandFailure, CommandResult};
 use crate::jobfile::{self, JobFile, JobFileDisk};
 use crate::jobs::{CopyBatch, DiskRequest};
 use crate::progress::ProgressReporter;
-use crate::{args, chain, logger};
+use crate::{args, chain};
 
 /// The form of names of points by the clock.
 const POINT: &str = "%Y-%m-%dT%H:%M:%SZ";
 
 /// Runs `blockhaul pull`.
 pub fn run(args: &args::PullArgs) -> CommandResult {
-    logger::start(args.reporting.verbose);
+    args.reporting.start_log();
     with_report("pull", &args.result, |report| run_reporting(args, report))
 }
 

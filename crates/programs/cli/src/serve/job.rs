@@ -231,9 +231,8 @@ impl ServerSetup {
 
     fn announce(&self, addresses: &ListenAddresses, uri: &str) {
         let wanted = self.table.config();
-        let write = if wanted.may_write() { "read-write" } else { "read-only" };
-        let audience = addresses.audience(&self.secured);
-        logger::announce(&format!("serving {} ({write}) at {uri} {audience}", wanted.shown()));
+        let (access, audience) = (wanted.access(), addresses.audience(&self.secured));
+        logger::announce(&format!("serving {} ({access}) at {uri} {audience}", wanted.shown()));
     }
 
     /// Changes to the user of `--user` and `--group`, with the sockets.

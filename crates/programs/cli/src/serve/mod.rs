@@ -80,7 +80,7 @@ pub fn run(args: &args::ServeArgs, groups: &Groups) -> CommandResult {
     } else {
         logger::start_server(verbose);
     }
-    logger::set_format(args.log_format);
+    logger::set_format(args.log.log_format);
     logger::set_quiet_clients(args.quiet_clients && !args.verbose);
     if args.no_locks {
         blockhaul_backends::disable_locks();

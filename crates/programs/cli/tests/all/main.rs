@@ -29,6 +29,7 @@ mod incus;
 mod info;
 mod jobs;
 #[cfg(feature = "formats")]
+mod json_log;
 mod json_output;
 mod kept_jobs;
 mod killed;

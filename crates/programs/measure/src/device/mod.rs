@@ -44,12 +44,12 @@ pub struct DeviceArgs {
     /// Maximum connections to try [default: 8]
     ///
     /// The default is 1 if a server behind HTTP or SSH does not report multi-conn.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
+    #[arg(long, value_name = "N", value_parser = crate::count::<u16>(1, 64))]
     max_connections: Option<u16>,
 
     /// Maximum requests in flight on a connection to try
     #[arg(long, value_name = "N", default_value = "64",
-          value_parser = clap::value_parser!(u32).range(1..=1024))]
+          value_parser = crate::count::<u32>(1, 1024))]
     max_requests: u32,
 
     /// Print JSON
@@ -73,8 +73,11 @@ impl DeviceArgs {
         let intent = if self.write { Intent::WRITE } else { Intent::READ };
         let registry = devices.registry.clone();
         registry.target(&spec, intent).map_err(|error| MeasureError::usage(error.to_string()))?;
-        let runtime = Runtime::start(&RuntimeConfig { workers: 0, engine: self.engine })
-            .map_err(|error| MeasureError::new(format!("cannot start workers: {error}")))?;
+        let runtime = Runtime::start(&RuntimeConfig { workers: 0, engine: self.engine }).map_err(
+            |error| {
+                MeasureError::new(format!("cannot start workers: {}", blockhaul_io::plain(&error)))
+            },
+        )?;
         let limits = probe::ProbeLimits {
             time: self.time,
             write: self.write,

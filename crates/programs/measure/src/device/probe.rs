@@ -324,7 +324,7 @@ async fn handles(stack: &Stack, count: usize) -> Result<Vec<Arc<dyn Device>>> {
                 log::warn!("connection {}: {error}; measuring with {number}", number + 1);
                 break;
             }
-            Err(lost) => return Err(Error::new(Kind::Io, format!("a worker ended: {lost:?}"))),
+            Err(_) => return Err(Error::new(Kind::Io, "a worker ended")),
         }
     }
     Ok(handles)

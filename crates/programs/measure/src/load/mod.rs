@@ -51,7 +51,7 @@ pub struct LoadArgs {
     write: bool,
 
     /// Send this percentage of reads, and writes; the data of the device, or of --span, is lost
-    #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(1..=99))]
+    #[arg(long, value_name = "PERCENT", value_parser = crate::count::<u8>(1, 99))]
     mix: Option<u8>,
 
     /// Size of a request
@@ -60,12 +60,12 @@ pub struct LoadArgs {
 
     /// Requests in flight on each connection
     #[arg(long, value_name = "N", default_value = "64",
-          value_parser = clap::value_parser!(u32).range(1..=65_536))]
+          value_parser = crate::count::<u32>(1, 65_536))]
     requests: u32,
 
     /// Connections
     #[arg(long, value_name = "N", default_value = "8",
-          value_parser = clap::value_parser!(u32).range(1..=10_000))]
+          value_parser = crate::count::<u32>(1, 10_000))]
     connections: u32,
 
     /// Offsets of requests
@@ -83,7 +83,7 @@ pub struct LoadArgs {
     time: Option<Duration>,
 
     /// End after this number of requests, all connections together
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "N", value_parser = crate::count::<u64>(1, u64::MAX))]
     count: Option<u64>,
 
     /// Seed of random offsets
@@ -91,7 +91,7 @@ pub struct LoadArgs {
     seed: u64,
 
     /// Threads of this program [default: one per connection, at most one per CPU]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    #[arg(long, value_name = "N", value_parser = crate::count::<u16>(1, 1024))]
     threads: Option<u16>,
 
     /// Print JSON
@@ -131,8 +131,9 @@ impl LoadArgs {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let threads = self.threads.map_or(work.connections.min(cores), usize::from);
         let config = RuntimeConfig { workers: threads, engine: self.engine };
-        let runtime = Runtime::start(&config)
-            .map_err(|error| MeasureError::new(format!("cannot start workers: {error}")))?;
+        let runtime = Runtime::start(&config).map_err(|error| {
+            MeasureError::new(format!("cannot start workers: {}", blockhaul_io::plain(&error)))
+        })?;
         let shared = Arc::new(work.clone());
         let done = runtime.block_on(move || measure(place, shared));
         // Not on a worker: this waits for the server of `[ CMD ]`.

@@ -194,7 +194,7 @@ fn wrong_options_are_refused_with_a_reason() {
         (&[uri, "--size", "0"], 2, "above 0"),
         (&[uri, "--size", "64M"], 2, "up to 32M"),
         (&[uri, "--mix", "100"], 2, "100"),
-        (&[uri, "--connections", "0"], 2, "0 is not in"),
+        (&[uri, "--connections", "0"], 2, "use a number from 1 to 10000"),
         (&[uri, "--span", "2k"], 2, "2048 bytes are less than one request"),
         (&[uri, "--write", "--count", "1"], 3, "the export cannot be written"),
         (&["memory:1M"], 2, "is no NBD server: write its URI"),

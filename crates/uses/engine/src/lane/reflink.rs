@@ -103,7 +103,7 @@ fn reflink_all(shared: &EngineState, pieces: Vec<ReflinkRange>) -> Vec<SegmentRa
                 done.push((piece.at, piece.at + to.len));
             }
             Err(error) => {
-                log::debug!("reflink is no longer used: {error}");
+                log::debug!("reflink is no longer used: {}", blockhaul_io::plain(&error));
                 shared.learned.kernel_copy.reflink.store(false, Ordering::Relaxed);
             }
         }

@@ -31,7 +31,7 @@ pub(super) fn shown(script: &str) -> String {
 /// If it cannot be run, or fails: with its status and the last line of its messages.
 pub(super) fn output(script: &str, most: u64) -> Result<Vec<u8>, String> {
     let started = ShellProcess::start(script);
-    let mut process = started.map_err(|error| format!("cannot run: {error}"))?;
+    let mut process = started.map_err(|error| format!("cannot run: {}", plain(&error)))?;
     let messages = process.take_messages();
     let (sender, receiver) = mpsc::channel();
     let pass_on = move || {

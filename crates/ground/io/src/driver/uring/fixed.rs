@@ -99,7 +99,7 @@ impl FixedBuffers {
         self.state = match &result {
             Ok(()) => RegistrationState::Usable,
             Err(error) => {
-                log::debug!("the ring learns no memory: {error}");
+                log::debug!("the ring learns no memory: {}", crate::plain(error));
                 RegistrationState::Refused
             }
         };

@@ -128,7 +128,7 @@ impl UringDriver {
             // the completion queue is large enough for that to be short.
             let submitted = self.ring.submit();
             if let Err(error) = &submitted {
-                log::trace!("io_uring submit: {error}");
+                log::trace!("io_uring submit: {}", crate::plain(&error));
                 std::thread::yield_now();
             }
             if let Err(error) = harmless(submitted) {

@@ -18,7 +18,7 @@ use crate::args::ctl::{
     ExportBitmap, JobControlArgs, JobCopyArgs, JobNumber, SnapshotSetupArgs, device, layer_change,
     named, named_device,
 };
-use crate::args::value::{duration, setting, size};
+use crate::args::value::{count, duration, setting, size};
 use crate::exit::CommandFailure;
 
 /// Options of `blockhaul ctl`.
@@ -61,7 +61,7 @@ pub enum CtlCommand {
     /// the connection is closed at once.
     Disconnect {
         /// Number of the client, as clients shows it
-        #[arg(value_name = "N")]
+        #[arg(value_name = "N", value_parser = count::<u64>(0, u64::MAX))]
         number: u64,
     },
     /// Change parameters of a layer
@@ -309,7 +309,7 @@ pub enum CtlCommand {
     /// of a group are resumed, too.
     JobResume {
         /// Number of the job, as jobs shows it
-        #[arg(value_name = "N")]
+        #[arg(value_name = "N", value_parser = count::<u64>(1, u64::MAX))]
         job: u64,
         /// Complete an interrupted backup with the disk as it is now
         ///
@@ -329,7 +329,7 @@ pub enum CtlCommand {
     /// target does not answer in that time or fails, clients continue on the old device.
     JobComplete {
         /// Number of the job, as jobs shows it
-        #[arg(value_name = "N")]
+        #[arg(value_name = "N", value_parser = count::<u64>(1, u64::MAX))]
         job: u64,
         /// Time that clients may have to wait
         #[arg(long, value_name = "TIME", default_value = "1s", value_parser = duration)]
@@ -344,7 +344,7 @@ pub enum CtlCommand {
     /// Change the maximum rate of a job
     JobRate {
         /// Number of the job, as jobs shows it
-        #[arg(value_name = "N")]
+        #[arg(value_name = "N", value_parser = count::<u64>(1, u64::MAX))]
         job: u64,
         /// Bytes per second (0: no limit)
         #[arg(value_name = "RATE", value_parser = size)]
@@ -353,7 +353,7 @@ pub enum CtlCommand {
     /// Switch a mirror between write-blocking and background copying
     JobCopyMode {
         /// Number of the job, as jobs shows it
-        #[arg(value_name = "N")]
+        #[arg(value_name = "N", value_parser = count::<u64>(1, u64::MAX))]
         job: u64,
         /// background: soon after the write; write-blocking: before it completes
         #[arg(value_name = "MODE", value_parser = named::<CopyMode>(CopyMode::NAMES))]
@@ -364,7 +364,7 @@ pub enum CtlCommand {
     /// Exits with the status of the job.
     JobWait {
         /// Number of the job, as jobs shows it
-        #[arg(value_name = "N")]
+        #[arg(value_name = "N", value_parser = count::<u64>(1, u64::MAX))]
         job: u64,
         /// Wait until a mirror is ready to complete
         #[arg(long)]

@@ -46,6 +46,10 @@ can_write) exit 0 ;;
 pread) echo 'ENOSPC the script has no space' >&2; exit 1 ;;
 pwrite) echo 'ENOSPC the script has no space' >&2; exit 1 ;;
 E
+script slow.sh <<'E'
+get_size) echo 4k ;;
+pread) sleep 9 ;;
+E
 script size.sh <<'E'
 get_size) echo 1X ;;
 E
@@ -80,6 +84,10 @@ echo 'def open(readonly): raise RuntimeError("the plugin cannot open")
 def get_size(h): return 1
 def pread(h, buf, offset, flags): pass
 API_VERSION = 2' > open.py
+echo 'def open(readonly): return 1
+def get_size(h): return "1M"
+def pread(h, buf, offset, flags): pass
+API_VERSION = 2' > size.py
 echo 'import os
 def open(readonly): os._exit(3)
 def get_size(h): return 1

@@ -449,14 +449,24 @@ fn it_stays_in_the_foreground_and_says_what_it_serves_to_whom() {
     let disk = scratch.file("d.raw");
     std::fs::write(&disk, [0; 4096]).unwrap();
     let exports = ["a", "b"].map(|name| format!("{name}={}", disk.display()));
-    let mut command = Command::new(OURS);
-    command.args(["serve", "-r", "-U", s, "--export", &exports[0], "--export", &exports[1]]);
-    let mut server = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
-    let mut line = String::new();
-    BufReader::new(server.stderr.take().unwrap()).read_line(&mut line).unwrap();
-    assert!(line.contains("serving exports \"a\", \"b\" (read-only) at nbd+unix:"), "{line}");
-    kill_process(pid(server.id()), Signal::TERM).unwrap();
-    assert!(server.wait().unwrap().success());
+    let memory = ["--export", "c=memory:1M"];
+    for (more, wanted) in [
+        (&["-r"][..], "serving exports \"a\", \"b\" (read-only) at nbd+unix:"),
+        (&memory, "serving exports \"c\", \"a\", \"b\" (\"a\", \"b\" read-only) at nbd+unix:"),
+    ] {
+        let mut command = Command::new(OURS);
+        command.args(["serve", "-U", s]).args(more);
+        for export in &exports {
+            let (name, disk) = export.split_once('=').unwrap();
+            command.args(["--export", &format!("{name}=["), disk, "-r", "]"]);
+        }
+        let mut server = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(server.stderr.take().unwrap()).read_line(&mut line).unwrap();
+        assert!(line.contains(wanted), "{line}");
+        kill_process(pid(server.id()), Signal::TERM).unwrap();
+        assert!(server.wait().unwrap().success());
+    }
     // A command of its own is not disturbed.
     let output = blockhaul(&["serve", "--run", "true", "memory:1M"]);
     assert!(output.status.success() && output.stderr.is_empty(), "{}", text(&output.stderr));
