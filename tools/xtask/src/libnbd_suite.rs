@@ -33,8 +33,10 @@ apt sources. They and what they print are below target/libnbd.
 const SUITE: &str = "trixie";
 /// Required prefix of its version: newer tests need newer programs.
 const VERSION: &str = "1.22.";
-/// The version that the programs are expected to print: that of the peers.
-const EXPECTED: &str = "1.22.2";
+/// The version that the original programs print: that of the peers.
+const ORIGINAL: &str = "1.22.2";
+/// The version that blockhaul prints under their names: that whose options it has.
+const EMULATED: &str = "1.24.4";
 /// The directories of tests, and the programs they test.
 const FOLDERS: &[&str] = &["copy", "info"];
 /// Other directories that the tests need.
@@ -130,7 +132,8 @@ impl LibnbdTestDir {
         let log = self.dir.join("log").join(name);
         remove(&log)?;
         make_dir(&log)?;
-        let bench = LibnbdTests { dir, log };
+        let version = if program.is_some() { EMULATED } else { ORIGINAL };
+        let bench = LibnbdTests { dir, log, version };
         // As libnbd's makefile does it; without it the test with certificates is skipped.
         let keys = "SRCDIR=. CERTTOOL=certtool ./make-pki.sh pki && touch pki/stamp-pki";
         run::quiet(&mut bench.command("tests", "bash", &["-c", keys]))?;
@@ -152,6 +155,8 @@ fn configured(template: &str, top: &str) -> String {
 struct LibnbdTests {
     dir: PathBuf,
     log: PathBuf,
+    /// The version that the tested programs are expected to print.
+    version: &'static str,
 }
 
 impl LibnbdTests {
@@ -171,7 +176,7 @@ impl LibnbdTests {
         let script = "PATH=\"$0:$PATH\" exec \"$@\"";
         command.args(["sh", "-c", script]).arg(self.dir.join("bin")).arg(program).args(args);
         command.current_dir(self.dir.join(folder));
-        command.env("LIBNBD_DEBUG", "1").env("EXPECTED_VERSION", EXPECTED).env("srcdir", ".");
+        command.env("LIBNBD_DEBUG", "1").env("EXPECTED_VERSION", self.version).env("srcdir", ".");
         command.env("PSKTOOL", "psktool").env("QEMU_NBD", "qemu-nbd");
         // The tested programs do not use Cargo's own libraries.
         command.env_remove("LD_LIBRARY_PATH");

@@ -53,7 +53,9 @@ pub use image_bitmaps::{BitmapSlot, BitmapStore, ImageBitmap, ImageBitmaps};
 pub use image_format::{IMAGE_FORMATS, ImageFormat};
 pub use layer::{Layer, LayerBase, LayerKind};
 pub use near::nearest;
-pub use opening::{DirectMode, HandleOpener, Intent, OpenFuture, OpenedDevice, Preparation};
+pub use opening::{
+    DirectMode, HandleOpener, Intent, OpenFuture, OpenedDevice, Preparation, RecordFile,
+};
 pub use param::{Param, ParamKind, ParamValues, parse_options};
 pub use qemu_node::{QemuNode, QemuPlace, insert_option, only_options, options_of_json};
 pub use registry::Registry;

@@ -1,5 +1,6 @@
 //! Opening a device: purpose and result.
 
+use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
 
@@ -118,11 +119,30 @@ impl From<Arc<dyn Device>> for OpenedDevice {
 /// What an open target still needs before its first request: to be resized or emptied. Until then
 /// its contents are unchanged; a file created for the target is removed if this is dropped instead.
 #[derive(Default)]
-pub struct Preparation(Option<Box<dyn FnOnce() -> OpenFuture<()> + Send>>);
+pub struct Preparation(Option<PreparationStep>);
+
+type PreparationStep = Box<dyn FnOnce(Option<RecordFile>) -> OpenFuture<()> + Send>;
+
+/// The file in which a target that exists only as a whole records its progress, so that a later copy continues it.
+#[derive(Debug, Clone)]
+pub struct RecordFile {
+    /// The file: created by the first run, continued by later ones, and removed after success.
+    pub path: PathBuf,
+    /// Give up what an earlier run has recorded.
+    pub restart: bool,
+}
 
 impl Preparation {
     /// Runs `step` to prepare the target. Dropping `step` without running it must undo the opening.
     pub fn new(step: impl FnOnce() -> OpenFuture<()> + Send + 'static) -> Preparation {
+        Preparation(Some(Box::new(move |_| step())))
+    }
+
+    /// Runs `step` to prepare the target, which records its progress in the file that `step` gets. Dropping `step`
+    /// without running it must undo the opening.
+    pub fn with_record(
+        step: impl FnOnce(Option<RecordFile>) -> OpenFuture<()> + Send + 'static,
+    ) -> Preparation {
         Preparation(Some(Box::new(step)))
     }
 
@@ -131,8 +151,16 @@ impl Preparation {
     /// # Errors
     /// If the target cannot be resized. Its contents are then unchanged.
     pub async fn run(self) -> Result<()> {
+        self.run_with(None).await
+    }
+
+    /// Prepares the target, which records its progress in `record` if it exists only as a whole. Call it on a worker.
+    ///
+    /// # Errors
+    /// Those of [`run`](Preparation::run), and if the record is that of another target.
+    pub async fn run_with(self, record: Option<RecordFile>) -> Result<()> {
         match self.0 {
-            Some(step) => step().await,
+            Some(step) => step(record).await,
             None => Ok(()),
         }
     }

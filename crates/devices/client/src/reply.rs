@@ -87,6 +87,11 @@ impl ReadMemory {
         self.buf.is_some()
     }
 
+    /// Whether the memory is with the task that receives the payload.
+    pub(crate) fn is_lent(&self) -> bool {
+        self.room.is_none() && self.buf.is_none() && self.whole.is_none()
+    }
+
     pub(crate) fn fill_whole(&mut self, data: Data) {
         self.whole = Some(data);
     }

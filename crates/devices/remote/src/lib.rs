@@ -5,7 +5,8 @@
 //!   read in one pass. `response`: checks of responses. `failure`: errors, and whether a request is repeated.
 //! - `store_object`: an object of an object store; `stores`: the stores of the vendors, and their credentials;
 //!   `aws_profile`: profiles in files. `store_service`: connections of stores, `store_failure`: their errors.
-//! - `upload`: an object that is written; `part_buffer`: a part of it; `upload_device`: its device.
+//! - `upload`: an object that is written; `part_buffer`: a part of it; `upload_device`: its device; `upload_record`:
+//!   how far it is, in a file.
 //! - `client`: connections, TLS and proxies; `crypto`: digests and signatures. `runtime`: the thread that carries out all requests.
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 #![cfg_attr(not(test), warn(clippy::missing_errors_doc))]
@@ -31,6 +32,7 @@ mod store_service;
 mod stores;
 mod upload;
 mod upload_device;
+mod upload_record;
 
 use std::sync::Arc;
 use std::time::Duration;

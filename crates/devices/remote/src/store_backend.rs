@@ -210,13 +210,13 @@ async fn open_upload(
     let claim = target.claim(ids, &name, false)?;
     let connections = typed.connections;
     let resource = typed.resource(kind, options).await?;
-    let upload = Arc::new(Upload::new(resource.clone(), size, connections));
+    let upload = Arc::new(Upload::new(&name, resource.clone(), size, connections));
     runtime::run(check_bucket(resource)).await.map_err(|error| error.on(&name))?;
     let begun = upload.clone();
     let device = UploadDevice::new(&name, upload, claim);
-    let preparation = Preparation::new(move || {
+    let preparation = Preparation::with_record(move |record| {
         Box::pin(async move {
-            let begin = async move { begun.begin().await };
+            let begin = async move { begun.begin(record).await };
             runtime::run(begin).await.map_err(|error| error.on(&name))
         })
     });

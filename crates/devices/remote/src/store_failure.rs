@@ -120,6 +120,10 @@ fn meaning(kind: StoreKind, status: u16, code: &str) -> (Kind, &'static str) {
         ("NoSuchBucket" | "ContainerNotFound", _) => {
             (Kind::NotFound, "check the name of the bucket")
         }
+        ("NoSuchUpload" | "InvalidPart", _) => (
+            Kind::NotFound,
+            "the upload was completed or given up by others: copy again, with --restart if there is a journal",
+        ),
         ("RequestTimeTooSkewed" | "RequestExpired", _) => {
             (Kind::Refused, "set the clock of this machine")
         }

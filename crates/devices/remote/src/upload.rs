@@ -5,9 +5,10 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use blockhaul_block::{Error, Kind, Result};
+use blockhaul_catalog::RecordFile;
 use bytes::Bytes;
 use object_store::multipart::PartId;
-use object_store::{MultipartId, ObjectStoreExt as _, PutPayload};
+use object_store::{MultipartId, ObjectStoreExt as _};
 use tokio::sync::{Notify, Semaphore};
 
 use crate::device::RemoteObject as _;
@@ -15,6 +16,7 @@ use crate::part_buffer::PartBuffer;
 use crate::runtime;
 use crate::store_failure::{failure, is_forbidden};
 use crate::store_object::{StoreObject, StoreResource, open};
+use crate::upload_record::{UploadRecord, UploadTarget};
 
 /// Bytes of a part: the services want at least 5 MiB.
 const PART_MIN: u64 = 8 << 20;
@@ -25,6 +27,7 @@ const FILLED_MAX: usize = 32;
 
 /// An object that is written once.
 pub(crate) struct Upload {
+    name: Arc<str>,
     resource: StoreResource,
     size: u64,
     /// Bytes of each part but the last one.
@@ -33,6 +36,8 @@ pub(crate) struct Upload {
     turns: Semaphore,
     progress: Notify,
     zeroes: OnceLock<Bytes>,
+    /// The record of the upload, if a later copy may continue it.
+    record: OnceLock<Arc<Mutex<UploadRecord>>>,
 }
 
 #[derive(Default)]
@@ -50,9 +55,15 @@ struct UploadState {
 
 impl Upload {
     /// An object of `size` bytes, of which at most `connections` parts are sent at a time.
-    pub(crate) fn new(resource: StoreResource, size: u64, connections: usize) -> Upload {
+    pub(crate) fn new(
+        name: &Arc<str>,
+        resource: StoreResource,
+        size: u64,
+        connections: usize,
+    ) -> Upload {
         let part = size.div_ceil(PARTS_MAX).next_multiple_of(1 << 20).max(PART_MIN);
         Upload {
+            name: name.clone(),
             resource,
             size,
             part,
@@ -60,6 +71,7 @@ impl Upload {
             turns: Semaphore::new(connections),
             progress: Notify::new(),
             zeroes: OnceLock::new(),
+            record: OnceLock::new(),
         }
     }
 
@@ -89,21 +101,61 @@ impl Upload {
         self.part.min(self.size - number * self.part)
     }
 
-    /// Begins the upload at the service.
+    /// Begins the upload at the service, or continues that of the record.
     ///
     /// # Errors
-    /// The service refuses.
-    pub(crate) async fn begin(self: Arc<Upload>) -> Result<()> {
+    /// The service refuses, or the record is that of another upload.
+    pub(crate) async fn begin(self: Arc<Upload>, record: Option<RecordFile>) -> Result<()> {
+        if let Some(record) = record.as_ref().filter(|record| record.restart) {
+            self.give_up_earlier(record).await?;
+        }
         if self.size == 0 {
             // A copy of nothing sends no request.
             return self.complete().await;
         }
-        if !self.is_single() {
-            let StoreResource { store, key, .. } = &self.resource;
-            let id = store.create_multipart(key).await.map_err(|error| self.failed(&error))?;
-            self.lock().id = Some(id);
+        if self.is_single() {
+            return Ok(());
         }
-        Ok(())
+        let name = self.name.to_string();
+        let target = UploadTarget { name, size: self.size, part: self.part };
+        if let Some(RecordFile { path, .. }) = record.clone() {
+            let (path, target) = (path.clone(), target.clone());
+            if let Some(earlier) = blocking(move || UploadRecord::open(&path, &target)).await? {
+                self.lock().id = Some(earlier.id.clone());
+                self.record.get_or_init(|| Arc::new(Mutex::new(earlier)));
+                return Ok(());
+            }
+        }
+        let StoreResource { store, key, .. } = &self.resource;
+        let id = store.create_multipart(key).await.map_err(|error| self.failed(&error))?;
+        self.lock().id = Some(id.clone());
+        let Some(RecordFile { path, .. }) = record else { return Ok(()) };
+        match blocking(move || UploadRecord::create(&path, &target, &id)).await {
+            Ok(begun) => {
+                self.record.get_or_init(|| Arc::new(Mutex::new(begun)));
+                Ok(())
+            }
+            Err(error) => {
+                self.abort().await;
+                Err(error)
+            }
+        }
+    }
+
+    /// Deletes the parts of the upload in a record, and the record.
+    async fn give_up_earlier(&self, record: &RecordFile) -> Result<()> {
+        let path = record.path.clone();
+        let Some((earlier, target)) = blocking(move || UploadRecord::read(&path)).await? else {
+            return Ok(());
+        };
+        if target.name == *self.name {
+            self.lock().id = Some(earlier.id.clone());
+            self.abort().await;
+        } else {
+            let name = target.name;
+            log::warn!("parts of {name} remain at the service, which charges for them");
+        }
+        blocking(move || earlier.remove()).await
     }
 
     /// Takes bytes at offset `at`, or `len` zeroes, and returns the parts that are complete.
@@ -146,31 +198,53 @@ impl Upload {
         let _turn = self.turns.acquire().await;
         begun();
         let FilledPart { number, buffer } = filled;
-        let payload = self.payload(number, buffer);
-        let id = self.lock().id.clone().unwrap_or_default();
-        let StoreResource { store, key, .. } = &self.resource;
-        let sent = store.put_part(key, &id, index(number), payload).await;
+        let sent = self.send_part(number, self.payload(number, buffer)).await;
         let mut state = self.lock();
         match sent {
             Ok(part) => {
                 state.sent.insert(number, Some(part));
             }
             Err(error) => {
-                state.failed.get_or_insert_with(|| self.failed(&error));
+                state.failed.get_or_insert(error);
             }
         }
         drop(state);
         self.progress.notify_waiters();
     }
 
-    fn payload(&self, number: u64, buffer: PartBuffer) -> PutPayload {
+    /// Sends a part, unless the service has it from an earlier run.
+    async fn send_part(&self, number: u64, payload: Bytes) -> Result<PartId> {
+        let record = self.record.get().cloned();
+        let digest = if record.is_some() { openssl::sha::sha256(&payload) } else { [0; 32] };
+        if let Some(record) = &record
+            && let Some((earlier, part)) = lock_record(record).sent.remove(&number)
+            && earlier == digest
+        {
+            log::debug!("part {number} is at the service");
+            return Ok(part);
+        }
+        let id = self.lock().id.clone().unwrap_or_default();
+        let StoreResource { store, key, .. } = &self.resource;
+        let sent = store.put_part(key, &id, index(number), payload.into()).await;
+        let part = sent.map_err(|error| self.failed(&error))?;
+        if let Some(record) = record {
+            let added = part.clone();
+            let add = move || lock_record(&record).add(number, &digest, &added);
+            if let Err(error) = blocking(add).await {
+                log::warn!("{error}: a killed copy sends this part again");
+            }
+        }
+        Ok(part)
+    }
+
+    fn payload(&self, number: u64, buffer: PartBuffer) -> Bytes {
         let len = index(self.part_len(number));
         match buffer.into_bytes() {
-            Some(bytes) => Bytes::from(bytes).into(),
+            Some(bytes) => Bytes::from(bytes),
             None => {
                 let zeroes =
                     self.zeroes.get_or_init(|| vec![0; index(self.part.min(self.size))].into());
-                zeroes.slice(..len).into()
+                zeroes.slice(..len)
             }
         }
     }
@@ -211,8 +285,8 @@ impl Upload {
         let failed = |error: object_store::Error| self.failed(&error);
         if self.is_single() {
             let buffer = self.lock().filled.remove(&0).unwrap_or_default();
-            let payload = if self.size == 0 { PutPayload::new() } else { self.payload(0, buffer) };
-            store.put(key, payload).await.map_err(failed)?;
+            let payload = if self.size == 0 { Bytes::new() } else { self.payload(0, buffer) };
+            store.put(key, payload.into()).await.map_err(failed)?;
         } else {
             let take = |number| self.lock().take(number);
             let rest: Vec<_> = (0..self.parts()).filter_map(take).collect();
@@ -222,6 +296,11 @@ impl Upload {
             let parts = self.all_sent().await?;
             let id = self.lock().id.clone().unwrap_or_default();
             store.complete_multipart(key, &id, parts).await.map_err(failed)?;
+            if let Some(record) = self.record.get().cloned()
+                && let Err(error) = blocking(move || lock_record(&record).remove()).await
+            {
+                log::warn!("{error}");
+            }
         }
         let object = match open(self.resource.clone()).await {
             Ok(object) => object,
@@ -281,9 +360,9 @@ impl Upload {
         }
     }
 
-    /// Whether the service has parts of an object that does not exist.
-    pub(crate) fn is_open(&self) -> bool {
-        self.lock().id.is_some()
+    /// Whether the service has parts of an object that does not exist, and no later copy continues.
+    pub(crate) fn is_given_up(&self) -> bool {
+        self.record.get().is_none() && self.lock().id.is_some()
     }
 }
 
@@ -302,6 +381,20 @@ impl UploadState {
 pub(crate) struct FilledPart {
     number: u64,
     buffer: PartBuffer,
+}
+
+/// The result of `work`, which blocks, on a thread of its own.
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.unwrap_or_else(|lost| {
+        Err(Error::new(Kind::Io, "cannot read or write the record").because(lost))
+    })
+}
+
+fn lock_record(record: &Mutex<UploadRecord>) -> MutexGuard<'_, UploadRecord> {
+    record.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn written_once() -> Error {

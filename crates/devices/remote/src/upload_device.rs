@@ -86,7 +86,7 @@ impl Device for UploadDevice {
 
 impl Drop for UploadDevice {
     fn drop(&mut self) {
-        if !self.upload.is_open() {
+        if !self.upload.is_given_up() {
             return;
         }
         let (done, ended) = mpsc::channel();

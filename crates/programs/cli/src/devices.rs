@@ -64,8 +64,8 @@ pub fn devices_help() -> String {
     }
     text += "  Options of a device follow a question mark: file:PATH?key=value&key=value; there, and in \
              URIs,\n  %XX is a byte. Sizes: a number and b k m g t p e (base 1024, either case), KiB \
-             MiB GiB TiB,\n  kB MB GB TB (base 1000), or s for sectors of 512 bytes; 1.5G is 1536M. Rates \
-             are bytes per second, or\n  bits with kbit Mbit Gbit (base 1000).\n";
+             MiB GiB TiB,\n  kB MB GB TB (base 1000), or s for sectors of 512 bytes; 1.5G is \
+             1536M.\n  Rates are bytes per second, or bits with kbit Mbit Gbit (base 1000).\n";
     text
 }
 

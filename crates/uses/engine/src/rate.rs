@@ -149,6 +149,10 @@ impl RateSchedule {
         for part in text.split(',') {
             let (span, value) = part.split_once('=').ok_or_else(|| wrong(part, "without ="))?;
             let (days, span) = split_days(span.trim());
+            if span.starts_with(char::is_alphabetic) {
+                let why = "days are mon, tue, wed, thu, fri, sat and sun, or a range like mon-fri";
+                return Err(wrong(part, why));
+            }
             let span = match span {
                 "*" => None,
                 "" if days.is_some() => None,
@@ -303,6 +307,10 @@ mod tests {
             " =1M",
         ] {
             assert!(RateSchedule::parse(wrong).is_err(), "{wrong:?}");
+        }
+        for days in ["mon-x 08:00-18:00=1M", "monday=1M"] {
+            let error = RateSchedule::parse(days).unwrap_err();
+            assert!(error.text().contains("days are mon, tue"), "{error}");
         }
     }
 

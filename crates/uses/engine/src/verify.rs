@@ -84,6 +84,7 @@ pub(crate) async fn drop_cached(target: &Stack, ranges: &[(u64, u64)]) {
     });
     match dropped.await {
         Ok(Ok(())) => {}
-        refused => log::debug!("the page cache is not dropped before verification: {refused:?}"),
+        Ok(Err(error)) => log::debug!("the page cache is not dropped before verification: {error}"),
+        Err(lost) => log::debug!("the page cache is not dropped before verification: {lost}"),
     }
 }

@@ -336,7 +336,8 @@ impl CopyContext {
             blockhaul_engine::discard_journal(&journal.path).map_err(of_journal)?;
         }
         self.control.progress().set_preparing(true);
-        let prepared = preparation.run().await;
+        let record = self.journal.as_ref().map(Journal::record_file);
+        let prepared = preparation.run_with(record).await;
         self.control.progress().set_preparing(false);
         prepared.map_err(|error| self.target_error(&error))?;
         self.control.touch();

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::io::{Error, ErrorKind, Write as _};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::error::{Result, TransferError, TransferErrorKind, TransferStep};
@@ -40,8 +41,10 @@ pub(crate) struct FailedRange {
 pub(crate) struct ErrorMap {
     path: PathBuf,
     ranges: Mutex<FailedRanges>,
-    /// Held while the file is replaced.
-    file: Mutex<()>,
+    /// Number of ranges that were added; changes while `ranges` is held.
+    added: AtomicU64,
+    /// Held while the file is replaced: value of `added` when its contents were made.
+    file: Mutex<u64>,
 }
 
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
@@ -59,7 +62,11 @@ impl ErrorMap {
     pub(crate) fn read(path: &Path, restart: bool) -> Result<ErrorMap> {
         let ranges = if restart { Ok(FailedRanges::default()) } else { read(path) };
         let ranges = ranges.map_err(|error| failed(path, &blockhaul_io::plain(&error)))?;
-        Ok(ErrorMap { path: path.into(), ranges: Mutex::new(ranges), file: Mutex::default() })
+        Ok(ErrorMap::new(path.into(), ranges))
+    }
+
+    fn new(path: PathBuf, ranges: FailedRanges) -> ErrorMap {
+        ErrorMap { path, ranges: Mutex::new(ranges), added: AtomicU64::new(0), file: Mutex::new(0) }
     }
 
     fn ranges(&self) -> MutexGuard<'_, FailedRanges> {
@@ -99,16 +106,16 @@ impl ErrorMap {
         before.is_some_and(|(start, (long, _))| start + long >= at.saturating_add(len))
     }
 
-    /// Adds a range that failed in one long request.
+    /// Adds a range that failed in one long request. Returns a number for [`ErrorMap::save_added`].
     ///
     /// # Errors
     /// If there are too many.
-    pub(crate) fn add(&self, at: u64, len: u64) -> std::io::Result<()> {
+    pub(crate) fn add(&self, at: u64, len: u64) -> std::io::Result<u64> {
         let mut ranges = self.ranges();
         ranges.remove(at, len);
         ranges.insert(FailedRange { at, len, state: FailedState::Long });
         if ranges.ranges.len() <= RANGES_MAX {
-            return Ok(());
+            return Ok(self.added.fetch_add(1, Ordering::Relaxed) + 1);
         }
         Err(Error::other(format!("more than {RANGES_MAX} ranges cannot be read")))
     }
@@ -149,13 +156,28 @@ impl ErrorMap {
         (ranges.ranges.len(), ranges.ranges.values().map(|(len, _)| len).sum())
     }
 
+    /// Makes the file durable with the range that [`ErrorMap::add`] has given this number. Ranges that were added
+    /// while the file was being replaced share its next replacement. Blocks.
+    ///
+    /// # Errors
+    /// If it cannot be written.
+    pub(crate) fn save_added(&self, number: u64) -> std::io::Result<()> {
+        let mut saved = self.file.lock().unwrap_or_else(PoisonError::into_inner);
+        if *saved >= number { Ok(()) } else { self.replace_file(&mut saved) }
+    }
+
     /// Replaces the file durably. Blocks.
     ///
     /// # Errors
     /// If it cannot be written.
     pub(crate) fn save(&self) -> std::io::Result<()> {
-        let _held = self.file.lock().unwrap_or_else(PoisonError::into_inner);
-        let text = self.ranges().to_text();
+        self.replace_file(&mut self.file.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn replace_file(&self, saved: &mut u64) -> std::io::Result<()> {
+        let ranges = self.ranges();
+        let (text, added) = (ranges.to_text(), self.added.load(Ordering::Relaxed));
+        drop(ranges);
         let mut name = self.path.clone().into_os_string();
         name.push(".new");
         let fresh = PathBuf::from(name);
@@ -163,7 +185,9 @@ impl ErrorMap {
         file.write_all(text.as_bytes())?;
         file.sync_all()?;
         std::fs::rename(&fresh, &self.path)?;
-        blockhaul_io::sync_folder(&self.path)
+        blockhaul_io::sync_folder(&self.path)?;
+        *saved = added;
+        Ok(())
     }
 
     /// [`ErrorMap::save`], as a failure of the copy.
@@ -303,8 +327,7 @@ mod tests {
     use super::*;
 
     fn map() -> ErrorMap {
-        let ranges = Mutex::new(FailedRanges { size: 1 << 20, ..FailedRanges::default() });
-        ErrorMap { path: PathBuf::new(), ranges, file: Mutex::default() }
+        ErrorMap::new(PathBuf::new(), FailedRanges { size: 1 << 20, ..FailedRanges::default() })
     }
 
     #[test]
@@ -337,6 +360,23 @@ mod tests {
         let second = map.ranges().clone();
         assert_eq!(FailedRanges::parse(&second.to_text()).unwrap(), second);
         assert!(second.to_text().contains("\n0x00001800  0x00000200  -\n"), "{}", second.to_text());
+    }
+
+    #[test]
+    fn ranges_share_the_replacement_of_the_file() {
+        let scratch = blockhaul_testkit::tools::ScratchDir::new().unwrap();
+        let path = scratch.file("map");
+        let map = ErrorMap::new(path.clone(), map().ranges().clone());
+        let first = map.add(0, 512).unwrap();
+        let second = map.add(4096, 512).unwrap();
+        map.save_added(first).unwrap();
+        assert_eq!(read(&path).unwrap(), *map.ranges());
+        std::fs::remove_file(&path).unwrap();
+        map.save_added(second).unwrap();
+        assert!(!path.exists(), "the file had both");
+        let third = map.add(8192, 512).unwrap();
+        map.save_added(third).unwrap();
+        assert_eq!(read(&path).unwrap(), *map.ranges());
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use blockhaul_catalog::DeviceSpec;
+use blockhaul_catalog::{DeviceSpec, RecordFile};
 use blockhaul_engine::JournalOptions;
 use blockhaul_io::plain;
 
@@ -28,6 +28,14 @@ impl Journal {
     /// Whether an earlier run has left one.
     pub(crate) fn goes_on(&self) -> bool {
         !self.restart && self.path.exists()
+    }
+
+    /// The file in which a target that exists only as a whole records its progress: beside the journal, because the
+    /// engine has none for such a copy.
+    pub(crate) fn record_file(&self) -> RecordFile {
+        let mut path = self.path.clone().into_os_string();
+        path.push(".upload");
+        RecordFile { path: path.into(), restart: self.restart }
     }
 
     /// Removes the journal after a successful verification, unless other copies need it; and when

@@ -256,10 +256,10 @@ impl CopyContext {
                 "the target is read-only: choose another target, or have its server allow writing",
             ));
         }
-        if to.flush_publishes && self.journal.is_some() {
+        if to.flush_publishes && self.engine.discard_source {
             return Err(self.cannot_copy(
-                "the target exists only when all of it is written, so that no part of the copy can be kept: leave out \
-                 --journal",
+                "the target exists only when all of it is written, so that nothing can be discarded at the source \
+                 before: leave out --discard-source",
             ));
         }
         self.check_size(from, to)
@@ -317,7 +317,9 @@ impl CopyContext {
     async fn copy(&mut self, devices: Devices, pool: &Pool) -> Result<CopyReport> {
         let Devices { source, kind, target, contents } = devices;
         let mut made = self.manifest_before(&source, pool).await?;
-        self.engine.journal = self.journal_options(made.as_ref());
+        // A target that exists only as a whole has its own record: no part of it is durable before.
+        let is_published = target.device().facts().flush_publishes;
+        self.engine.journal = self.journal_options(made.as_ref()).filter(|_| !is_published);
         if self.can_release(&source, &kind, &target) {
             self.engine.no_marker = !self.engine.discard_source;
             self.engine.discard_source = true;

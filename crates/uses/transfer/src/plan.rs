@@ -174,6 +174,10 @@ impl CopyContext {
         };
         self.keep_open(&target);
         let to = target.device().facts();
+        if to.temporary && to.size == 0 {
+            // It takes the size of the source.
+            return Ok(TargetChange::Unknown);
+        }
         if let Some(source) = source {
             let from = source.device().facts();
             self.check_apart(&from.files, &to.files)?;

@@ -1,5 +1,6 @@
 //! Copies from a source with bad sectors: a layer that reads them as zeroes, and reads in smaller pieces afterwards.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use blockhaul_block::{
@@ -8,6 +9,7 @@ use blockhaul_block::{
 };
 use blockhaul_catalog::{Layer, Stack};
 use blockhaul_engine::{CopyError, CopyProgress};
+use blockhaul_io::{Buf, Data, Reservation};
 
 use crate::error::{Result, TransferError, TransferErrorKind, TransferStep};
 use crate::error_map::{ErrorMap, FailedRange, FailedState};
@@ -16,6 +18,8 @@ use crate::error_map::{ErrorMap, FailedRange, FailedState};
 const PIECE: u64 = 64 << 10;
 /// Bytes of the second pass between two flushes of the target.
 const FLUSH: u64 = 16 << 20;
+/// Maximum number of reads of the second pass in flight, and of its writes.
+const REQUESTS: usize = 16;
 
 /// A layer over the source: what fails reads as zeroes, and is in the map.
 pub(crate) struct SalvageLayer(pub(crate) Arc<ErrorMap>);
@@ -69,7 +73,7 @@ fn is_bad_sector<T>(outcome: &DeviceResult<T>) -> bool {
 /// Adds a range to the file before the target gets zeroes for it: an interrupted copy does not forget it.
 async fn note(map: Arc<ErrorMap>, at: u64, len: u64) -> DeviceResult<Reply> {
     let path = map.path().display().to_string();
-    let noted = move || map.add(at, len).and_then(|()| map.save());
+    let noted = move || map.add(at, len).and_then(|number| map.save_added(number));
     let noted = blockhaul_io::offload(noted).await;
     let failed = |error| Error::system(format!("cannot write the error map {path}"), error);
     noted.map_err(|lost| failed(std::io::Error::other(lost.to_string())))?.map_err(failed)?;
@@ -109,42 +113,76 @@ impl SecondPass<'_> {
         Ok(())
     }
 
+    /// Reads all ranges of one state in pieces. Pieces that fail again get the other state.
     async fn step(&self, from: FailedState, to: FailedState, piece: u64) -> Result<()> {
+        let mut pieces =
+            self.map.backwards(from).into_iter().flat_map(|range| backwards(range, piece));
+        let mut requests = Requests::default();
+        let limit = self.reads_in_flight(piece);
         let mut unflushed = 0;
-        for range in self.map.backwards(from) {
-            let mut end = range.at + range.len;
-            while end > range.at {
-                let at = ((end - 1) / piece * piece).max(range.at);
-                self.read(FailedRange { at, len: end - at, state: to }).await?;
-                unflushed += end - at;
-                end = at;
-                if unflushed >= FLUSH {
-                    self.make_durable().await?;
-                    unflushed = 0;
-                }
+        loop {
+            while requests.reads.len() < limit
+                && let Some((at, len)) = pieces.next()
+            {
+                requests.reads.push_back(self.begin_read(at, len)?);
+            }
+            let Some(read) = requests.reads.pop_front() else { break };
+            unflushed += read.len;
+            self.end_read(read, to, &mut requests.writes).await?;
+            if unflushed >= FLUSH {
+                self.end_writes(&mut requests.writes, 0).await?;
+                self.make_durable().await?;
+                unflushed = 0;
             }
         }
-        Ok(())
+        self.end_writes(&mut requests.writes, 0).await
     }
 
-    /// Copies one piece, or leaves it in the map with its state.
-    async fn read(&self, piece: FailedRange) -> Result<()> {
-        let FailedRange { at, len, state } = piece;
+    /// Number of reads of this length that the source takes at a time.
+    fn reads_in_flight(&self, piece: u64) -> usize {
+        let Some(bytes) = self.source.device().facts().in_flight else { return REQUESTS };
+        usize::try_from(bytes / piece).map_or(REQUESTS, |count| count.clamp(1, REQUESTS))
+    }
+
+    fn begin_read(&self, at: u64, len: u64) -> Result<PieceRequest> {
         if self.progress.is_cancelled() {
             let text = "stopped while bad sectors were read again";
             return Err(TransferError::new(TransferErrorKind::Other, TransferStep::Copy, text));
         }
         // At most a piece, which is at most the source's minimum of 64 KiB.
         let bytes = usize::try_from(len).unwrap_or(usize::MAX);
-        let outcome = self.source.device().read(at, bytes).await;
+        let pending = self.source.device().submit(Request::read(at, Reservation::unpooled(bytes)));
+        Ok(PieceRequest { at, len, pending })
+    }
+
+    /// Waits for a read, and begins to write its data. A piece that failed is in the map with this state.
+    async fn end_read(
+        &self,
+        read: PieceRequest,
+        failed_state: FailedState,
+        writes: &mut VecDeque<PieceRequest>,
+    ) -> Result<()> {
+        let PieceRequest { at, len, pending } = read;
+        let outcome = pending.await;
         if is_bad_sector(&outcome) {
-            self.map.set(at, len, Some(state));
+            self.map.set(at, len, Some(failed_state));
             return Ok(());
         }
-        let data = outcome.map_err(|error| failed(CopyError::at_source(error)))?;
-        let written = self.target.device().write(at, data).await;
-        written.map_err(|error| failed(CopyError::at_target(error)))?;
-        self.map.set(at, len, None);
+        let data = outcome.and_then(|reply| payload(reply, len));
+        let data = data.map_err(|error| failed(CopyError::at_source(error)))?;
+        let pending = self.target.device().submit(Request::write(at, data));
+        writes.push_back(PieceRequest { at, len, pending });
+        self.end_writes(writes, REQUESTS).await
+    }
+
+    /// Waits for the oldest writes until at most `left` are in flight.
+    async fn end_writes(&self, writes: &mut VecDeque<PieceRequest>, left: usize) -> Result<()> {
+        while writes.len() > left
+            && let Some(PieceRequest { at, len, pending }) = writes.pop_front()
+        {
+            pending.await.map_err(|error| failed(CopyError::at_target(error)))?;
+            self.map.set(at, len, None);
+        }
         Ok(())
     }
 
@@ -155,6 +193,41 @@ impl SecondPass<'_> {
             target.flush().await.map_err(|error| failed(CopyError::at_target(error)))?;
         }
         save(self.map.clone()).await
+    }
+}
+
+/// The requests of the second pass in flight, the oldest first.
+#[derive(Default)]
+struct Requests {
+    reads: VecDeque<PieceRequest>,
+    writes: VecDeque<PieceRequest>,
+}
+
+/// A read or a write of one piece in flight.
+struct PieceRequest {
+    at: u64,
+    len: u64,
+    pending: PendingRequest,
+}
+
+/// Offsets and lengths of the pieces of a range, the last one first. They begin at multiples of `piece`.
+fn backwards(range: FailedRange, piece: u64) -> impl Iterator<Item = (u64, u64)> {
+    let mut end = range.at + range.len;
+    std::iter::from_fn(move || {
+        let last = end.checked_sub(1).filter(|last| *last >= range.at)?;
+        let at = (last / piece * piece).max(range.at);
+        let len = end - at;
+        end = at;
+        Some((at, len))
+    })
+}
+
+/// The data that a read has returned; zeroes for a hole.
+fn payload(reply: Reply, len: u64) -> DeviceResult<Data> {
+    match reply {
+        Reply::Data(data) => Ok(data),
+        Reply::Hole => Ok(Data::from(Buf::unpooled(usize::try_from(len).unwrap_or(usize::MAX)))),
+        _ => Err(Error::misfit()),
     }
 }
 

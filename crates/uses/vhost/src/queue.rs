@@ -182,8 +182,11 @@ impl QueueTask {
         match rustix::io::read(kick, &mut [0; 8]) {
             Ok(1..) | Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => {}
             other => {
-                let why = other.map_err(io::Error::from);
-                log::warn!("a queue has no descriptor for notifications: {why:?}");
+                let why = match other {
+                    Ok(_) => "it is at its end".to_string(),
+                    Err(error) => io::Error::from(error).to_string(),
+                };
+                log::warn!("a queue has no descriptor for notifications: {why}");
                 self.broken.set(true);
             }
         }

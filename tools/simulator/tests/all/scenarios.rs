@@ -1,5 +1,4 @@
-//! Short runs of every scenario, 10,000 in all, which take about a minute on two processors, from the same
-//! seeds each time; more from fresh seeds with BLOCKHAUL_LONG. `cargo xtask simulate` makes more of those.
+//! Short runs of every scenario, 5,000 in all, from the same seeds each time; more from fresh seeds with BLOCKHAUL_LONG. `cargo xtask simulate` makes more of those.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -7,9 +6,9 @@ use blockhaul_simulator::{SCENARIOS, ScenarioKind, SimulationResult, SimulationR
 use blockhaul_testkit::rng::seed;
 
 /// Runs of a scenario in the ordinary test.
-const RUNS: u64 = 3100;
+const RUNS: u64 = 1550;
 /// Runs of jobs, which are longer.
-const JOBS: u64 = 700;
+const JOBS: u64 = 350;
 /// The first seed of the ordinary test.
 const FIRST: u64 = 1_000_000;
 /// Runs with BLOCKHAUL_LONG.

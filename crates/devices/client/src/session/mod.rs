@@ -51,6 +51,8 @@ struct ClientSessionState {
     claiming: bool,
     /// Partial read replies, which already have memory.
     partial: usize,
+    /// The read whose payload was being received when the connection was lost.
+    receiving: Option<SessionRequest>,
 }
 
 struct SessionRequest {
@@ -60,6 +62,15 @@ struct SessionRequest {
     reading: Option<Box<ReadMemory>>,
     /// The payload of a write, whose pages the server reads until it replies.
     lent: Option<LentPayload>,
+}
+
+impl SessionRequest {
+    /// Completes a request that has no reply, once its memory is back.
+    fn fail(self, error: Error) {
+        let SessionRequest { completer, reading, lent, .. } = self;
+        drop((reading, lent));
+        completer.complete(Err(error));
+    }
 }
 
 /// Starts the tasks of a connection on this worker.
@@ -93,6 +104,7 @@ pub(crate) fn start(
             payloads_since: blockhaul_io::now(),
             claiming: false,
             partial: 0,
+            receiving: None,
         }),
     });
     drop(blockhaul_io::spawn(session.clone().write_requests()));
@@ -213,7 +225,13 @@ impl ClientSession {
             state.queue.close(&self.stream);
         }
         state.queue.clear();
-        let in_flight: Vec<SessionRequest> = state.transmission.drain().collect();
+        let mut in_flight: Vec<SessionRequest> = state.transmission.drain().collect();
+        let is_received =
+            |request: &SessionRequest| request.reading.as_ref().is_some_and(|read| read.is_lent());
+        // The task that receives the payload has the memory, and completes the request.
+        if let Some(at) = in_flight.iter().position(is_received) {
+            state.receiving = Some(in_flight.swap_remove(at));
+        }
         let writer = state.writer.take();
         let quiet = state.closing && in_flight.is_empty();
         drop(state);
@@ -222,7 +240,7 @@ impl ClientSession {
         }
         self.stream.shutdown();
         for request in in_flight {
-            request.completer.complete(Err(error.clone()));
+            request.fail(error.clone());
         }
         if let Some(writer) = writer {
             writer.wake();

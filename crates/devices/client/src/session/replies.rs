@@ -28,7 +28,14 @@ impl ClientSession {
                 break error;
             }
         };
-        self.break_off(error);
+        self.break_off(error.clone());
+        let mut state = self.lock();
+        let receiving = state.receiving.take();
+        let error = state.broken.clone().unwrap_or(error);
+        drop(state);
+        if let Some(request) = receiving {
+            request.fail(error);
+        }
     }
 
     /// Receives the bytes that are needed after those in the window.

@@ -10,7 +10,7 @@ use crate::common::{
 };
 use blockhaul_block::{Can, ContextSet, Device, Error, Kind, PendingRequest, Reply, Request};
 use blockhaul_client::options::{ConnectTarget, OptionSession};
-use blockhaul_io::{Data, Reservation};
+use blockhaul_io::{Data, Pool, Reservation};
 use blockhaul_testkit::peer::{
     Conversation, ReplyFault, ReplyFaultKind, ScriptResult, ScriptedServer,
 };
@@ -394,6 +394,32 @@ fn a_cut_connection_fails_all_that_is_in_flight() {
         assert_eq!(late.kind(), Kind::Disconnected);
     })
     .unwrap();
+}
+
+#[test]
+fn a_read_that_fails_in_its_payload_has_given_its_memory_back() {
+    for replies in FORMS {
+        let server = scripted_reply(replies, move |talk, request| {
+            let head = match talk.replies {
+                ReplyForm::Simple => talk.simple(request.cookie, 0),
+                _ => {
+                    let kind = magic::REPLY_OFFSET_DATA;
+                    [talk.chunk_head(request, 1, kind, 120_008), vec![0; 8]].concat()
+                }
+            };
+            talk.send(&[head, content(0, 60_000)].concat())
+        });
+        let timeout = Duration::from_millis(300);
+        let options = blockhaul_client::ConnectOptions { timeout, ..options() };
+        with(&server, options, move |device| async move {
+            let pool = Pool::new(1 << 20);
+            let room = pool.reserve(120_000).await.unwrap();
+            let error = device.submit(Request::read(0, room)).await.unwrap_err();
+            assert_eq!(error.kind(), Kind::TimedOut, "{replies:?} {error}");
+            assert_eq!(pool.reserved(), 0, "{replies:?}");
+        })
+        .unwrap();
+    }
 }
 
 #[test]

@@ -221,7 +221,8 @@ impl Device for CowDevice {
                 let keep = flags.contains(RequestFlags::NO_HOLE);
                 PendingRequest::start(async move { cow.zero(at, len, keep).await })
             }
-            Op::Trim => PendingRequest::start(async move { cow.discard(at, len).await }),
+            // As in nbdkit's filter, parts of blocks at either end read as zeroes, too.
+            Op::Trim => PendingRequest::start(async move { cow.zero(at, len, false).await }),
             Op::Extents(contexts) => PendingRequest::start(async move {
                 let one = flags.contains(RequestFlags::ONE_EXTENT);
                 let extents = cow.extents(at, at + len, one).await?;
@@ -356,7 +357,7 @@ impl CowHandle {
         Ok(())
     }
 
-    /// Makes the whole blocks of a range read as zeroes; does not change the rest.
+    /// Makes the whole blocks of a range holes; does not change the rest.
     async fn discard(&self, at: u64, len: u64) -> Outcome {
         let overlay = &self.overlay;
         let (first, last) = overlay.whole(at, at + len);

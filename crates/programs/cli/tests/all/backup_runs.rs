@@ -335,6 +335,9 @@ fn dry_runs_of_copies_say_what_would_be_done_and_change_nothing() {
         said.contains(&format!("disk b: would overwrite 9437184 bytes (9 MiB) in {old}")),
         "{said}"
     );
+    // The target takes the size of the source.
+    let said = succeed_without_change(&folder, &["copy", &disk, "null:", "--dry-run"]);
+    assert!(said.contains("would write to null:"), "{said}");
     let (_, value) = json_of(&["copy", "--job", &job, "--dry-run", "--json"]);
     assert_eq!(value["disks"][0]["target_change"], "created", "{value}");
     // What would be refused is refused, and says why.

@@ -385,7 +385,7 @@ fn servers_that_do_not_speak_nbd_or_nothing_at_all() {
     assert_fails(&[&uri, "null:"], 3, &["NBD server"]);
     let scratch = ScratchDir::new().unwrap();
     let uri = impostor(&scratch, b"", false);
-    assert_fails(&[&uri, "null:"], 3, &["closed", "not an NBD server"]);
+    assert_fails(&[&uri, "null:"], 3, &["closed", "refuses this client, or is no NBD server"]);
     // In the middle of a handshake.
     let scratch = ScratchDir::new().unwrap();
     let uri = impostor(&scratch, b"NBDMAGIC", true);

@@ -156,6 +156,7 @@ fn objects_of_s3_are_read_and_written() {
     let Some(server) = ObjectServer::start() else { return };
     the_commands_of_the_page_run(&server);
     objects_are_written_as_a_whole_or_not_at_all(&server);
+    killed_uploads_are_continued(&server);
 }
 
 fn the_commands_of_the_page_run(server: &ObjectServer) {
@@ -191,7 +192,6 @@ fn objects_are_written_as_a_whole_or_not_at_all(server: &ObjectServer) {
     server.succeed(&["copy", "--verify", "-C", "4", "disk.raw", "s3://disks/x?connections=3"]);
     server.succeed(&["copy", "as-vmdk:disk.raw", "s3://disks/x.vmdk"]);
     server.succeed(&["compare", "disk.raw", "vmdk:s3://disks/x.vmdk"]);
-    server.refuse(&["copy", "--journal", "j", "disk.raw", "s3://disks/y"], "leave out --journal");
     server.refuse(&["serve", "s3://disks/x", "-U", "sock"], "at random places");
     server.refuse(&["copy", "disk.raw", "qcow2:s3://disks/y"], "as a whole, from a source");
     server.refuse(&["copy", "disk.raw", "s3://nothing/y"], "NoSuchBucket");
@@ -219,6 +219,84 @@ fn objects_are_written_as_a_whole_or_not_at_all(server: &ObjectServer) {
         .env("AWS_PROFILE", "work");
     let output = tools::output(other.args(["compare", "disk.raw", "s3://disks/x"]), LIMIT).unwrap();
     assert!(output.status.success(), "{}", text(&output.stderr));
+}
+
+/// The parts in the record of an upload, in the order in which they were sent.
+fn recorded(server: &ObjectServer) -> Vec<String> {
+    let text = fs::read_to_string(server.scratch.file("j.upload")).unwrap_or_default();
+    let lines = text.split_inclusive('\n').filter(|line| line.ends_with('\n'));
+    let sent = lines.filter_map(|line| line.strip_prefix("sent "));
+    sent.map(|line| line.split(' ').next().unwrap().to_owned()).collect()
+}
+
+/// Copies with a journal, and kills the copy after this time; whether it had ended before.
+fn copy_and_kill(server: &ObjectServer, target: &str, after: Duration) -> bool {
+    let mut command = server.command();
+    command.args(["copy", "--journal", "j", "large.raw", target]);
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    let mut child = command.spawn().unwrap();
+    std::thread::sleep(after);
+    let ended = child.try_wait().unwrap();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(ended.is_none_or(|status| status.success()));
+    ended.is_some()
+}
+
+fn open_uploads(server: &ObjectServer) -> usize {
+    // SeaweedFS keeps an upload in a directory of its own.
+    let listed = http(server.filer, "GET /buckets/disks/.uploads/", b"");
+    listed.matches("/.uploads/").count()
+}
+
+fn killed_uploads_are_continued(server: &ObjectServer) {
+    let seed = u64::from(std::process::id());
+    println!("seed {seed}");
+    let mut rng = Rng::new(seed);
+    // 7 parts, of which the last ones are zeroes and a few bytes.
+    let mut bytes = rng.disk(30 << 20, 3_000_000, 60);
+    bytes.resize((48 << 20) + 512, 0);
+    bytes[48 << 20..].fill(7);
+    fs::write(server.scratch.file("large.raw"), &bytes).unwrap();
+    let target = "s3://disks/killed?connections=2";
+    let kills = if std::env::var_os("BLOCKHAUL_LONG").is_some() { 100 } else { 10 };
+    let (mut count, mut most) = (0, 0);
+    while count < kills {
+        let before = recorded(server);
+        if copy_and_kill(server, target, Duration::from_millis(50 + rng.below(500))) {
+            continue;
+        }
+        count += 1;
+        let after = recorded(server);
+        assert!(after.is_empty() || after.starts_with(&before), "{before:?} {after:?}");
+        let mut once = after.clone();
+        once.sort_unstable();
+        once.dedup();
+        assert_eq!(once.len(), after.len(), "a part was sent again");
+        most = most.max(after.len());
+    }
+    assert!(most > 0, "no copy was killed behind its first part");
+    server.succeed(&["copy", "--journal", "j", "large.raw", target]);
+    server.succeed(&["compare", "large.raw", target]);
+    assert!(recorded(server).is_empty() && !server.scratch.file("j.upload").exists());
+    // A changed part is sent again.
+    while recorded(server).is_empty() {
+        copy_and_kill(server, target, Duration::from_millis(50 + rng.below(500)));
+    }
+    bytes[..10 << 20].fill(9);
+    fs::write(server.scratch.file("large.raw"), &bytes).unwrap();
+    let refused = ["copy", "--journal", "j", "large.raw", "s3://disks/other"];
+    server.refuse(&refused, "record of another upload");
+    server.succeed(&["copy", "--journal", "j", "large.raw", target]);
+    server.succeed(&["compare", "large.raw", target]);
+    // An upload that is given up leaves nothing.
+    while recorded(server).is_empty() {
+        copy_and_kill(server, target, Duration::from_millis(50 + rng.below(500)));
+    }
+    let open = open_uploads(server);
+    server.succeed(&["copy", "--journal", "j", "--restart", "large.raw", target]);
+    server.succeed(&["compare", "large.raw", target]);
+    assert!(open_uploads(server) < open, "{open} uploads were open");
 }
 
 #[test]

@@ -104,7 +104,12 @@ impl Lane {
                 Some(at + len)
             }
             refused => {
-                log::debug!("copy_file_range is no longer used: {refused:?}");
+                let why = match refused {
+                    Ok(Ok(bytes)) => format!("it copied {bytes} of {len} bytes"),
+                    Ok(Err(error)) => blockhaul_io::plain(&error),
+                    Err(lost) => lost.to_string(),
+                };
+                log::debug!("copy_file_range is no longer used: {why}");
                 self.shared.learned.kernel_copy.copy_range.leave();
                 None
             }

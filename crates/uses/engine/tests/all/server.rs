@@ -81,14 +81,15 @@ impl Server {
 
     /// Whether this connection is cut now.
     fn burns(&self) -> bool {
+        // One request at a time, or two of them use up one cut, and the number of cuts left wraps around.
+        let mut rng = self.rng.lock().unwrap();
         if self.cuts_left.load(Ordering::SeqCst) == 0 {
             return false;
         }
         if self.fuse.fetch_sub(1, Ordering::SeqCst) > 1 {
             return false;
         }
-        let next = self.rng.lock().unwrap().between(5, 60);
-        self.fuse.store(next, Ordering::SeqCst);
+        self.fuse.store(rng.between(5, 60), Ordering::SeqCst);
         self.cuts_left.fetch_sub(1, Ordering::SeqCst);
         true
     }
