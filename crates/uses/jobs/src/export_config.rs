@@ -100,7 +100,11 @@ impl ExportTableConfig {
         Ok(())
     }
 
-    pub(crate) fn check_one(&self, one: &ExportConfig) -> Result<(), JobError> {
+    /// Checks an export before it is opened.
+    ///
+    /// # Errors
+    /// If its device or a layer is unknown or invalid.
+    pub fn check_one(&self, one: &ExportConfig) -> Result<(), JobError> {
         self.registry.target(&one.spec, one.intent)?;
         make_layers(&self.registry, &one.layers)?;
         if one.name.len() > blockhaul_wire::limits::STRING || one.name.contains('\0') {

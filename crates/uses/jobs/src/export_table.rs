@@ -119,9 +119,10 @@ impl ExportTable {
             let all = adjustable_layers(&self.config.registry, &self.config.layers)?;
             return Ok(guarded(self.served.clone(), &gates(&all))?);
         }
-        let first = self.exports();
-        let own = first.iter().flat_map(|one| one.layers()).collect::<Vec<_>>();
-        *self.gates.lock().expect("no panic under this lock") = gates(&own);
+        // The common layers are outermost; the export may have gates of its own.
+        let first = self.exports().first().map(|one| one.layers()).unwrap_or_default();
+        let own = first.len().saturating_sub(self.config.layers.len());
+        *self.gates.lock().expect("no panic under this lock") = gates(&first[own..]);
         Ok(self.served.clone())
     }
 

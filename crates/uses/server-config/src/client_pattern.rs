@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 /// An address, or the addresses that share its first bits.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct AddressRange {
     address: IpAddr,
     /// From 0 to 32 for IPv4, and to 128 for IPv6.
@@ -46,7 +46,7 @@ impl AddressRange {
 }
 
 /// The clients that a rule is about: those that match each condition that is given.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct ClientPattern {
     /// The address of the client is in one of these ranges; empty: any address, and Unix sockets.
     pub addresses: Vec<AddressRange>,

@@ -3,8 +3,11 @@
 use std::path::PathBuf;
 
 use blockhaul_catalog::DeviceSpec;
+use blockhaul_jobs::{ExportConfig, intent};
+use blockhaul_server::Limits;
 
 use crate::client_pattern::ClientPattern;
+use crate::error::{ConfigErrorKind, ConfigFileError};
 
 /// The contents of a configuration file. It names files of secrets, and holds none.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -28,6 +31,44 @@ pub struct ServerConfigFile {
     pub workers: u16,
     /// The line of `workers`, from 1; 0 if it is absent.
     pub workers_line: usize,
+    /// The directory that keeps dirty bitmaps beyond the end of the server.
+    pub bitmaps: Option<PathBuf>,
+    /// The line of `bitmaps`, from 1; 0 if it is absent.
+    pub bitmaps_line: usize,
+}
+
+impl ServerConfigFile {
+    /// These limits with those of the file in their place.
+    ///
+    /// # Errors
+    /// The first limit that is unknown, has an invalid value, or does not go with the others.
+    pub fn limits_over(&self, mut limits: Limits) -> Result<Limits, ConfigFileError> {
+        for limit in &self.limits {
+            let set = limits.set(&format!("{}={}", limit.name, limit.value));
+            set.map_err(|why| self.limit_fault(limit, &why))?;
+        }
+        let last = self.limits.iter().find(|limit| limit.name == "bytes").or(self.limits.last());
+        match (limits.check(), last) {
+            (Err(why), Some(limit)) => Err(self.limit_fault(limit, &why)),
+            _ => Ok(limits),
+        }
+    }
+
+    fn limit_fault(&self, limit: &ConfiguredLimit, why: &str) -> ConfigFileError {
+        let known = || Limits::TABLE.iter().map(|known| known.name);
+        let why = why.strip_prefix(&format!("{}: ", limit.name)).unwrap_or(why);
+        let fault = self.fault(limit.line, why).about(limit.name.clone());
+        if known().any(|name| name == limit.name) {
+            fault
+        } else {
+            fault.guessing(&limit.name, known())
+        }
+    }
+
+    /// A fault of the text on a line, from 1.
+    pub fn fault(&self, line: usize, text: impl Into<String>) -> ConfigFileError {
+        ConfigFileError::new(ConfigErrorKind::Text, &self.path, line, text)
+    }
 }
 
 /// A table `[[export]]`.
@@ -45,6 +86,19 @@ pub struct ConfiguredExport {
     pub layers: Vec<String>,
     /// Whether no client may write.
     pub readonly: bool,
+}
+
+impl ConfiguredExport {
+    /// The export in the form of the table of a server.
+    pub fn config(&self) -> ExportConfig {
+        ExportConfig {
+            name: self.name.clone(),
+            description: self.description.clone(),
+            spec: self.device.clone(),
+            intent: intent(self.readonly),
+            layers: self.layers.clone(),
+        }
+    }
 }
 
 /// A table `[[client]]`: the rights and rates of the clients that match.
@@ -97,7 +151,7 @@ pub struct TlsTable {
 pub struct ConfiguredLimit {
     /// The line of the key, from 1.
     pub line: usize,
-    /// The name of the limit, which is not checked here.
+    /// The name of the limit ([`Limits::TABLE`]).
     pub name: String,
     /// The value, as on the command line.
     pub value: String,

@@ -1,9 +1,13 @@
 //! Reads a configuration file.
 
+use std::collections::{HashMap, HashSet};
 use std::ffi::{OsStr, OsString};
-use std::path::PathBuf;
+use std::fs::File;
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
 
-use blockhaul_catalog::{DeviceSpec, nearest, parse_number, parse_rate};
+use blockhaul_catalog::{DeviceSpec, parse_number, parse_rate};
+use blockhaul_server::Limits;
 use toml::de::{DeTable, DeValue};
 
 use crate::client_pattern::{AddressRange, ClientPattern};
@@ -11,11 +15,11 @@ use crate::definition::{
     ClientRights, ConfiguredExport, ConfiguredLimit, ListenTable, MetricsTable, ServerConfigFile,
     TlsTable,
 };
-use crate::error::ConfigFileError;
-use crate::table::{ConfigTable, FileText};
+use crate::error::{ConfigErrorKind, ConfigFileError};
+use crate::table::{ConfigTable, TomlText, toml_start};
 
 /// Longer files cannot be configurations, in bytes.
-const LONGEST: usize = 4 << 20;
+const LONGEST: u64 = 4 << 20;
 /// Maximum number of exports: all are open from the beginning.
 const EXPORTS_MAX: usize = 10_000;
 /// Maximum number of rules: each client is compared with each of them.
@@ -23,7 +27,8 @@ const CLIENTS_MAX: usize = 10_000;
 /// Maximum length of an export's name in bytes, of the NBD protocol.
 const NAME_MAX: usize = 4096;
 
-const FILE_KEYS: &[&str] = &["client", "export", "limits", "listen", "metrics", "tls", "workers"];
+const FILE_KEYS: &[&str] =
+    &["bitmaps", "client", "export", "limits", "listen", "metrics", "tls", "workers"];
 const EXPORT_KEYS: &[&str] = &["description", "device", "layers", "name", "readonly"];
 const CLIENT_KEYS: &[&str] = &["address", "certificate", "exports", "iops", "psk", "rate", "write"];
 const LISTEN_KEYS: &[&str] = &["ip-addr", "port", "unix"];
@@ -31,14 +36,30 @@ const TLS_KEYS: &[&str] = &["certificates", "mode", "psk", "verify-peer"];
 const METRICS_KEYS: &[&str] = &["address", "page"];
 
 impl ServerConfigFile {
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// If the file cannot be read, and those of [`ServerConfigFile::parse`].
+    pub fn read(path: &Path) -> Result<ServerConfigFile, ConfigFileError> {
+        let shown = path.display().to_string();
+        let unreadable = |error: std::io::Error| {
+            let text = format!("cannot read the configuration: {}", blockhaul_io::plain(&error));
+            ConfigFileError::new(ConfigErrorKind::File, &shown, 0, text)
+        };
+        let mut text = String::new();
+        let file = File::open(path).map_err(unreadable)?;
+        file.take(LONGEST + 1).read_to_string(&mut text).map_err(unreadable)?;
+        ServerConfigFile::parse(&shown, &text)
+    }
+
     /// Parses the text of a file. `path` is its name in errors.
     ///
     /// # Errors
     /// The first fault, with line, key and guess: no TOML, an unknown key, a wrong value, no export, two exports of
     /// one name, or a rule about an export that is absent.
     pub fn parse(path: &str, text: &str) -> Result<ServerConfigFile, ConfigFileError> {
-        let file = FileText { path, text };
-        if text.len() > LONGEST {
+        let file = TomlText { path, text };
+        if text.len() as u64 > LONGEST {
             return Err(file.fault(0, format!("the file is longer than {LONGEST} bytes")));
         }
         let parsed = DeTable::parse(text).map_err(|error| {
@@ -57,9 +78,13 @@ impl ServerConfigFile {
             metrics: section(&top, "metrics")?.map(metrics).transpose()?.unwrap_or_default(),
             workers: top.parsed("workers", workers)?.unwrap_or(0),
             workers_line: top.key_line("workers"),
+            bitmaps: top.string("bitmaps")?.map(PathBuf::from),
+            bitmaps_line: top.key_line("bitmaps"),
         };
-        check_names(&file, &config)?;
-        check_identities(&file, &config)?;
+        config.limits_over(Limits::default())?;
+        check_names(&config)?;
+        check_identities(&config)?;
+        check_patterns(&config)?;
         Ok(config)
     }
 }
@@ -83,8 +108,7 @@ fn section<'a>(
 
 /// A table inside another one, which begins at its first key.
 fn inner<'a>(top: &ConfigTable<'a>, name: &str, table: &'a DeTable<'a>) -> ConfigTable<'a> {
-    let first = table.iter().map(|(key, _)| key.span().start).min();
-    let offset = first.unwrap_or_else(|| top.offset_of(name));
+    let offset = toml_start(table).unwrap_or_else(|| top.offset_of(name));
     ConfigTable { file: top.file, table, offset }
 }
 
@@ -222,55 +246,66 @@ fn metrics(table: ConfigTable<'_>) -> Result<MetricsTable, ConfigFileError> {
 }
 
 /// Refuses a file without exports, a name that two exports have, and a rule about an export that is absent.
-fn check_names(file: &FileText<'_>, config: &ServerConfigFile) -> Result<(), ConfigFileError> {
+fn check_names(config: &ServerConfigFile) -> Result<(), ConfigFileError> {
     if config.exports.is_empty() {
-        return Err(file.fault(0, "it lists no export: add [[export]] with device = …"));
+        return Err(config.fault(1, "it lists no export: add [[export]] with device = …"));
     }
-    let fault = |line, key: &str, text| {
-        let path = file.path.to_string();
-        ConfigFileError { path, line, key: Some(key.to_string()), text, guess: None }
-    };
-    let mut names = std::collections::HashSet::new();
+    let mut names = HashSet::new();
     for export in &config.exports {
         if !names.insert(export.name.as_str()) {
             let text = format!("two exports have the name {:?}: choose another", export.name);
-            return Err(fault(export.line, "name", text));
+            return Err(config.fault(export.line, text).about("name"));
         }
     }
+    // An export may have exports of its own, below its name.
+    let is_known = |name: &str| {
+        let first = name.split('/').next().unwrap_or(name);
+        names.contains(name) || names.contains(first) || names.contains("")
+    };
     for client in &config.clients {
-        let mut visible = client.exports.iter().flatten().map(String::as_str);
-        let inside = |name: &str| {
-            let first = name.split('/').next().unwrap_or(name);
-            names.contains(name) || names.contains(first) || names.contains("")
-        };
-        if let Some(name) = visible.find(|name| !inside(name)) {
-            let guess = nearest(name, names.iter().copied()).map(str::to_string);
-            let text = format!("there is no export {name:?}");
-            return Err(ConfigFileError { guess, ..fault(client.line, "exports", text) });
+        let mut visible = client.exports.iter().flatten();
+        if let Some(name) = visible.find(|name| !is_known(name)) {
+            let fault = config.fault(client.line, format!("there is no export {name:?}"));
+            return Err(fault.about("exports").guessing(name, names.iter().copied()));
         }
     }
     Ok(())
 }
 
 /// Refuses rules that no client can match: their identity is not what TLS authenticates here.
-fn check_identities(file: &FileText<'_>, config: &ServerConfigFile) -> Result<(), ConfigFileError> {
+fn check_identities(config: &ServerConfigFile) -> Result<(), ConfigFileError> {
     let tls = &config.tls;
     let is_off = tls.mode.as_deref() == Some("off");
+    let needs_certificate =
+        |pattern: &ClientPattern| pattern.certificate.is_some() && (is_off || !tls.verify_peer);
+    let needs_key =
+        |pattern: &ClientPattern| pattern.psk.is_some() && (is_off || tls.psk.is_none());
     for client in &config.clients {
-        let pattern = &client.pattern;
-        let (key, text) = if pattern.certificate.is_some() && (is_off || !tls.verify_peer) {
-            (
-                "certificate",
-                "no client can match: [tls] needs verify-peer = true, and a mode other than off",
-            )
-        } else if pattern.psk.is_some() && (is_off || tls.psk.is_none()) {
-            ("psk", "no client can match: [tls] needs psk, and a mode other than off")
+        let (key, need) = if needs_certificate(&client.pattern) {
+            ("certificate", "verify-peer = true")
+        } else if needs_key(&client.pattern) {
+            ("psk", "psk")
         } else {
             continue;
         };
-        let path = file.path.to_string();
-        let (key, text) = (Some(key.to_string()), text.to_string());
-        return Err(ConfigFileError { path, line: client.line, key, text, guess: None });
+        let text = format!("no client can match: [tls] needs {need}, and a mode other than off");
+        return Err(config.fault(client.line, text).about(key));
+    }
+    Ok(())
+}
+
+/// Refuses rules that no client reaches: an earlier one is about the same clients, or about all.
+fn check_patterns(config: &ServerConfigFile) -> Result<(), ConfigFileError> {
+    let mut before: HashMap<&ClientPattern, usize> = HashMap::new();
+    for client in &config.clients {
+        let all = ClientPattern::default();
+        if let Some(line) = before.get(&client.pattern).or_else(|| before.get(&all)) {
+            let text = format!(
+                "no client reaches this rule: that of line {line} is about the same clients"
+            );
+            return Err(config.fault(client.line, text).about("client"));
+        }
+        before.insert(&client.pattern, client.line);
     }
     Ok(())
 }

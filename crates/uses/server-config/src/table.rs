@@ -1,40 +1,66 @@
-//! One table of the file: its keys, and their values with line and guess in errors.
+//! One table of a file in TOML: its keys, and their values with line and guess in errors.
 
 use std::borrow::Cow;
 use std::fmt::Display;
 
-use blockhaul_catalog::nearest;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use crate::error::ConfigFileError;
+use crate::error::{ConfigErrorKind, ConfigFileError};
 
-/// The text of the file, for lines in errors.
-#[derive(Clone, Copy)]
-pub(crate) struct FileText<'a> {
-    pub(crate) path: &'a str,
-    pub(crate) text: &'a str,
+/// The text of a file in TOML, for lines in errors.
+#[derive(Debug, Clone, Copy)]
+pub struct TomlText<'a> {
+    /// The file, as the user names it.
+    pub path: &'a str,
+    /// The text.
+    pub text: &'a str,
 }
 
-impl FileText<'_> {
+impl TomlText<'_> {
     /// The line of the byte at this offset, from 1.
-    pub(crate) fn line(&self, offset: usize) -> usize {
+    pub fn line(&self, offset: usize) -> usize {
         let before = &self.text.as_bytes()[..offset.min(self.text.len())];
         1 + before.iter().filter(|&&byte| byte == b'\n').count()
     }
 
     /// A fault at this offset that is not about a key.
-    pub(crate) fn fault(&self, offset: usize, text: impl Display) -> ConfigFileError {
-        let path = self.path.to_string();
-        let text = text.to_string();
-        ConfigFileError { path, line: self.line(offset), key: None, text, guess: None }
+    pub fn fault(&self, offset: usize, text: impl Display) -> ConfigFileError {
+        let line = self.line(offset);
+        ConfigFileError::new(ConfigErrorKind::Text, self.path, line, text.to_string())
+    }
+}
+
+/// A key and its value, with their places in the text.
+pub type TomlEntry<'a, 'i> = (&'a Spanned<Cow<'i, str>>, &'a Spanned<DeValue<'i>>);
+
+/// The entry of this name in a table.
+pub fn toml_entry<'a, 'i>(table: &'a DeTable<'i>, name: &str) -> Option<TomlEntry<'a, 'i>> {
+    table.iter().find(|(key, _)| key.get_ref().as_ref() == name)
+}
+
+/// The offset at which a table begins, which is that of its first key; `None`: it is empty.
+pub fn toml_start(table: &DeTable<'_>) -> Option<usize> {
+    table.iter().map(|(key, _)| key.span().start).min()
+}
+
+/// A string or a number as text; `None`: another value.
+pub fn toml_word(value: &DeValue<'_>) -> Option<String> {
+    match value {
+        DeValue::String(text) => Some(text.to_string()),
+        DeValue::Integer(number) => {
+            let number = i64::from_str_radix(number.as_str(), number.radix()).ok()?;
+            Some(number.to_string())
+        }
+        DeValue::Float(number) => Some(number.as_str().to_string()),
+        _ => None,
     }
 }
 
 /// A table of the file.
 #[derive(Clone, Copy)]
 pub(crate) struct ConfigTable<'a> {
-    pub(crate) file: FileText<'a>,
+    pub(crate) file: TomlText<'a>,
     pub(crate) table: &'a DeTable<'a>,
     /// The offset at which the table begins.
     pub(crate) offset: usize,
@@ -52,9 +78,8 @@ impl<'a> ConfigTable<'a> {
             let name = key.get_ref().as_ref();
             if !known.contains(&name) {
                 let text = format!("unknown key; known are {}", known.join(", "));
-                let guess = nearest(name, known.iter().copied()).map(str::to_string);
-                let fault = self.file.fault(key.span().start, text);
-                return Err(ConfigFileError { key: Some(name.to_string()), guess, ..fault });
+                let fault = self.file.fault(key.span().start, text).about(name);
+                return Err(fault.guessing(name, known.iter().copied()));
             }
         }
         Ok(())
@@ -62,8 +87,7 @@ impl<'a> ConfigTable<'a> {
 
     /// A fault of a key, or of the table if the key is absent.
     pub(crate) fn fault(&self, name: &str, text: impl Display) -> ConfigFileError {
-        let fault = self.file.fault(self.offset_of(name), text);
-        ConfigFileError { key: Some(name.to_string()), ..fault }
+        self.file.fault(self.offset_of(name), text).about(name)
     }
 
     /// The offset of a key; that of the table if the key is absent.
@@ -76,8 +100,8 @@ impl<'a> ConfigTable<'a> {
         self.entry(name).map_or(0, |(key, _)| self.file.line(key.span().start))
     }
 
-    fn entry(&self, name: &str) -> Option<(&'a Spanned<Cow<'a, str>>, &'a Spanned<DeValue<'a>>)> {
-        self.table.iter().find(|(key, _)| key.get_ref().as_ref() == name)
+    fn entry(&self, name: &str) -> Option<TomlEntry<'a, 'a>> {
+        toml_entry(self.table, name)
     }
 
     /// The value of a key.
@@ -106,15 +130,17 @@ impl<'a> ConfigTable<'a> {
     /// A string or a number, as text.
     pub(crate) fn word(&self, name: &str) -> Result<Option<String>, ConfigFileError> {
         let wrong = || self.fault(name, "must be a string or a number");
-        self.value(name).map(|value| word(value).ok_or_else(wrong)).transpose()
+        self.value(name).map(|value| toml_word(value).ok_or_else(wrong)).transpose()
     }
 
     /// A list of strings and numbers, or one of them, as texts.
     pub(crate) fn words(&self, name: &str) -> Result<Option<Vec<String>>, ConfigFileError> {
         let words = match self.value(name) {
             None => return Ok(None),
-            Some(DeValue::Array(list)) => list.iter().map(|value| word(value.get_ref())).collect(),
-            Some(value) => word(value).map(|word| vec![word]),
+            Some(DeValue::Array(list)) => {
+                list.iter().map(|value| toml_word(value.get_ref())).collect()
+            }
+            Some(value) => toml_word(value).map(|word| vec![word]),
         };
         let wrong = || self.fault(name, "must be a string, or a list of strings");
         words.ok_or_else(wrong).map(Some)
@@ -128,16 +154,5 @@ impl<'a> ConfigTable<'a> {
     ) -> Result<Option<T>, ConfigFileError> {
         let word = self.word(name)?;
         word.map(|word| parse(&word).map_err(|error| self.fault(name, error))).transpose()
-    }
-}
-
-fn word(value: &DeValue<'_>) -> Option<String> {
-    match value {
-        DeValue::String(text) => Some(text.to_string()),
-        DeValue::Integer(number) => {
-            let number = i64::from_str_radix(number.as_str(), number.radix()).ok()?;
-            Some(number.to_string())
-        }
-        _ => None,
     }
 }

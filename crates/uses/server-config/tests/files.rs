@@ -59,7 +59,7 @@ fn errors_name_line_key_and_guess() {
         ("[[export]]\ndevice = 'a'\n[[client]]\npks = 'x'", "f.toml:4: key pks:"),
         (
             "[[exports]]\ndevice = 'a'",
-            "f.toml:1: key exports: unknown key; known are client, export, limits, listen, metrics, tls, workers; did you mean export?",
+            "f.toml:1: key exports: unknown key; known are bitmaps, client, export, limits, listen, metrics, tls, workers; did you mean export?",
         ),
         ("\n\n[[export]]\nname = 'a'", "f.toml:4: key device: missing"),
         ("[[export]]\ndevice = '-'", "f.toml:2: key device: a server cannot serve a pipe"),
@@ -106,6 +106,24 @@ fn errors_name_line_key_and_guess() {
         ("[metrics]\npage = true", "f.toml:2: key page: requires the key address"),
         ("workers = 2000", "f.toml:1: key workers: 2000 is not a number from 0 to 1024"),
         ("", "f.toml:1: it lists no export"),
+        ("bitmaps = 1", "f.toml:1: key bitmaps: must be a string"),
+        (
+            "[limits]\nconections = 1",
+            "f.toml:2: key conections: unknown limit \"conections\"; known are connections,",
+        ),
+        ("[limits]\nconections = 1", "did you mean connections?"),
+        ("[limits]\nconnections = 0", "f.toml:2: key connections: 0 is not between 1 and"),
+        ("[limits]\npayload = '1Q'", "f.toml:2: key payload:"),
+        ("[limits]\nbytes = '1M'", "f.toml:2: key bytes: the longest request needs"),
+        ("[limits]\nstalled = true", "f.toml:2: key stalled: must be a string or a number"),
+        (
+            "[[export]]\ndevice = 'a'\n[[client]]\nwrite = false\n[[client]]\naddress = '::1'",
+            "f.toml:6: key client: no client reaches this rule: that of line 4 is about",
+        ),
+        (
+            "[[export]]\ndevice = 'a'\n[[client]]\naddress = '::1'\n[[client]]\naddress = '::1'",
+            "f.toml:6: key client: no client reaches this rule: that of line 4 is about",
+        ),
         ("a = \n", "f.toml:1:"),
     ] {
         let error = ServerConfigFile::parse("f.toml", text).unwrap_err().to_string();
@@ -127,6 +145,13 @@ fn the_difference_is_what_a_running_server_can_change() {
     let added: Vec<_> = difference.added.iter().map(|one| one.name.as_str()).collect();
     assert_eq!((added, difference.removed.as_slice()), (vec!["new"], &["data".to_string()][..]));
     assert!(difference.clients && difference.limits);
+    let said = "1 export added, 1 export removed, rights of clients changed, limits changed";
+    assert_eq!(difference.to_string(), said);
+    assert_eq!(ConfigDifference::default().to_string(), "nothing changed in the configuration");
+    // The same limit in another unit is no change.
+    let limit = |value: &str| parse(&FILE.replace("connections = 100", value));
+    let same = ConfigDifference::between(&limit("bytes = '256M'"), &limit("bytes = '262144k'"));
+    assert!(same.unwrap().is_empty());
 }
 
 #[test]
@@ -139,6 +164,20 @@ fn what_cannot_change_is_refused_with_its_line() {
         ("[limits]", "[metrics]\naddress = 'localhost:9100'\n[limits]", "f.toml:8: key metrics:"),
         ("root.raw", "other.raw", "f.toml:10: export \"root\" cannot change"),
         ("readonly = true", "readonly = false", "f.toml:14: export \"data\" cannot change"),
+        ("workers = 2\n", "bitmaps = 'd'\nworkers = 2\n", "f.toml:1: key bitmaps: cannot change"),
+        ("connections = 100", "bytes-all = '1G'", "f.toml:8: key bytes-all: cannot change"),
+        ("connections = 100", "requests-all = 9", "f.toml:8: key requests-all: cannot change"),
+        // What is gone has its line in the file before.
+        (
+            "[listen]\nunix = '/run/disks.sock'\nport = [10809]\n",
+            "",
+            "f.toml:3: key listen: cannot change while the server runs: restart it, or put back what line 3 was",
+        ),
+        (
+            "workers = 2\n",
+            "",
+            "f.toml:1: key workers: cannot change while the server runs: restart it, or",
+        ),
     ] {
         let new = parse(&FILE.replace(from, to));
         let error = ConfigDifference::between(&old, &new).unwrap_err().to_string();

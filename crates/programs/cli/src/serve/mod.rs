@@ -389,14 +389,6 @@ fn limits(args: &args::ServeArgs) -> Result<Limits, CommandFailure> {
     for limit in &args.limit {
         limits.set(limit).map_err(|why| CommandFailure::usage(format!("--limit {why}")))?;
     }
-    if limits.client_bytes < blockhaul_io::Pool::cost(limits.payload as usize) {
-        let least =
-            blockhaul_catalog::format_size(blockhaul_io::Pool::cost(limits.payload as usize));
-        let text = format!(
-            "--limit bytes: the longest request needs {least}; use more, or a smaller \
-                            payload"
-        );
-        return Err(CommandFailure::usage(text));
-    }
+    limits.check().map_err(|why| CommandFailure::usage(format!("--limit {why}")))?;
     Ok(limits)
 }
