@@ -57,9 +57,14 @@ impl Drop for NameReservation<'_> {
 impl ExportTable {
     /// A table for these exports. [`ExportTable::open`] opens them.
     pub fn new(config: ExportTableConfig) -> ExportTable {
+        let served = if config.full_names {
+            NamedStorages::with_full_names()
+        } else {
+            NamedStorages::default()
+        };
         ExportTable {
             config,
-            served: Arc::default(),
+            served: Arc::new(served),
             entries: Mutex::default(),
             gates: Mutex::default(),
             changes: Arc::default(),

@@ -4,7 +4,6 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use blockhaul_catalog::{DeviceSpec, Exports};
-use blockhaul_io::FifoLock;
 use blockhaul_jobs::{ExportTable, ExportTableConfig};
 use blockhaul_server::{Limits, Server};
 
@@ -53,15 +52,13 @@ pub struct RunningConfig {
     limits: Limits,
     table: Arc<ExportTable>,
     access: Arc<ClientAccess>,
-    /// The lock of changes.
-    changes: Arc<FifoLock>,
 }
 
 impl RunningConfig {
     /// The configuration of a server with these exports; `limits` are those without the file.
     pub fn new(file: ServerConfigFile, limits: Limits, table: Arc<ExportTable>) -> RunningConfig {
         let access = ClientAccess::new(&file.clients, table.clone());
-        RunningConfig { file: Mutex::new(file), limits, table, access, changes: Arc::default() }
+        RunningConfig { file: Mutex::new(file), limits, table, access }
     }
 
     /// The exports of the server as each client sees them.
@@ -82,7 +79,8 @@ impl RunningConfig {
         ServerConfigFile::read(Path::new(&self.file().path))
     }
 
-    /// Carries out the difference from the file in force to `new`. Call it on a worker.
+    /// Carries out the difference from the file in force to `new`. Call it on a worker, and only one call at a time:
+    /// the last file that was read is the one in force at the end.
     ///
     /// # Errors
     /// Those of [`ConfigDifference::between`], or an export that cannot be opened. Nothing has changed then.
@@ -91,7 +89,6 @@ impl RunningConfig {
         new: ServerConfigFile,
         server: &Server,
     ) -> Result<ConfigDifference, ConfigFileError> {
-        let _change = self.changes.lock().await;
         let difference = ConfigDifference::between(&self.file(), &new)?;
         let limits = new.limits_over(self.limits.clone())?;
         self.open(&new, &difference.added).await?;
