@@ -30,6 +30,8 @@ const EXCEPTIONS: &[(&str, &str)] = &[
     ("uses/jobs", "uses/control"),
     ("uses/jobs", "uses/engine"),
     ("uses/jobs", "uses/transfer"),
+    ("uses/server-config", "uses/jobs"),
+    ("uses/server-config", "uses/server"),
     ("uses/transfer", "uses/engine"),
     ("programs/cli", "programs/measure"),
     ("tools/bench", "programs/measure"),

@@ -14,6 +14,8 @@ pub struct ExportClient {
     pub stream: Option<Arc<blockhaul_io::Stream>>,
     /// The client's certificate, once TLS is up.
     pub certificate: Arc<OnceLock<ClientCertificate>>,
+    /// The name of the pre-shared key that the client has, once TLS is up.
+    pub key_name: Arc<OnceLock<String>>,
     /// Whether storage wants the client to leave.
     pub dismissal: Arc<Dismissal>,
 }

@@ -11,12 +11,16 @@ use blockhaul_block::{Error, Kind, Result};
 /// A storage that itself has exports appears with each of them: its default one under its own name,
 /// the others after that and a slash (`vms/a.img`), or unchanged if the storage has the empty name.
 ///
-/// A single storage is served unchanged: its exports have the names that it gives them.
+/// A single storage is served unchanged: its exports have the names that it gives them, unless the names are full
+/// ([`NamedStorages::with_full_names`]).
 ///
 /// Storages can be added and removed at any time. A client sees those that exist when it connects,
 /// until they are removed: it keeps nothing open that it has not opened.
 #[derive(Default)]
-pub struct NamedStorages(RwLock<Arc<[Arc<StorageEntry>]>>);
+pub struct NamedStorages {
+    storages: RwLock<Arc<[Arc<StorageEntry>]>>,
+    full_names: bool,
+}
 
 /// A named storage.
 pub struct NamedStorage {
@@ -73,12 +77,17 @@ impl NamedStorages {
         Ok(several)
     }
 
+    /// No storages yet. The exports of each have its name before theirs, also while it is the only one.
+    pub fn with_full_names() -> NamedStorages {
+        NamedStorages { full_names: true, ..NamedStorages::default() }
+    }
+
     /// Adds a storage after the others, for clients that connect from now on.
     ///
     /// # Errors
     /// [`Kind::Usage`] if there is one of the same name.
     pub fn add(&self, storage: NamedStorage) -> Result<()> {
-        let mut all = self.0.write().expect("no panic under this lock");
+        let mut all = self.storages.write().expect("no panic under this lock");
         if all.iter().any(|one| one.name == storage.name) {
             let text = format!("two exports have the name {:?}: choose another", storage.name);
             return Err(Error::new(Kind::Usage, text));
@@ -90,7 +99,7 @@ impl NamedStorages {
     /// Removes the storage of this name. Clients keep what they have already opened; others do not
     /// find it any more. `false` if there is none.
     pub fn remove(&self, name: &str) -> bool {
-        let mut all = self.0.write().expect("no panic under this lock");
+        let mut all = self.storages.write().expect("no panic under this lock");
         let found = all.iter().find(|one| one.name == name).cloned();
         *all = all.iter().filter(|one| one.name != name).cloned().collect();
         drop(all);
@@ -98,7 +107,7 @@ impl NamedStorages {
     }
 
     fn storages(&self) -> Arc<[Arc<StorageEntry>]> {
-        self.0.read().expect("no panic under this lock").clone()
+        self.storages.read().expect("no panic under this lock").clone()
     }
 }
 
@@ -106,6 +115,7 @@ impl Exports for NamedStorages {
     fn admit(&self, client: ExportClient) -> OpenFuture<Arc<dyn Visit>> {
         let storages = self.storages();
         if let [only] = &*storages
+            && !self.full_names
             && let Some(exports) = only.exports()
         {
             return exports.admit(client);

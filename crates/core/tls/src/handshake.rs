@@ -44,8 +44,10 @@ pub struct TlsSessionInfo {
     pub version: String,
     /// The suite, as `TLS_AES_128_GCM_SHA256`.
     pub suite: String,
-    /// The peer's authenticated identity: a user, or the name in a certificate.
+    /// The peer's authenticated identity: the name of its key, or the name in its certificate.
     pub peer: Option<String>,
+    /// The name of the pre-shared key that the peer has.
+    pub key_name: Option<String>,
     /// The names in the peer's certificate, if it sent one.
     pub names: Option<CertificateNames>,
 }
@@ -196,13 +198,16 @@ impl TlsHandshake {
 type RecordHalves = (records::RecordOpener, records::RecordSealer);
 
 fn about(ssl: &SslRef, seen: &Mutex<HandshakeData>) -> TlsSessionInfo {
-    let user = seen.lock().expect("no panic under this lock").user.take();
+    let mut seen = seen.lock().expect("no panic under this lock");
+    // A name without a key proves nothing.
+    let key_name = seen.user.take().filter(|_| !seen.unknown);
     let certificate = ssl.peer_certificate();
     TlsSessionInfo {
         version: ssl.version_str().to_string(),
         suite: suite(ssl),
         names: certificate.as_deref().map(CertificateNames::of),
-        peer: user.or_else(|| certificate.map(|certificate| subject(&certificate))),
+        peer: key_name.clone().or_else(|| certificate.map(|certificate| subject(&certificate))),
+        key_name,
     }
 }
 

@@ -67,7 +67,7 @@ pub use retry::RETRY;
 pub use retry_request::RETRY_REQUEST;
 pub use stats::{OperationCounts, STATS, StatsLayer};
 pub use tar::TAR;
-pub use throttle::THROTTLE;
+pub use throttle::{AdjustableThrottle, THROTTLE};
 pub use xz::XZ;
 
 /// Every layer of this crate, for a [`blockhaul_catalog::Registry`], by name.

@@ -1,9 +1,10 @@
-//! What the operating system offers around files and sockets: other processes, users, locks and
-//! descriptors that were inherited; and mappings of files that other processes may make shorter. None of
+//! What the operating system offers around files and sockets: other processes, users, locks,
+//! descriptors that were inherited, and files to remove at the end; and mappings of files that other processes may make shorter. None of
 //! it needs a worker.
 //!
 //! With `io` and `cabi` this is where `unsafe` may be, each block with its reason.
 
+mod cleanup;
 mod credentials;
 mod descriptors;
 mod fuse;
@@ -12,6 +13,7 @@ mod lock;
 mod peer_memory;
 mod process;
 
+pub use cleanup::{CleanupList, CleanupOnDrop};
 pub use credentials::{PeerCredentials, leads_session};
 pub use descriptors::inherited;
 pub use fuse::{clone_fuse, open_fuse};

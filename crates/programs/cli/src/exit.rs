@@ -79,8 +79,8 @@ pub const TABLE: &[(&str, &str)] = &[
     ),
     (
         "serve",
-        "0 after a normal exit; 1 a failure other than those below; 2 the command line is invalid; 3 a device \
-         cannot be opened; 5 a layer could not write back data that it had accepted (cache); 9 devices still held \
+        "0 after a normal exit; 1 a failure other than those below; 2 the command line or the file of --config is invalid; \
+         3 a device or a file cannot be opened; 5 a layer could not write back data that it had accepted (cache); 9 devices still held \
          requests after --drain-timeout, or plugins or scripts had not ended; --run the status of the command, or \
          128+N if signal N terminated it",
     ),

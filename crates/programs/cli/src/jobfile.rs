@@ -8,6 +8,7 @@ use std::fmt::Display;
 use std::path::Path;
 
 use blockhaul_catalog::DeviceSpec;
+use blockhaul_server_config::{TomlEntry, TomlText, toml_entry, toml_start, toml_word};
 use blockhaul_transfer::{
     NamedOption, OptionRow, OptionValue, OptionValueError, TRANSFER_OPTIONS, TransferOptions,
     find_option, number, toml_fault,
@@ -205,7 +206,7 @@ fn parse_shaped(
     text: &str,
     given: &[CopyOption],
 ) -> Result<JobFile, CommandFailure> {
-    let reader = JobFileReader { shape, path, text };
+    let reader = JobFileReader { shape, file: TomlText { path, text } };
     let parsed = DeTable::parse(text);
     let table = parsed.map_err(|error| {
         let at = error.span().map_or(0, |span| span.start);
@@ -307,20 +308,17 @@ struct Defaults {
 
 struct JobFileReader<'a> {
     shape: &'static JobFileSyntax,
-    path: &'a str,
-    text: &'a str,
+    file: TomlText<'a>,
 }
 
 impl JobFileReader<'_> {
     /// The position of byte `at` in the file, for users.
     fn place(&self, at: usize) -> String {
-        let before = &self.text.as_bytes()[..at.min(self.text.len())];
-        let line = 1 + before.iter().filter(|&&byte| byte == b'\n').count();
-        format!("{}:{line}", self.path)
+        format!("{}:{}", self.file.path, self.file.line(at))
     }
 
     fn wrong(&self, at: usize, why: impl Display) -> CommandFailure {
-        CommandFailure::usage(format!("{}: {why}", self.place(at)))
+        CommandFailure::usage(self.file.fault(at, why).to_string())
     }
 
     /// The options of a table, except the keys in `others` and those of the shape.
@@ -500,9 +498,8 @@ impl JobFileReader<'_> {
         let DeValue::Table(table) = disk.get_ref() else {
             return Err(self.wrong(disk.span().start, "write it as [[disk]]"));
         };
-        let at = table.iter().map(|(key, _)| key.span().start).min();
-        let at = at.unwrap_or(disk.span().start);
-        let name = match own(table, "name") {
+        let at = toml_start(table).unwrap_or(disk.span().start);
+        let name = match toml_entry(table, "name") {
             None => number.to_string(),
             Some((key, value)) => {
                 let name = value.get_ref().as_str().filter(|name| !name.is_empty());
@@ -516,7 +513,7 @@ impl JobFileReader<'_> {
         keys.extend(self.keys(table)?);
         let mut sides = Vec::new();
         for role in self.shape.sides {
-            let Some(side) = own(table, role) else {
+            let Some(side) = toml_entry(table, role) else {
                 return Err(self.wrong(at, format!("disk {name} has no {role}")));
             };
             sides.push(self.side(role, side, at, &whose)?);
@@ -564,7 +561,7 @@ impl JobFileReader<'_> {
     fn side(
         &self,
         role: &str,
-        (key, value): (&Spanned<std::borrow::Cow<'_, str>>, &Spanned<DeValue<'_>>),
+        (key, value): TomlEntry<'_, '_>,
         at: usize,
         whose: &str,
     ) -> Result<DeviceSpec, CommandFailure> {
@@ -594,14 +591,6 @@ impl JobFileReader<'_> {
     }
 }
 
-/// An entry of a table.
-fn own<'a, 'i>(
-    table: &'a DeTable<'i>,
-    name: &str,
-) -> Option<(&'a Spanned<std::borrow::Cow<'i, str>>, &'a Spanned<DeValue<'i>>)> {
-    table.iter().find(|(key, _)| key.get_ref().as_ref() == name)
-}
-
 /// The options of one disk.
 #[derive(Default)]
 struct DiskOptions {
@@ -611,15 +600,7 @@ struct DiskOptions {
 
 /// A value of the file as on the command line.
 fn word(value: &DeValue<'_>) -> Option<OsString> {
-    match value {
-        DeValue::String(text) => Some(text.as_ref().into()),
-        DeValue::Integer(number) => {
-            let parsed = i64::from_str_radix(number.as_str(), number.radix()).ok()?;
-            Some(parsed.to_string().into())
-        }
-        DeValue::Float(number) => Some(number.as_str().into()),
-        _ => None,
-    }
+    toml_word(value).map(OsString::from)
 }
 
 #[cfg(test)]

@@ -127,7 +127,7 @@ fn run() -> ExitCode {
         Err(error) => return ExitCode::from(args::show_error(&error)),
     };
     match cli.command {
-        CliCommand::Serve(args) => report("serve: ", serve::run(&args, &groups)),
+        CliCommand::Serve(args) => report("serve: ", serve::run(*args, &groups)),
         CliCommand::Copy(args) => report("copy: ", copy::run(&args, &groups)),
         CliCommand::Pull(args) => report("pull: ", pull::run(&args)),
         CliCommand::Restore(args) => report("restore: ", restore::run(&args, &groups)),

@@ -26,6 +26,8 @@ pub struct ExportTableConfig {
     pub layers: Vec<String>,
     /// Whether the only export is available under any name.
     pub any_name: bool,
+    /// Whether exports of one storage have its name before theirs also while it is the only one.
+    pub full_names: bool,
     /// Whether each client gets a device of its own.
     pub per_client: bool,
     /// Whether requests are logged.
@@ -68,6 +70,7 @@ impl ExportTableConfig {
             exports: Vec::new(),
             layers: Vec::new(),
             any_name: false,
+            full_names: false,
             per_client: false,
             trace: false,
             bitmap_files: None,
@@ -100,7 +103,11 @@ impl ExportTableConfig {
         Ok(())
     }
 
-    pub(crate) fn check_one(&self, one: &ExportConfig) -> Result<(), JobError> {
+    /// Checks an export before it is opened.
+    ///
+    /// # Errors
+    /// If its device or a layer is unknown or invalid.
+    pub fn check_one(&self, one: &ExportConfig) -> Result<(), JobError> {
         self.registry.target(&one.spec, one.intent)?;
         make_layers(&self.registry, &one.layers)?;
         if one.name.len() > blockhaul_wire::limits::STRING || one.name.contains('\0') {

@@ -57,9 +57,14 @@ impl Drop for NameReservation<'_> {
 impl ExportTable {
     /// A table for these exports. [`ExportTable::open`] opens them.
     pub fn new(config: ExportTableConfig) -> ExportTable {
+        let served = if config.full_names {
+            NamedStorages::with_full_names()
+        } else {
+            NamedStorages::default()
+        };
         ExportTable {
             config,
-            served: Arc::default(),
+            served: Arc::new(served),
             entries: Mutex::default(),
             gates: Mutex::default(),
             changes: Arc::default(),
@@ -119,9 +124,10 @@ impl ExportTable {
             let all = adjustable_layers(&self.config.registry, &self.config.layers)?;
             return Ok(guarded(self.served.clone(), &gates(&all))?);
         }
-        let first = self.exports();
-        let own = first.iter().flat_map(|one| one.layers()).collect::<Vec<_>>();
-        *self.gates.lock().expect("no panic under this lock") = gates(&own);
+        // The common layers are outermost; the export may have gates of its own.
+        let first = self.exports().first().map(|one| one.layers()).unwrap_or_default();
+        let own = first.len().saturating_sub(self.config.layers.len());
+        *self.gates.lock().expect("no panic under this lock") = gates(&first[own..]);
         Ok(self.served.clone())
     }
 

@@ -62,7 +62,8 @@ impl Server {
     ) -> Result<(Export, Visitor), String> {
         let connection = entered.connection.clone();
         let stream = entered.stream.clone();
-        let entering = ExportLookup::enter(&self.config, &self.unopened, connection, stream);
+        let entering =
+            ExportLookup::enter(&self.config, self.limits(), &self.unopened, connection, stream);
         let mut lookup = entering.await?;
         let found = lookup.find(export).await;
         let export = found.map_err(|refusal| refusal.text)?;
@@ -98,7 +99,8 @@ impl AttachedClient {
 
     /// Its share of the memory for requests.
     pub fn pool(&self) -> Pool {
-        self.entered.server.share(self.export.device.facts().in_flight)
+        let limits = self.entered.server.limits();
+        self.entered.server.share(&limits, self.export.device.facts().in_flight)
     }
 
     /// The device of the export as it is now, for clients whose disk may change its size; none if
@@ -120,7 +122,8 @@ impl AttachedClient {
     /// It has completed. On the same worker.
     pub fn ended(&self) {
         let server = &self.entered.server;
-        server.all_in_flight.remove(1, server.limits().requests_all);
+        // It never changes.
+        server.all_in_flight.remove(1, server.config.limits.requests_all);
         self.entered.connection.counters.one_less_in_progress();
     }
 

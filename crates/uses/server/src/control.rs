@@ -2,8 +2,8 @@
 //! client, draining, new TLS keys.
 
 use std::collections::BTreeMap;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use blockhaul_block::{LatencySnapshot, OpKind};
@@ -12,7 +12,8 @@ use crate::connection::{ClientTlsIdentity, ExportCounts};
 use crate::counters::{ConnectionCounts, RequestTimes};
 use crate::disconnect::DisconnectResult;
 use crate::in_flight::WORKERS;
-use crate::{Server, TlsPolicy};
+use crate::limits::PAYLOAD_LEAST;
+use crate::{Limits, Server, TlsPolicy};
 
 /// A connected client.
 #[derive(Debug, Clone)]
@@ -140,6 +141,15 @@ impl Server {
     /// Uses this for later handshakes; existing sessions do not change.
     pub fn set_tls(&self, tls: TlsPolicy) {
         *self.tls.lock().expect("no panic under this lock") = tls;
+    }
+
+    /// Uses these limits for clients that connect from now on. Those of all clients together
+    /// ([`Limits::OF_ALL`]) stay as they are.
+    pub fn set_limits(&self, limits: Limits) {
+        let mut current = self.limits.lock().expect("no panic under this lock");
+        let Limits { requests_all, all_bytes, .. } = **current;
+        let payload = limits.payload.max(PAYLOAD_LEAST);
+        *current = Arc::new(Limits { requests_all, all_bytes, payload, ..limits });
     }
 
     pub(crate) fn tls(&self) -> TlsPolicy {

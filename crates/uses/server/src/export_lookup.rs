@@ -10,10 +10,10 @@ use blockhaul_wire::ListEntry;
 use blockhaul_wire::OptionError;
 use blockhaul_wire::handshake::server::OptionRefusal;
 
-use crate::ServerConfig;
 use crate::connection::Connection;
 use crate::log_fields::record;
 use crate::log_limit::LogLimit;
+use crate::{Limits, ServerConfig};
 
 /// Time in which a program sends its next option. After that, the reason why an export could not be
 /// opened may have been fixed.
@@ -21,7 +21,8 @@ const AT_ONCE: Duration = Duration::from_secs(5);
 
 /// The exports as one client sees them.
 pub(crate) struct ExportLookup<'a> {
-    config: &'a ServerConfig,
+    /// The limits of this client, which stay when those of the server change.
+    pub(crate) limits: Arc<Limits>,
     /// Limits log lines about exports that cannot be opened.
     log_limit: &'a Mutex<LogLimit>,
     connection: Arc<Connection>,
@@ -35,6 +36,8 @@ pub(crate) struct ExportLookup<'a> {
     tls: bool,
     /// The client's certificate, for storage.
     certificate: Arc<OnceLock<ClientCertificate>>,
+    /// The name of the client's key, for storage.
+    key_name: Arc<OnceLock<String>>,
     /// Whether storage wants the client to leave.
     dismissal: Arc<Dismissal>,
 }
@@ -42,16 +45,19 @@ pub(crate) struct ExportLookup<'a> {
 impl<'a> ExportLookup<'a> {
     /// Admits a client.
     pub(crate) async fn enter(
-        config: &'a ServerConfig,
+        config: &ServerConfig,
+        limits: Arc<Limits>,
         log_limit: &'a Mutex<LogLimit>,
         connection: Arc<Connection>,
         stream: Arc<Stream>,
     ) -> Result<ExportLookup<'a>, String> {
         let certificate = Arc::<OnceLock<ClientCertificate>>::default();
+        let key_name = Arc::<OnceLock<String>>::default();
         let dismissal = Arc::<Dismissal>::default();
         let client = ExportClient {
             stream: Some(stream),
             certificate: certificate.clone(),
+            key_name: key_name.clone(),
             dismissal: dismissal.clone(),
         };
         let admitted = config.exports.admit(client).await;
@@ -60,7 +66,7 @@ impl<'a> ExportLookup<'a> {
         let refused = None;
         let tls = false;
         Ok(ExportLookup {
-            config,
+            limits,
             log_limit,
             connection,
             visit,
@@ -68,6 +74,7 @@ impl<'a> ExportLookup<'a> {
             refused,
             tls,
             certificate,
+            key_name,
             dismissal,
         })
     }
@@ -79,6 +86,9 @@ impl<'a> ExportLookup<'a> {
             let issuer = names.issuer.clone();
             // TLS is established once.
             self.certificate.get_or_init(|| ClientCertificate { subject, issuer });
+        }
+        if let Some(name) = &about.key_name {
+            self.key_name.get_or_init(|| name.clone());
         }
         self.tls = true;
         self.open = None;
@@ -143,7 +153,7 @@ impl<'a> ExportLookup<'a> {
     /// All exports, up to the maximum of a list.
     pub(crate) async fn list(&mut self) -> Result<Vec<ListEntry>, OptionRefusal> {
         self.refused = None;
-        let most = self.config.limits.exports;
+        let most = self.limits.exports;
         match self.visit.list(self.tls).await {
             Ok(mut listed) => {
                 if listed.len() > most {

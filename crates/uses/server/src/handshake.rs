@@ -17,7 +17,7 @@ use crate::connection::Connection;
 use crate::disconnect::DisconnectReason;
 use crate::export_lookup::ExportLookup;
 use crate::log_fields::record;
-use crate::{Server, ServerConfig, TlsPolicy};
+use crate::{Limits, Offers, Server, TlsPolicy};
 
 /// Maximum bytes of replies collected before they are sent.
 const OUT_MAX: usize = 64 << 10;
@@ -112,7 +112,10 @@ impl ConnectionHandshake<'_, '_> {
             // It is around everything that follows.
             self.tls = TlsPolicy::Off;
         }
-        let handshake = ServerHandshake::new(offered(&self.server.config, &self.tls), &mut out);
+        let handshake = ServerHandshake::new(
+            offered(&self.server.config.offers, &self.lookup.limits, &self.tls),
+            &mut out,
+        );
         let mut talk = HandshakeMessages { handshake, inbox, mouth, out };
         loop {
             let event = self.receive(&mut talk).await?;
@@ -182,8 +185,8 @@ impl ConnectionHandshake<'_, '_> {
                 } else {
                     self.lookup.find(&name).await
                 };
-                let config = &self.server.config;
-                let answer = found.map(|export| describe(config, &export, &name));
+                let (offers, limits) = (&self.server.config.offers, &self.lookup.limits);
+                let answer = found.map(|export| describe(offers, limits, &export, &name));
                 // EXPORT_NAME has no error reply, but send the replies to earlier options.
                 if let Err(error) = talk.handshake.answer_export(answer, &mut talk.out) {
                     return Err(talk.mouth.ends(&mut talk.out, &error).await);
@@ -263,7 +266,7 @@ impl ConnectionHandshake<'_, '_> {
         let refused =
             |refusal: OptionRefusal| format!("no export for an oldstyle client: {}", refusal.text);
         let export = self.lookup.find("").await.map_err(refused)?;
-        let info = describe(config, &export, "");
+        let info = describe(&config.offers, &self.lookup.limits, &export, "");
         self.settle(&export)?;
         let mut out = Vec::new();
         blockhaul_wire::handshake::server::oldstyle(info.size, info.flags, &mut out);
@@ -349,11 +352,10 @@ impl HandshakeMessages<'_> {
 // nbd: tls.mode
 /// What the handshake offers.
 fn offered(
-    config: &ServerConfig,
+    offers: &Offers,
+    limits: &Limits,
     tls: &TlsPolicy,
 ) -> blockhaul_wire::handshake::server::HandshakeConfig {
-    let offers = &config.offers;
-    let limits = &config.limits;
     blockhaul_wire::handshake::server::HandshakeConfig {
         fixed_newstyle: offers.fixed_newstyle,
         no_zeroes: offers.no_zeroes,
@@ -407,17 +409,17 @@ fn left(handshake: &ServerHandshake) -> Result<Option<ChosenExport>, DisconnectR
     Ok(None)
 }
 
-fn describe(config: &ServerConfig, export: &Export, asked: &str) -> ExportReply {
+fn describe(offers: &Offers, limits: &Limits, export: &Export, asked: &str) -> ExportReply {
     let facts = export.device.facts();
     let description = export.description.as_ref().unwrap_or(&facts.description);
-    let of_device = sizes_of_device(config, &facts);
+    let of_device = sizes_of_device(offers, &facts);
     let sizes = of_device.unwrap_or(facts.block);
     let usual = sizes.minimum == 1
         && sizes.preferred == BlockSizeInfo::DEFAULT.preferred
         && sizes.maximum >= BlockSizeInfo::DEFAULT.maximum;
-    let silent = !config.offers.block_sizes && of_device.is_none() && usual;
+    let silent = !offers.block_sizes && of_device.is_none() && usual;
     let least = sizes.minimum.max(512);
-    let maximum = largest_payload(config, &facts);
+    let maximum = largest_payload(offers, limits, &facts);
     ExportReply {
         size: facts.size,
         flags: flags(&facts),
@@ -433,11 +435,11 @@ fn describe(config: &ServerConfig, export: &Export, asked: &str) -> ExportReply 
 }
 
 /// The sizes to advertise, before the limits of the server.
-fn sizes_of_device(config: &ServerConfig, facts: &Facts) -> Option<BlockSizes> {
+fn sizes_of_device(offers: &Offers, facts: &Facts) -> Option<BlockSizes> {
     let free = |preferred| BlockSizes { minimum: 1, preferred, maximum: u32::MAX };
     // The device accepts any request.
     let told = facts.advertised.map(|sizes| sizes.dividing(facts.size));
-    match (told, config.offers.preferred) {
+    match (told, offers.preferred) {
         (Some(told), Some(least)) => {
             Some(BlockSizes { preferred: told.preferred.max(least), ..told })
         }
@@ -447,13 +449,13 @@ fn sizes_of_device(config: &ServerConfig, facts: &Facts) -> Option<BlockSizes> {
 
 /// The advertised maximum payload in bytes. The advertised sizes must be valid for any limits: a
 /// power of two in the middle, and in order.
-pub(crate) fn largest_payload(config: &ServerConfig, facts: &Facts) -> u32 {
-    let of_device = sizes_of_device(config, facts);
+pub(crate) fn largest_payload(offers: &Offers, limits: &Limits, facts: &Facts) -> u32 {
+    let of_device = sizes_of_device(offers, facts);
     let sizes = of_device.unwrap_or(facts.block);
     let most = match of_device {
         // As the device reports it, whatever the server's limit.
-        Some(sizes) if !config.offers.block_sizes => sizes.maximum,
-        _ => sizes.maximum.min(config.limits.payload),
+        Some(sizes) if !offers.block_sizes => sizes.maximum,
+        _ => sizes.maximum.min(limits.payload),
     };
     most.max(sizes.minimum.max(512))
 }

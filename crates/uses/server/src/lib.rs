@@ -133,7 +133,7 @@ pub struct ServerConfig {
     /// the program's own table. They may change while clients are connected: clients keep what they
     /// have opened.
     pub exports: Arc<dyn Exports>,
-    /// Limits of clients.
+    /// The initial limits of clients ([`Server::set_limits`]).
     pub limits: Limits,
     /// What handshakes offer.
     pub offers: Offers,
@@ -178,6 +178,7 @@ pub struct Server {
     storages: StorageFlushes,
     served: AtomicU64,
     tls: Mutex<TlsPolicy>,
+    limits: Mutex<Arc<Limits>>,
     control: ServerCounters,
     log_limit: Mutex<LogLimit>,
     /// The same for exports that could not be opened.
@@ -203,6 +204,7 @@ impl Server {
         let aside = Pool::new((config.pool.limit() / limits::ASIDE_PART).max(limits::SMALL));
         Arc::new(Server {
             tls: Mutex::new(config.tls.clone()),
+            limits: Mutex::new(Arc::new(config.limits.clone())),
             config,
             next: AtomicUsize::new(0),
             ids: AtomicU64::new(1),
@@ -261,11 +263,14 @@ impl Server {
 
     /// Waits until another connection may be accepted; none if `closing` comes first.
     async fn wait_for_places(&self, closing: &mut Ticket<()>) -> Option<()> {
-        let Limits { connections, handshakes, .. } = self.config.limits;
-        while self.clients.is_crowded_for(connections, handshakes).is_some() {
+        let places = || {
+            let limits = self.limits();
+            self.clients.is_crowded_for(limits.connections, limits.handshakes)
+        };
+        while places().is_some() {
             let changed = self.clients.changed();
             // Check again, as the state may have changed.
-            if let Some(time) = self.clients.is_crowded_for(connections, handshakes) {
+            if let Some(time) = places() {
                 let _ = until(closing, blockhaul_io::timeout(time, changed)).await?;
             }
         }
@@ -299,7 +304,7 @@ impl Server {
             }
         };
         let id = self.ids.fetch_add(1, Ordering::Relaxed);
-        let Limits { connections, handshakes, .. } = self.config.limits;
+        let Limits { connections, handshakes, .. } = *self.limits();
         let connection = Arc::new(Connection::new(id, stream.peer().to_string()));
         let entry = (connection.clone(), stream.clone());
         let Some(disconnect) = self.clients.enter(entry.0, entry.1, connections, handshakes) else {
@@ -360,9 +365,16 @@ impl Server {
         // Storage that admits one client at a time may make it wait.
         let config = &self.config;
         let unopened = &self.unopened;
-        let entering = ExportLookup::enter(config, unopened, connection.clone(), stream.clone());
+        let limits = self.limits();
+        let entering = ExportLookup::enter(
+            config,
+            limits.clone(),
+            unopened,
+            connection.clone(),
+            stream.clone(),
+        );
         let mut lookup = unless_disconnected(disconnect, || true, entering).await??;
-        let time = self.config.limits.handshake;
+        let time = limits.handshake;
         let greeting = ConnectionHandshake {
             server: self,
             tls: self.tls(),
@@ -383,7 +395,8 @@ impl Server {
         let Some(chosen) = chosen else { return Ok(None) };
         let sharing = chosen.export.sharing.clone();
         let visitor = lookup.visitor();
-        session::run(self.clone(), connection, stream, chosen, visitor, disconnect).await?;
+        let limits = (*limits).clone();
+        session::run(self.clone(), connection, stream, chosen, visitor, limits, disconnect).await?;
         Ok(Some(sharing))
     }
 
@@ -391,14 +404,14 @@ impl Server {
         self.log_limit.lock().expect("no panic under this lock")
     }
 
-    fn limits(&self) -> &Limits {
-        &self.config.limits
+    /// The limits of clients that connect now.
+    fn limits(&self) -> Arc<Limits> {
+        self.limits.lock().expect("no panic under this lock").clone()
     }
 
     /// A connection's share of the memory: what its device suggests, if anything, but enough for
     /// the largest request.
-    fn share(&self, in_flight: Option<u64>) -> Pool {
-        let limits = &self.config.limits;
+    fn share(&self, limits: &Limits, in_flight: Option<u64>) -> Pool {
         let least = Pool::cost(limits.payload as usize);
         let bytes = in_flight.map_or(limits.client_bytes, |bytes| bytes.max(least));
         self.config.pool.share(bytes)

@@ -2,14 +2,15 @@
 
 use std::time::Duration;
 
-use blockhaul_catalog::{parse_duration, parse_size};
+use blockhaul_catalog::{format_size, parse_duration, parse_size};
+use blockhaul_io::Pool;
 
 /// The largest minimum block that the document allows: a request of one block must be possible.
 pub(crate) const PAYLOAD_LEAST: u32 = 64 << 10;
 
 /// Limits of a server. Every queue, list and wait that a client can influence has one;
 /// [`Limits::TABLE`] lists them by name.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Limits {
     /// Open connections: each uses a descriptor and about 20 KiB when idle.
     pub connections: usize,
@@ -225,6 +226,22 @@ impl Limits {
             value: LimitValue::Time(|limits| &mut limits.stalled),
         },
     ];
+
+    /// Names of the limits of all clients together, which a running server cannot change.
+    pub const OF_ALL: &[&str] = &["bytes-all", "requests-all"];
+
+    /// Checks limits against each other.
+    ///
+    /// # Errors
+    /// A message for the user, if a client could never make a request of the largest payload.
+    pub fn check(&self) -> Result<(), String> {
+        let least = Pool::cost(self.payload as usize);
+        if self.client_bytes >= least {
+            return Ok(());
+        }
+        let least = format_size(least);
+        Err(format!("bytes: the longest request needs {least}; use more, or a smaller payload"))
+    }
 
     /// Sets a limit from `NAME=VALUE`.
     ///

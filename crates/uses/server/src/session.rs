@@ -54,15 +54,15 @@ pub(crate) async fn run(
     stream: Arc<Stream>,
     chosen: ChosenExport,
     visitor: Visitor,
+    mut limits: Limits,
     disconnect: &mut Ticket<DisconnectReason>,
 ) -> Result<(), String> {
-    let mut limits = server.limits().clone();
     let ChosenExport { negotiated, export, mut inbox, outbox } = chosen;
     let flushes = server.flushes(&export);
     let Export { device, .. } = export;
-    let pool = server.share(device.facts().in_flight);
+    let pool = server.share(&limits, device.facts().in_flight);
     // A list of extents is no longer than the advertised maximum payload.
-    let longest = largest_payload(&server.config, &device.facts()) as usize;
+    let longest = largest_payload(&server.config.offers, &limits, &device.facts()) as usize;
     limits.extents = limits.extents.min(longest / EXTENT_BYTES).max(1);
     inbox.expect_headers_of(negotiated.headers.len());
     let session = Rc::new(Session {

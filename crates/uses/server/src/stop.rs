@@ -29,12 +29,12 @@ impl Server {
     /// [`crate::Limits::drain`] to finish; requests still in flight then are logged and answered
     /// ESHUTDOWN, and their number is returned, including those of workers blocked in a device.
     pub async fn stop(&self, patience: Duration) -> usize {
-        let drained = blockhaul_io::now() + self.config.limits.drain;
+        let drained = blockhaul_io::now() + self.limits().drain;
         self.stop.get_or_init(|| Stop { drained, patience });
         self.stopping.store(true, Ordering::SeqCst);
         self.closing.notify();
         self.clients.stop();
-        if self.wait_until_empty(self.config.limits.drain).await {
+        if self.wait_until_empty(self.limits().drain).await {
             return self.given_up.load(Ordering::Relaxed);
         }
         // Each connection keeps these limits by itself. What is left then blocks the stop.

@@ -21,11 +21,26 @@ use crate::devices;
 #[command(infer_long_args = true)]
 pub struct ServeArgs {
     /// Device to serve (see blockhaul help devices)
-    #[arg(value_name = "DEVICE", required_unless_present_any = ["export", "qmp", "qmp_client", "qmp_run"])]
+    #[arg(value_name = "DEVICE", required_unless_present_any = ["config", "export", "qmp", "qmp_client", "qmp_run"])]
     pub device: Option<OsString>,
 
     #[command(flatten)]
     pub image: ImageFormatArgs,
+
+    /// Serve what this file in TOML describes, instead of DEVICE and options (docs/serve-config.md)
+    #[arg(long, value_name = "FILE", conflicts_with_all = [
+        "device", "export", "description", "readonly", "layer", "format", "backing", "partition", "per_client",
+        "any_name", "unix", "port", "ip_addr", "tls", "tls_certificates", "tls_psk", "tls_verify_peer", "limit",
+        "threads", "timeout", "memory", "metrics", "page", "workers", "bitmaps"])]
+    pub config: Option<PathBuf>,
+
+    /// Check the file of --config, without opening devices and sockets, and exit
+    #[arg(long, requires = "config")]
+    pub check_config: bool,
+
+    /// Print the result of --check-config as JSON
+    #[arg(long, requires = "check_config")]
+    pub json: bool,
 
     /// Listen on this Unix socket; may be repeated
     ///
@@ -136,15 +151,11 @@ pub struct ServeArgs {
     #[arg(long)]
     pub any_name: bool,
 
-    /// Export name for $uri and $exportname
-    ///
-    /// For devices that have exports of their own.
+    /// Export name for $uri and $exportname, for devices that have exports of their own
     #[arg(long, value_name = "NAME")]
     pub uri_export: Option<String>,
 
-    /// Lock all memory, so that none of it is swapped out
-    ///
-    /// For a device that is swap space of this machine.
+    /// Lock all memory, for a device that is swap space of this machine
     #[arg(long)]
     pub swap: bool,
 
@@ -168,10 +179,8 @@ pub struct ServeArgs {
 
     /// Time to wait on exit for requests, plugins and scripts
     ///
-    /// On exit the server waits this long for requests that devices hold, and for plugins and
-    /// scripts to end. It then logs what it still waits for, answers these requests with an error,
-    /// and exits with status 9. Clients delay the exit by less than a second. A second signal ends
-    /// the server at once.
+    /// The server then logs what it still waits for, answers these requests with an error, and
+    /// exits with status 9. Clients delay the exit by less than a second. A second signal ends it at once.
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration)]
     pub drain_timeout: Duration,
 
@@ -238,10 +247,7 @@ pub struct ServeArgs {
     #[arg(long, requires = "metrics")]
     pub page: bool,
 
-    /// Change to this user (name or number) once everything is open
-    ///
-    /// The server opens its devices and sockets first, then changes to the user and to the user's
-    /// groups.
+    /// Change to this user (name or number) and to its groups once everything is open
     #[arg(short, long, value_name = "USER")]
     pub user: Option<String>,
 
@@ -270,8 +276,8 @@ pub struct ServeArgs {
     /// Run each plugin (nbdkit:…) in a process of its own
     ///
     /// If a plugin crashes, its sessions fail, but the server continues and starts the plugin again
-    /// for the next client. With =once it does not start it again: use that for plugins that keep
-    /// the disk in memory. The plugin's parameter @watchdog=TIME ends a plugin that hangs.
+    /// for the next client; with =once, for plugins that keep the disk in memory, it does not. The
+    /// plugin's parameter @watchdog=TIME ends a plugin that hangs.
     #[arg(long, value_name = "again|once", num_args = 0..=1, require_equals = true,
           default_missing_value = "again", value_parser = isolate)]
     pub isolate: Option<blockhaul_isolated::RestartPolicy>,
@@ -382,7 +388,8 @@ impl ServeArgs {
     /// Whether it listens for NBD clients only when the monitor protocol asks for it: nothing is
     /// served, and no place to listen is given.
     pub fn waits_for_monitor(&self) -> bool {
-        let nothing_served = self.device.is_none() && self.export.is_empty();
+        let nothing_served =
+            self.device.is_none() && self.export.is_empty() && self.config.is_none();
         let no_tcp = self.port.is_empty() && self.ip_addr.is_empty();
         let no_place = self.unix.is_empty() && self.vsock.is_empty() && no_tcp && !self.single;
         self.no_listen || !self.qmp.is_empty() && nothing_served && no_place
@@ -446,7 +453,7 @@ pub struct ServeTls {
     /// Which code makes the records of TLS 1.3: own or openssl
     ///
     /// The code of OpenSSL copies each byte once more. TLS 1.2 always uses it [default: own]
-    #[arg(long, value_name = "CODE", help_heading = "TLS")]
+    #[arg(long, value_name = "CODE", hide_possible_values = true, help_heading = "TLS")]
     pub tls_records: Option<TlsRecords>,
 }
 
@@ -464,6 +471,8 @@ EXAMPLES
   Serve several disks, one of them read-only and slower; serve every file of a directory:
       blockhaul serve --export a=a.raw --export b=[ b.raw -r --layer 'rate?rate=10M' ]
       blockhaul serve dir:/var/images
+  Serve what a file describes; ctl reload carries out what is changed in it:
+      blockhaul serve --config disks.toml --control /run/disks.ctl
   Serve the export of another server, at a lower rate:
       blockhaul serve -U /run/slow.sock --layer 'rate?rate=10M' nbd://server/disk
 ";

@@ -82,7 +82,7 @@ fn start(words: &[OsString]) -> CommandResult {
     let CliCommand::Serve(args) = cli.command else {
         return Err(failure("the command line was not understood"));
     };
-    serve::run(&args, &groups)
+    serve::run(*args, &groups)
 }
 
 fn log_failure(line: &NbdkitCommand, error: &std::io::Error) -> CommandFailure {

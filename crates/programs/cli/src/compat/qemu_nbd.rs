@@ -44,7 +44,7 @@ pub fn run(words: &[OsString]) -> CommandResult {
     let CliCommand::Serve(args) = cli.command else {
         return Err(failure("the command line was not understood"));
     };
-    serve::run(&args, &groups).map_err(|failure| match failure.status() {
+    serve::run(*args, &groups).map_err(|failure| match failure.status() {
         // Like a shell for a program that was ended by a signal.
         128.. => failure,
         _ => failure.with_status(FAILED),

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use blockhaul_catalog::{DeviceSpec, Registry, percent_decode};
 use blockhaul_jobs::{BitmapFiles, ExportConfig, ExportTableConfig, JobFiles, intent};
+use blockhaul_server_config::ServerConfigFile;
 use blockhaul_transfer::{FileUse, format_warning};
 
 use crate::args::{self, ServeExport};
@@ -13,11 +14,12 @@ use crate::copy::copy_options;
 use crate::exit::CommandFailure;
 use crate::image_format;
 
-/// The exports of a command line; nothing is opened yet.
+/// The exports of a command line, or of a configuration file; nothing is opened yet.
 pub fn export_config(
     args: &args::ServeArgs,
     groups: &Groups,
     registry: Registry,
+    file: Option<&ServerConfigFile>,
 ) -> Result<ExportTableConfig, CommandFailure> {
     let mut exports = Vec::new();
     let mut name = None;
@@ -71,17 +73,21 @@ pub fn export_config(
     let trace = args.trace;
     let bitmap_files = args.bitmaps.as_deref().map(BitmapFiles::new).transpose()?;
     let job_files = args.job_state.as_deref().map(JobFiles::new).transpose()?.map(Arc::new);
-    let wanted = ExportTableConfig {
+    let mut wanted = ExportTableConfig {
         registry,
         exports,
         layers,
         any_name,
+        full_names: file.is_some(),
         per_client,
         trace,
         bitmap_files,
         job_files,
         on_copy: copy_options::warn_of_formats,
     };
+    if let Some(file) = file {
+        file.describe_exports(&mut wanted)?;
+    }
     wanted.check()?;
     for one in &wanted.exports {
         let layered = !one.layers.is_empty() || !wanted.layers.is_empty();

@@ -11,9 +11,10 @@ use blockhaul_io::WorkerHandle;
 use blockhaul_jobs::{ExportTable, Jobs};
 use blockhaul_metrics::Destinations;
 use blockhaul_metrics::peer_listener::PeerListener;
-use blockhaul_os::UserIdentity;
+use blockhaul_os::{CleanupOnDrop, UserIdentity};
 use blockhaul_qmp::Monitor;
 use blockhaul_server::{Limits, Offers, Server, ServerConfig, ServiceNotifier};
+use blockhaul_server_config::RunningConfig;
 
 use super::background::BackgroundProcess;
 use super::control::{ControlSocket, Operations, SharedOperations};
@@ -33,6 +34,8 @@ const PATIENCE: Duration = Duration::from_millis(400);
 
 /// Everything that a running server needs.
 pub struct ServerSetup {
+    /// The configuration file, if there is one.
+    pub config: Option<Arc<RunningConfig>>,
     pub operations: SharedOperations,
     pub notify: ServiceNotifier,
     pub metrics: Destinations,
@@ -86,7 +89,10 @@ impl ServerSetup {
 
     /// Opens the exports and binds the sockets; nothing is accepted yet.
     async fn open(&mut self) -> Result<OpenServer, CommandFailure> {
-        let exports = self.table.open().await?;
+        let mut exports = self.table.open().await?;
+        if let Some(config) = &self.config {
+            exports = config.guard(exports);
+        }
         let label = system::SocketLabel::set(self.selinux_label.as_deref())?;
         let listening = self.listeners.bind().await?;
         drop(label);
@@ -203,6 +209,8 @@ impl ServerSetup {
         let files = self.table.config().job_files.as_ref();
         let found = files.map(|files| files.found()).unwrap_or_default();
         Operations {
+            config: self.config.clone(),
+            reloads: Arc::default(),
             server: server.clone(),
             table: self.table.clone(),
             stopper: self.stopper.clone(),
@@ -341,7 +349,7 @@ struct RunningServer {
     rest: Option<single::PendingOutput>,
     alive: Option<blockhaul_io::Task<()>>,
     /// Removes socket files.
-    _cleanup: listen::CleanupOnDrop,
+    _cleanup: CleanupOnDrop,
 }
 
 /// Exit status of a server that stops for a reason, after its command has ended.

@@ -3,14 +3,12 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs as _};
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
 
 use blockhaul_catalog::percent_encode;
 use blockhaul_client::is_this_machine;
 use blockhaul_io::Listener;
-use blockhaul_os::UserIdentity;
+use blockhaul_os::{CleanupList, CleanupOnDrop};
 
 use super::tls::TlsSettings;
 use crate::args::{self, VsockPlace};
@@ -142,7 +140,7 @@ impl ListenConfig {
 
     /// Makes the sockets. On a worker.
     pub async fn bind(&mut self) -> Result<BoundListeners, CommandFailure> {
-        let cleanup = CleanupOnDrop(self.cleanup.clone());
+        let cleanup = self.cleanup.clean_on_drop();
         let mut listeners = Vec::new();
         let mut addresses = ListenAddresses::default();
         for fd in std::mem::take(&mut self.inherited) {
@@ -151,7 +149,7 @@ impl ListenConfig {
         }
         for path in &self.unix {
             let path = if path.as_os_str() == "-" {
-                self.cleanup.private_dir()?.join("s")
+                self.cleanup.private_dir().map_err(no_directory)?.join("s")
             } else {
                 absolute(path)?
             };
@@ -416,104 +414,10 @@ impl ListenAddresses {
     }
 }
 
-/// What was created and must be removed: sockets, files and private directories.
-#[derive(Debug, Clone, Default)]
-pub struct CleanupList(Arc<Mutex<CleanupPaths>>);
-
-#[derive(Debug, Default)]
-struct CleanupPaths {
-    sockets: Vec<PathEntry>,
-    files: Vec<PathEntry>,
-    dirs: Vec<PathBuf>,
-}
-
-/// A name in a directory, and what it referred to when it was recorded.
-#[derive(Debug)]
-struct PathEntry {
-    path: PathBuf,
-    device: u64,
-    inode: u64,
-}
-
-impl PathEntry {
-    fn of(path: &Path) -> Option<PathEntry> {
-        let data = std::fs::symlink_metadata(path).ok()?;
-        Some(PathEntry { path: path.into(), device: data.dev(), inode: data.ino() })
-    }
-
-    /// Removes the name, unless it refers to something else now. What cannot be removed stays: a
-    /// socket or file that nobody serves.
-    fn remove(&self) {
-        let now = PathEntry::of(&self.path);
-        if now.is_some_and(|now| (now.device, now.inode) == (self.device, self.inode)) {
-            let _ = std::fs::remove_file(&self.path);
-        }
-    }
-}
-
-impl CleanupList {
-    fn with<T>(&self, change: impl FnOnce(&mut CleanupPaths) -> T) -> T {
-        // A list of paths cannot be inconsistent.
-        change(&mut self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner))
-    }
-
-    /// Records a socket that was created.
-    pub fn remember_socket(&self, path: &Path) {
-        self.with(|made| made.sockets.extend(PathEntry::of(path)));
-    }
-
-    /// Records a file that was created, which keeps its owner in [`CleanupList::give_to`].
-    pub fn remember_file(&self, path: &Path) {
-        // Not a device or a pipe that only received the contents.
-        if std::fs::symlink_metadata(path).is_ok_and(|data| data.is_file()) {
-            self.with(|made| made.files.extend(PathEntry::of(path)));
-        }
-    }
-
-    /// A new directory accessible only to this user.
-    fn private_dir(&self) -> Result<PathBuf, CommandFailure> {
-        let base = std::env::temp_dir();
-        let cannot = |error: std::io::Error| {
-            let text = format!("cannot make a directory in {}: {}", base.display(), plain(&error));
-            CommandFailure::new(FAILED, text)
-        };
-        let mut random = [0_u8; 8];
-        let flags = rustix::rand::GetRandomFlags::empty();
-        rustix::rand::getrandom(&mut random, flags).map_err(|errno| cannot(errno.into()))?;
-        let dir = base.join(format!("blockhaul-{:016x}", u64::from_ne_bytes(random)));
-        std::fs::DirBuilder::new().mode(0o700).create(&dir).map_err(cannot)?;
-        self.with(|made| made.dirs.push(dir.clone()));
-        Ok(dir)
-    }
-
-    /// Gives its sockets and private directories to the user that the server will run as: it
-    /// removes them, and its command connects.
-    pub fn give_to(&self, identity: &UserIdentity) -> std::io::Result<()> {
-        let give =
-            |path: &Path| std::os::unix::fs::lchown(path, identity.uid(), Some(identity.gid()));
-        self.with(|made| {
-            made.sockets.iter().try_for_each(|socket| give(&socket.path))?;
-            made.dirs.iter().try_for_each(|dir| give(dir))
-        })
-    }
-
-    /// Removes what was created, unless it has been replaced.
-    pub fn clean(&self) {
-        let CleanupPaths { sockets, files, dirs } = self.with(std::mem::take);
-        sockets.iter().chain(&files).for_each(PathEntry::remove);
-        for dir in dirs {
-            let _ = std::fs::remove_dir(dir);
-        }
-    }
-}
-
-/// Cleans up on drop.
-pub struct CleanupOnDrop(CleanupList);
-
-impl Drop for CleanupOnDrop {
-    fn drop(&mut self) {
-        self.0.clean();
-    }
+fn no_directory(error: std::io::Error) -> CommandFailure {
+    let base = std::env::temp_dir();
+    let text = format!("cannot make a directory in {}: {}", base.display(), plain(&error));
+    CommandFailure::new(FAILED, text)
 }
 
 /// A failure to listen: the arguments are valid, but the system refuses.
@@ -534,7 +438,7 @@ mod tests {
         let tcp = tcp.map(|(host, port)| (host.to_string(), port));
         let unix = unix.map(PathBuf::from);
         let addresses = ListenAddresses { unix, tcp, ..ListenAddresses::default() };
-        let cleanup = CleanupOnDrop(CleanupList::default());
+        let cleanup = CleanupList::default().clean_on_drop();
         BoundListeners { listeners: Vec::new(), vhost: Vec::new(), addresses, cleanup }
     }
 
@@ -575,25 +479,5 @@ mod tests {
             listening(unix, None).http_uri("a b", &keys),
             "nbd+https:///?export=a%20b&socket=/r/s&tls-psk-file=/k%26k"
         );
-    }
-
-    #[test]
-    fn only_our_own_socket_is_removed() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("s");
-        let cleanup = CleanupList::default();
-        std::fs::write(&path, "").unwrap();
-        cleanup.remember_socket(&path);
-        std::fs::rename(&path, dir.path().join("old")).unwrap();
-        std::fs::write(&path, "").unwrap();
-        cleanup.clean();
-        assert!(path.exists());
-        cleanup.remember_socket(&path);
-        cleanup.clean();
-        assert!(!path.exists());
-        let private = cleanup.private_dir().unwrap();
-        assert!(private.is_dir());
-        cleanup.clean();
-        assert!(!private.exists());
     }
 }

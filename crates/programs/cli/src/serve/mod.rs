@@ -1,7 +1,7 @@
 //! `blockhaul serve`: the command line, listeners, readiness, and the orderly stop. The exports and their jobs
 //! are in the crate `blockhaul_jobs`.
 //!
-//! - `export_arguments`: the exports of the command line. `listen`: Unix, TCP and vsock sockets, sockets from
+//! - `export_arguments`: the exports of the command line. `config`: the configuration file. `listen`: Unix, TCP and vsock sockets, sockets from
 //!   systemd, cleanup. `single`: standard input and output. `background`: going to the background.
 //!   `command`: `--run`. `tls`: `--tls`. `control`: `--control`. `stdio`: standard streams of plugins.
 //!   `stop`: why it ends. `system`: `--swap` and similar options. `job`: the workers' part of all this, from
@@ -10,6 +10,7 @@
 
 pub(crate) mod background;
 pub(crate) mod command;
+mod config;
 pub(crate) mod control;
 pub mod export_arguments;
 mod figures;
@@ -40,8 +41,9 @@ use std::time::{Duration, Instant};
 use blockhaul_io::Runtime;
 use blockhaul_jobs::{ExportTable, ExportTableConfig};
 use blockhaul_metrics::Destinations;
-use blockhaul_os::UserIdentity;
+use blockhaul_os::{CleanupList, UserIdentity};
 use blockhaul_server::{Limits, Offers, ServiceNotifier};
+use blockhaul_server_config::{RunningConfig, ServerConfigFile};
 
 use crate::brackets::Groups;
 use crate::exit::{CommandFailure, CommandResult, FAILED, HELD, plain};
@@ -72,7 +74,7 @@ pub fn is_activated() -> bool {
 }
 
 /// Runs `blockhaul serve`.
-pub fn run(args: &args::ServeArgs, groups: &Groups) -> CommandResult {
+pub fn run(mut args: args::ServeArgs, groups: &Groups) -> CommandResult {
     let verbose = args.verbose || args.trace;
     if args.as_nbdkit {
         // nbdkit logs no changes.
@@ -85,17 +87,22 @@ pub fn run(args: &args::ServeArgs, groups: &Groups) -> CommandResult {
     if args.no_locks {
         blockhaul_backends::disable_locks();
     }
-    let asked = ServeConfig::check(args, groups)?;
-    if asked.goes_to_background(args) {
+    if args.check_config {
+        return config::check(&mut args, groups);
+    }
+    let asked = ServeConfig::check(&mut args, groups)?;
+    if asked.goes_to_background(&args) {
         return background::start("serve");
     }
-    let (background, single) = enter(args)?;
-    serve(args, asked, background, single)
+    let (background, single) = enter(&args)?;
+    serve(&args, asked, background, single)
 }
 
 /// The parsed command line, with all checks possible before anything is opened, while the terminal
 /// is still available.
 struct ServeConfig {
+    /// The file of `--config`.
+    file: Option<ServerConfigFile>,
     wanted: ExportTableConfig,
     limits: Limits,
     secured: TlsSettings,
@@ -107,16 +114,25 @@ struct ServeConfig {
 }
 
 impl ServeConfig {
-    fn check(args: &args::ServeArgs, groups: &Groups) -> Result<ServeConfig, CommandFailure> {
+    fn check(args: &mut args::ServeArgs, groups: &Groups) -> Result<ServeConfig, CommandFailure> {
+        let file = config::read(args)?;
         let mut registry = devices::registry(Duration::from_secs(60));
         if let Some(again) = args.isolate {
             registry = devices::isolated(registry, again);
         }
-        let wanted = export_config(args, groups, registry)?;
+        let wanted = export_config(args, groups, registry, file.as_ref())?;
         let limits = limits(args)?;
+        let limits = match &file {
+            Some(file) => file.limits_over(limits)?,
+            None => limits,
+        };
         allow_files(&limits);
         let secured = TlsSettings::new(&args.tls)?;
-        let tls = secured.open()?;
+        let tls = secured.open().map_err(|failure| match &file {
+            Some(file) => failure
+                .reworded(file.fault(file.tls.line, failure.facts()).about("tls").to_string()),
+            None => failure,
+        })?;
         let identity = match (args.user.as_deref(), args.group.as_deref()) {
             (None, None) => None,
             (user, group) => Some(UserIdentity::find(user, group).map_err(CommandFailure::usage)?),
@@ -127,7 +143,7 @@ impl ServeConfig {
         }
         let inherited = listen::activation()?;
         fit_together(args, &tls, !inherited.is_empty())?;
-        Ok(ServeConfig { wanted, limits, secured, tls, identity, metrics, inherited })
+        Ok(ServeConfig { file, wanted, limits, secured, tls, identity, metrics, inherited })
     }
 
     /// A server whose sockets are from the service manager stays where that started it.
@@ -181,7 +197,10 @@ fn serve(
     let runtime = workers(args)?;
     let operations = SharedOperations::default();
     let table = Arc::new(ExportTable::new(asked.wanted));
+    let own_limits = limits(args)?;
+    let config = asked.file.map(|file| RunningConfig::new(file, own_limits, table.clone()));
     let mut job = ServerSetup {
+        config: config.map(Arc::new),
         operations: operations.clone(),
         notify: ServiceNotifier::new(),
         metrics: asked.metrics,
@@ -236,7 +255,7 @@ fn serve(
 /// The sockets of `--control` and `--qmp`.
 fn control_sockets(
     args: &args::ServeArgs,
-    cleanup: &listen::CleanupList,
+    cleanup: &CleanupList,
 ) -> Result<(Option<ControlSocket>, Vec<ControlSocket>), CommandFailure> {
     let control = args.control.as_deref();
     let control =
@@ -389,14 +408,6 @@ fn limits(args: &args::ServeArgs) -> Result<Limits, CommandFailure> {
     for limit in &args.limit {
         limits.set(limit).map_err(|why| CommandFailure::usage(format!("--limit {why}")))?;
     }
-    if limits.client_bytes < blockhaul_io::Pool::cost(limits.payload as usize) {
-        let least =
-            blockhaul_catalog::format_size(blockhaul_io::Pool::cost(limits.payload as usize));
-        let text = format!(
-            "--limit bytes: the longest request needs {least}; use more, or a smaller \
-                            payload"
-        );
-        return Err(CommandFailure::usage(text));
-    }
+    limits.check().map_err(|why| CommandFailure::usage(format!("--limit {why}")))?;
     Ok(limits)
 }

@@ -127,6 +127,8 @@ const COMMANDS: &[(&str, &str)] = &[
     ("chain check", "chain check --json store"),
     ("chain merge", "chain merge --json store"),
     ("chain prune", "chain prune --json --keep 1 store"),
+    ("serve", "serve --config serve.toml --check-config --json"),
+    ("serve", "serve --config wrong.toml --check-config --json"),
     ("tls init", "tls init --json pki"),
     ("tls init", "tls init --json --psk alice keys.psk"),
     #[cfg(feature = "bench")]
@@ -142,6 +144,8 @@ impl Folder {
         folder.ours("copy disk.raw qcow2:vm.qcow2");
         folder.ours("create 'qcow2:over.qcow2?backing=qcow2:vm.qcow2' 3M");
         folder.ours("copy partitioning:disk.raw,disk.raw whole.raw");
+        fs::write(folder.0.file("serve.toml"), "[[export]]\ndevice = 'disk.raw'\n").unwrap();
+        fs::write(folder.0.file("wrong.toml"), "[[export]]\ndevise = 'disk.raw'\n").unwrap();
         folder
     }
 

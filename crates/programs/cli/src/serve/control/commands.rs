@@ -370,10 +370,9 @@ pub enum CtlCommand {
         #[arg(long)]
         ready: bool,
     },
-    /// Read certificates, keys, revocations and pre-shared keys again
+    /// Read certificates, keys, revocations, pre-shared keys and the file of --config again
     ///
-    /// Same as SIGHUP. Connected clients stay connected. If something is wrong, the server keeps
-    /// the old ones.
+    /// Same as SIGHUP. Connected clients stay connected. If something is wrong, nothing changes.
     Reload,
     /// Print metrics, in the format of serve --metrics
     Metrics,
@@ -558,7 +557,10 @@ impl Operations {
             R::JobRate { job, rate } => self.limit_job(job, rate)?,
             R::JobCopyMode { job, copy_mode } => self.set_copy_mode(job, copy_mode)?,
             R::JobWait { job, ready } => self.wait_for_job(job, ready).await?,
-            R::Reload => self.offload_reload().await?,
+            R::Reload => {
+                let done = self.reload().await.map_err(Refusal::failed)?;
+                json!({ "done": done })
+            }
             R::Metrics => self.metrics(),
             R::Drain => self.drain(),
             R::Stop => self.stop(),

@@ -18,16 +18,15 @@ use std::rc::Rc;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use blockhaul_control::{ControlRequest, Refusal};
+use blockhaul_control::ControlRequest;
 use blockhaul_io::{Listener, Stream};
 use blockhaul_metrics::MetricsWriter;
 use blockhaul_metrics::peer_listener::{self, PeerListener};
-use blockhaul_os::UserIdentity;
+use blockhaul_os::{CleanupList, UserIdentity};
 use rustix::fs::Mode;
 use serde_json::{Value, json};
 
 use super::figures;
-use super::listen::CleanupList;
 use super::stop::StopReason;
 use crate::exit::{CommandFailure, OPEN, plain};
 
@@ -162,11 +161,5 @@ impl Operations {
         let clients = self.server.open();
         self.stopper.stop(StopReason::Asked);
         json!({ "clients": clients })
-    }
-
-    async fn offload_reload(self: Arc<Self>) -> ControlReply {
-        let reloaded = blockhaul_io::offload(move || self.reload()).await;
-        let done = reloaded.map_err(|lost| Refusal::failed(lost.to_string()))?;
-        done.map(|done| json!({ "done": done })).map_err(Refusal::failed)
     }
 }

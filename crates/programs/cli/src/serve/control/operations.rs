@@ -3,9 +3,10 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use blockhaul_control::Refusal;
-use blockhaul_io::WorkerHandle;
+use blockhaul_io::{FifoLock, WorkerHandle};
 use blockhaul_jobs::{ExportTable, Jobs};
-use blockhaul_server::{Server, ServiceNotifier};
+use blockhaul_server::{Server, ServiceNotifier, TlsPolicy};
+use blockhaul_server_config::{RunningConfig, ServerConfigFile};
 use serde_json::Value;
 
 use crate::exit::{CommandFailure, USAGE};
@@ -14,6 +15,10 @@ use crate::serve::tls::TlsSettings;
 
 /// The operations of a running server.
 pub struct Operations {
+    /// The configuration file, if there is one.
+    pub config: Option<Arc<RunningConfig>>,
+    /// The lock of reloads: none has read files that are older than those in force.
+    pub reloads: Arc<FifoLock>,
     pub server: Arc<Server>,
     pub table: Arc<ExportTable>,
     pub stopper: Stopper,
@@ -44,8 +49,7 @@ impl SharedOperations {
         let reload_due = std::mem::take(&mut known.reload_due);
         drop(known);
         if reload_due {
-            // The result is in the log.
-            let _ = operations.reload();
+            operations.clone().begin_reload();
         }
     }
 
@@ -57,13 +61,12 @@ impl SharedOperations {
         }
     }
 
-    /// Reloads as [`Operations::reload`] does, as soon as the server is ready.
+    /// Begins to reload as [`Operations::reload`] does, as soon as the server is ready.
     pub fn reload(&self) {
         let mut known = self.lock();
         if let Some(operations) = known.operations.upgrade() {
             drop(known);
-            // The result is in the log.
-            let _ = operations.reload();
+            operations.begin_reload();
         } else {
             known.reload_due = true;
         }
@@ -86,25 +89,53 @@ impl From<CommandFailure> for Refusal {
 pub(super) type ControlReply = Result<Value, Refusal>;
 
 impl Operations {
-    /// Reloads the TLS files, for later clients. Returns what was done, or why nothing has changed.
-    pub fn reload(&self) -> Result<&'static str, String> {
-        if self.secured.is_off() {
-            return Ok("nothing to reload: TLS is off");
+    /// Begins to reload, from any thread. The result is in the log.
+    fn begin_reload(self: Arc<Self>) {
+        let worker = self.worker.clone();
+        drop(worker.spawn(move || async move {
+            let _ = self.reload().await;
+        }));
+    }
+
+    /// Reads the configuration file and the files of TLS again, and carries out what has changed, for later clients.
+    /// Returns what was done, or why nothing has changed. On a worker.
+    pub async fn reload(self: Arc<Self>) -> Result<String, String> {
+        if self.secured.is_off() && self.config.is_none() {
+            return Ok("nothing to reload: TLS is off".into());
         }
+        let _reload = self.reloads.lock().await;
         self.notify.reloading();
-        let read = match self.secured.open() {
-            Ok(tls) => {
-                self.server.set_tls(tls);
-                log::info!("TLS: keys and certificates reloaded");
-                Ok("keys and certificates reloaded")
-            }
-            Err(failure) => {
-                let text = format!("{failure}; those from before stay in use");
-                log::error!("{text}");
-                Err(text)
-            }
-        };
-        self.notify.ready(if read.is_ok() { "reloaded" } else { "reload failed; check the log" });
-        read
+        let done = self.clone().reload_files().await;
+        match &done {
+            Ok(done) => log::info!("{done}"),
+            Err(error) => log::error!("{error}"),
+        }
+        self.notify.ready(if done.is_ok() { "reloaded" } else { "reload failed; check the log" });
+        done
+    }
+
+    async fn reload_files(self: Arc<Self>) -> Result<String, String> {
+        let reader = self.clone();
+        let read = blockhaul_io::offload(move || reader.read_files()).await;
+        let (tls, file) = read.map_err(|lost| lost.to_string())??;
+        let mut done = Vec::new();
+        if let (Some(config), Some(file)) = (&self.config, file) {
+            let changed = config.change(file, &self.server).await;
+            let changed = changed.map_err(|error| format!("{error}; nothing has changed"))?;
+            done.push(changed.to_string());
+        }
+        if let Some(tls) = tls {
+            self.server.set_tls(tls);
+            done.push("keys and certificates reloaded".into());
+        }
+        Ok(done.join("; "))
+    }
+
+    fn read_files(&self) -> Result<(Option<TlsPolicy>, Option<ServerConfigFile>), String> {
+        let file = self.config.as_ref().map(|config| config.read()).transpose();
+        let file = file.map_err(|error| format!("{error}; nothing has changed"))?;
+        let tls = (!self.secured.is_off()).then(|| self.secured.open()).transpose();
+        let tls = tls.map_err(|failure| format!("{failure}; those from before stay in use"))?;
+        Ok((tls, file))
     }
 }

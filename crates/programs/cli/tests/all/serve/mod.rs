@@ -1,5 +1,6 @@
 //! `blockhaul serve` as a process: readiness, listeners, `--run`, socket activation, the stop.
 
+mod config;
 mod exports;
 mod life;
 mod listeners;
