@@ -18,7 +18,7 @@
 //! - [`Session`]: requests and the device. `files`: the files that are shown. `seek`: SEEK_DATA and
 //!   SEEK_HOLE. `in_flight`: what can be interrupted. `session::standby`: workers that leave the
 //!   requests to others.
-//! - [`mountpoint`]: mounts and unmounts.
+//! - [`mountpoint`]: mounts and unmounts. `file_system`: mounts the file system of a disk that is shown.
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 #![cfg_attr(not(test), warn(clippy::missing_errors_doc))]
@@ -26,6 +26,7 @@
 #![cfg_attr(not(test), warn(clippy::cast_possible_wrap, clippy::cast_lossless))]
 
 mod channel;
+mod file_system;
 mod files;
 mod in_flight;
 pub mod mountpoint;
@@ -33,6 +34,7 @@ pub mod protocol;
 mod seek;
 mod session;
 
+pub use file_system::{FileSystem, FileSystemError, FileSystemErrorKind, FileSystemTarget};
 pub use files::{DISK, DISKS_MAX, Files, INFO, Info, Permissions, refused_name};
 pub use session::{
     DiskMount, HandleReopener, HandleSource, MountConfig, MountEnd, PageCacheMode, Session,

@@ -4,13 +4,14 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use blockhaul_fuse::mountpoint::MountedDisk;
-use blockhaul_fuse::{Files, MountConfig, MountEnd, PageCacheMode, Permissions, Session};
+use blockhaul_fuse::{
+    FileSystem, Files, MountConfig, MountEnd, PageCacheMode, Permissions, Session,
+};
 use blockhaul_io::{Task, Ticket, offload};
 use blockhaul_server::ServiceNotifier;
 
 use super::disks::{MountDisks, MountSources};
-use super::filesystem::FileSystem;
-use super::place::{CurrentMount, MountLocation, unmountable};
+use super::place::{CurrentMount, MountLocation, no_file_system, unmountable};
 use crate::exit::{CommandFailure, FAILED, TARGET, plain};
 use crate::serve::background::BackgroundProcess;
 use crate::serve::command::{self, RunningCommand};
@@ -137,7 +138,7 @@ impl MountSetup {
             let mounting = offload(move || wanted.mount(&disk, write));
             let lost =
                 |lost: blockhaul_io::LostCompletion| CommandFailure::new(FAILED, lost.to_string());
-            *file_system = Some(mounting.await.map_err(lost)??);
+            *file_system = Some(mounting.await.map_err(lost)?.map_err(no_file_system)?);
         }
         let disk = match file_system {
             None => disk,

@@ -1,11 +1,10 @@
 //! `blockhaul mount`: devices as local files, through FUSE.
 //!
 //! - `disks`: what is shown. `place`: where. `job`: the workers' part, from opening the devices to the
-//!   end. `filesystem`: `--filesystem`. `helper`: for mount(8).
+//!   end. `helper`: for mount(8).
 //!   What it shares with `serve` is there: going to the background, `--run`, the service manager.
 
 mod disks;
-mod filesystem;
 pub mod helper;
 mod job;
 mod place;
@@ -13,6 +12,7 @@ mod place;
 use std::sync::mpsc;
 use std::time::Duration;
 
+use blockhaul_fuse::FileSystemTarget;
 use blockhaul_fuse::mountpoint::MountTarget;
 use blockhaul_io::Runtime;
 use blockhaul_server::ServiceNotifier;
@@ -25,7 +25,7 @@ use crate::serve::{close, job as serve_job, stdio};
 use crate::{args, signals};
 use disks::{MountDisks, MountSources};
 use job::{MountOutcome, MountSetup};
-use place::{CurrentMount, MountLocation, unmountable};
+use place::{CurrentMount, MountLocation, no_file_system, unmountable};
 
 /// Maximum time for the device to close after it has held requests for too long.
 const CLOSING: Duration = Duration::from_secs(1);
@@ -65,7 +65,7 @@ impl MountRequest {
             check_several(args, &target)?;
         }
         if args.filesystem {
-            filesystem::check(&target)?;
+            FileSystemTarget::check(&target).map_err(no_file_system)?;
         }
         Ok(MountRequest { disks, target })
     }

@@ -5,14 +5,26 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use blockhaul_fuse::mountpoint::{MountTarget, MountedDisk};
+use blockhaul_fuse::{FileSystemError, FileSystemErrorKind, FileSystemTarget};
 
-use super::filesystem::FileSystemTarget;
 use crate::args;
-use crate::exit::{CommandFailure, OPEN, plain};
+use crate::exit::{CommandFailure, FAILED, OPEN, plain};
 
 /// What is wrong with a place.
 pub fn unmountable(why: &blockhaul_fuse::mountpoint::MountError) -> CommandFailure {
     CommandFailure::new(OPEN, why.to_string())
+}
+
+/// The reason why a file system is not mounted.
+pub fn no_file_system(error: FileSystemError) -> CommandFailure {
+    let text = format!("--filesystem: {error}");
+    match error.kind {
+        FileSystemErrorKind::Target => CommandFailure::usage(text),
+        FileSystemErrorKind::Permission | FileSystemErrorKind::LoopDevice => {
+            CommandFailure::new(OPEN, text)
+        }
+        FileSystemErrorKind::Mount => CommandFailure::new(FAILED, error.to_string()),
+    }
 }
 
 /// Where the disk is shown, and what is shown where the user asked for it.

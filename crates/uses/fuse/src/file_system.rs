@@ -1,35 +1,56 @@
-//! `--filesystem`: a loop device over the disk, and the mount of its file system. Both are made by
-//! losetup(8) and mount(8), which know all types of file systems.
+//! A loop device over a mounted disk, and the mount of its file system. Both are made by losetup(8) and
+//! mount(8), which know all types of file systems.
 
 use std::ffi::OsStr;
+use std::fmt;
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use blockhaul_fuse::mountpoint::MountTarget;
+use blockhaul_io::plain;
 
-use crate::exit::{CommandFailure, FAILED, OPEN, plain};
+use crate::mountpoint::MountTarget;
 
-/// Refuses what `--filesystem` cannot do.
-pub fn check(target: &MountTarget) -> Result<(), CommandFailure> {
-    if !target.is_folder() {
-        let text = format!("--filesystem: {} is not a directory", target.path().display());
-        return Err(CommandFailure::usage(text));
-    }
-    if !rustix::process::geteuid().is_root() {
-        let text = "--filesystem: only root can mount a file system: run it as root, or mount without \
-                    --filesystem and open TARGET/disk with a program that reads file systems, for \
-                    example fuse2fs -o fakeroot,ro TARGET/disk DIR";
-        return Err(CommandFailure::new(OPEN, text));
-    }
-    Ok(())
+/// The kinds of reasons why a file system is not mounted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FileSystemErrorKind {
+    /// The target is not a directory.
+    Target,
+    /// Only root may mount.
+    Permission,
+    /// No loop device can be made.
+    LoopDevice,
+    /// mount(8) has failed.
+    Mount,
 }
+
+/// The reason why a file system is not mounted, with a remedy.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FileSystemError {
+    /// The kind of the reason.
+    pub kind: FileSystemErrorKind,
+    text: String,
+}
+
+impl FileSystemError {
+    fn new(kind: FileSystemErrorKind, text: impl Into<String>) -> FileSystemError {
+        FileSystemError { kind, text: text.into() }
+    }
+}
+
+impl fmt::Display for FileSystemError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl std::error::Error for FileSystemError {}
 
 /// The file system to mount.
 #[derive(Clone)]
 pub struct FileSystemTarget {
-    /// Where.
+    /// The directory on which it is mounted.
     pub target: PathBuf,
     /// Options, as for `mount -o`.
     pub options: Option<String>,
@@ -44,15 +65,37 @@ pub struct FileSystem {
 }
 
 impl FileSystemTarget {
-    /// Makes the loop device and mounts what is on it. Blocks.
-    pub fn mount(self, disk: &Path, write: bool) -> Result<FileSystem, CommandFailure> {
+    /// Checks that a file system can be mounted on this target by this process.
+    ///
+    /// # Errors
+    /// [`FileSystemErrorKind::Target`] and [`FileSystemErrorKind::Permission`].
+    pub fn check(target: &MountTarget) -> Result<(), FileSystemError> {
+        if !target.is_folder() {
+            let text = format!("{} is not a directory", target.path().display());
+            return Err(FileSystemError::new(FileSystemErrorKind::Target, text));
+        }
+        if !rustix::process::geteuid().is_root() {
+            let text = "only root can mount a file system: run it as root, or mount without \
+                        --filesystem and open TARGET/disk with a program that reads file systems, for \
+                        example fuse2fs -o fakeroot,ro TARGET/disk DIR";
+            return Err(FileSystemError::new(FileSystemErrorKind::Permission, text));
+        }
+        Ok(())
+    }
+
+    /// Makes the loop device and mounts the file system of `disk`, a file. Blocks.
+    ///
+    /// # Errors
+    /// [`FileSystemErrorKind::LoopDevice`] and [`FileSystemErrorKind::Mount`].
+    pub fn mount(self, disk: &Path, write: bool) -> Result<FileSystem, FileSystemError> {
         let mut words: Vec<&OsStr> = ["--find", "--show", "--direct-io=on"].map(OsStr::new).into();
         if !write {
             words.push(OsStr::new("--read-only"));
         }
         words.push(disk.as_os_str());
         let device = run("losetup", &words).map_err(|why| {
-            CommandFailure::new(OPEN, format!("--filesystem: cannot make a loop device: {why}"))
+            let text = format!("cannot make a loop device: {why}");
+            FileSystemError::new(FileSystemErrorKind::LoopDevice, text)
         })?;
         let mounted = FileSystem { target: self.target, device: device.trim().to_string() };
         let options = match (write, self.options) {
@@ -80,7 +123,7 @@ impl FileSystemTarget {
                 };
                 let why = why.trim_end_matches('.');
                 let text = format!("cannot mount the file system: {why}{hint}");
-                Err(CommandFailure::new(FAILED, text))
+                Err(FileSystemError::new(FileSystemErrorKind::Mount, text))
             }
         }
     }
