@@ -14,6 +14,7 @@ mod lint;
 mod names;
 mod nbdkit_bench;
 mod nbdkit_suite;
+mod npm_tools;
 mod pages;
 mod peers;
 mod places;

@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 
 use crate::peers::PeerDirectory;
 use crate::test_programs::TestProgram;
-use crate::{TaskResult, python_tools, run, simulate, source, test_programs};
+use crate::{TaskResult, npm_tools, python_tools, run, simulate, source, test_programs};
 
 pub const HELP: &str = "\
 cargo xtask test [-- ARGS…]
@@ -51,6 +51,9 @@ pub fn main(args: &[String]) -> TaskResult {
     }
     if let Err(why) = python_tools::ensure() {
         println!("going on without packages of PyPI: {why}");
+    }
+    if let Err(why) = npm_tools::ensure() {
+        println!("going on without packages of npm: {why}");
     }
     let list = run::target().join("tests-skipped");
     // Of an earlier run; otherwise it is not there.

@@ -25,6 +25,11 @@ pub(crate) trait RemoteObject: Send + Sync + 'static {
         false
     }
 
+    /// What the server says about the disk, for users; may be empty.
+    fn description(&self) -> String {
+        String::new()
+    }
+
     /// Fills `buf` with the bytes at offset `at`. The range is inside the disk.
     ///
     /// # Errors
@@ -49,6 +54,7 @@ impl RemoteDevice {
         connections: usize,
     ) -> RemoteDevice {
         let mut facts = Facts::new(name, object.size());
+        facts.description = object.description();
         facts.can = Can::MULTI_CONN;
         facts.one_handle = object.is_stream();
         // For copies alone: clients of a server choose their own.

@@ -2,7 +2,8 @@
 //!
 //! - `http_backend`, `store_backend`: the kinds of storage. `device`: the device of a disk.
 //! - `http_object`: a resource of an HTTP server, read by ranges. `http_stream`: one of a server without ranges,
-//!   read in one pass. `response`: checks of responses. `failure`: errors, and whether a request is repeated.
+//!   read in one pass. `response`: checks of responses, `service_words`: what their bodies say. `failure`: errors, and
+//!   whether a request is repeated.
 //! - `store_object`: an object of an object store; `stores`: the stores of the vendors, and their credentials;
 //!   `aws_profile`: profiles in files. `store_service`: connections of stores, `store_failure`: their errors.
 //! - `chunks`: disks whose chunks are objects, written at random places.
@@ -27,6 +28,7 @@ mod http_stream;
 mod part_buffer;
 mod response;
 mod runtime;
+mod service_words;
 mod store_backend;
 mod store_failure;
 mod store_object;

@@ -11,10 +11,12 @@ use reqwest::header::{
 use reqwest::{Response, StatusCode, Url};
 
 use crate::failure::{Failure, NextStep};
+use crate::service_words::ServiceWords;
 
 /// Longest pause that a server can ask for.
 pub(crate) const PAUSE_MAX: Duration = Duration::from_secs(60);
-/// Bytes of the text of a refusal that are shown.
+/// Bytes of the text of a refusal that are read, and that are shown.
+const BODY_MAX: usize = 4 << 10;
 const EXCERPT_MAX: usize = 300;
 /// Time for the text of a refusal.
 const EXCERPT_TIME: Duration = Duration::from_secs(1);
@@ -168,21 +170,21 @@ fn meaning(status: StatusCode) -> (Kind, &'static str) {
     }
 }
 
-/// The beginning of the text of a response, on one line.
+/// The beginning of the text of a response, on one line; of XML and JSON only what says why.
 async fn excerpt(response: &mut Response) -> String {
     let mut bytes = Vec::new();
     let read = async {
-        while bytes.len() < EXCERPT_MAX {
+        while bytes.len() < BODY_MAX {
             match response.chunk().await {
-                Ok(Some(more)) => bytes.extend_from_slice(&more[..more.len().min(EXCERPT_MAX)]),
+                Ok(Some(more)) => bytes.extend_from_slice(&more[..more.len().min(BODY_MAX)]),
                 _ => break,
             }
         }
     };
     // Without its text the status says enough.
     let _ = tokio::time::timeout(EXCERPT_TIME, read).await;
-    let words: Vec<_> =
-        String::from_utf8_lossy(&bytes).split_whitespace().map(str::to_owned).collect();
+    let brief = ServiceWords::brief(&String::from_utf8_lossy(&bytes));
+    let words: Vec<_> = brief.split_whitespace().collect();
     printable(words.join(" ").as_bytes(), EXCERPT_MAX)
 }
 

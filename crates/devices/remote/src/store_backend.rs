@@ -117,12 +117,12 @@ impl Backend for StoreBackend {
                  metadata service of the machine"
             }
             StoreKind::Gcs => {
-                "an object in Google Cloud Storage, read-only. Credentials are those of the gcloud command: \
+                "an object in Google Cloud Storage, read, or written as a whole by a copy. Credentials are those of the gcloud command: \
                  GOOGLE_APPLICATION_CREDENTIALS, the application default credentials, the metadata service of the \
                  machine"
             }
             StoreKind::Azure => {
-                "a blob in Azure Blob Storage, read-only. Credentials are in AZURE_STORAGE_KEY, \
+                "a blob in Azure Blob Storage, read, or written as a whole by a copy. Credentials are in AZURE_STORAGE_KEY, \
                  AZURE_STORAGE_SAS_TOKEN or AZURE_STORAGE_CONNECTION_STRING, else those of a service principal, a \
                  workload or the machine"
             }
@@ -139,13 +139,13 @@ blockhaul copy "s3://BUCKET/disk.raw?endpoint=https://HOST:9000&profile=backup" 
             }
             StoreKind::Gcs => {
                 r#"
-blockhaul info gs://BUCKET/disk.qcow2
+blockhaul copy as-qcow2:disk.raw gs://BUCKET/disk.qcow2
 blockhaul copy qcow2:gs://BUCKET/disk.qcow2 disk.raw
 "#
             }
             StoreKind::Azure => {
                 r#"
-blockhaul copy "az://CONTAINER/disk.raw?account=NAME" disk.raw
+blockhaul copy disk.raw "az://CONTAINER/disk.raw?account=NAME"
 blockhaul serve --layer cow "az://CONTAINER/disk.raw?account=NAME"
 "#
             }
@@ -198,12 +198,6 @@ async fn open_upload(
     options: RemoteOptions,
 ) -> Result<(OpenedDevice, Preparation)> {
     let typed = StoreDescription::parse(kind, target)?;
-    if kind != StoreKind::S3 {
-        let text = "objects of this service are read-only";
-        let remedy = "copy to a file, and upload that with the tool of the service";
-        let error = Error::new(Kind::Unsupported, text).with_remedy(remedy);
-        return Err(error.on(&typed.name));
-    }
     let Intent { target_size: Some(size), grows: false, extends: false, .. } = target.intent else {
         let text = "an object is written as a whole, from a source whose size is known";
         let remedy = "for an image copy as-qcow2:DEVICE to it; else copy to a file first";

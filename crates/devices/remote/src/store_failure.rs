@@ -134,7 +134,8 @@ pub(crate) fn is_bucket_missing(error: &Error) -> bool {
 
 /// Whether an error says that the object must not be read.
 pub(crate) fn is_forbidden(error: &Error) -> bool {
-    RefusalCode::of(error).is_some_and(|cause| cause.status == 403 && cause.code == "AccessDenied")
+    let is_code = |code: &str| matches!(code, "AccessDenied" | "AuthorizationPermissionMismatch");
+    RefusalCode::of(error).is_some_and(|cause| cause.status == 403 && is_code(&cause.code))
 }
 
 fn meaning(kind: StoreKind, status: u16, code: &str) -> (Kind, &'static str) {
@@ -142,7 +143,7 @@ fn meaning(kind: StoreKind, status: u16, code: &str) -> (Kind, &'static str) {
         ("NoSuchBucket" | "ContainerNotFound", _) => {
             (Kind::NotFound, "check the name of the bucket")
         }
-        ("NoSuchUpload" | "InvalidPart", _) => (
+        ("NoSuchUpload" | "InvalidPart" | "InvalidBlockList", _) => (
             Kind::NotFound,
             "the upload was completed or given up by others: copy again, with --restart if there is a journal",
         ),
@@ -166,7 +167,7 @@ fn meaning(kind: StoreKind, status: u16, code: &str) -> (Kind, &'static str) {
         (_, 401) => (Kind::Refused, kind.credentials()),
         (_, 403) => (Kind::Refused, "check the credentials and the permissions of the bucket"),
         (_, 400) => (Kind::Refused, "check the credentials, the region and the endpoint"),
-        (_, 408 | 429 | 500..=599) => {
+        (_, 408 | 429 | 500 | 502..=504 | 506..=599) => {
             (Kind::Io, "try again later, or use fewer connections (connections=N)")
         }
         _ => (Kind::Unsupported, "check the endpoint: endpoint=URL"),

@@ -123,6 +123,10 @@ impl RemoteObject for StoreObject {
         self.size
     }
 
+    fn description(&self) -> String {
+        self.version.as_ref().map(description).unwrap_or_default()
+    }
+
     async fn read(&self, at: u64, buf: &mut [u8]) -> Result<()> {
         let mut filled = 0;
         let mut repetitions = Repetitions::new();
@@ -134,4 +138,14 @@ impl RemoteObject for StoreObject {
         }
         Ok(())
     }
+}
+
+/// The time of a version of an object and its ETag, which has the number of parts where the object was sent in several.
+fn description(version: &ObjectMeta) -> String {
+    let changed = version.last_modified.format("%Y-%m-%dT%H:%M:%SZ");
+    let Some(etag) = &version.e_tag else { return format!("object of {changed}") };
+    let etag = blockhaul_wire::printable(etag.trim_matches('"').as_bytes(), 80);
+    let parts = etag.rsplit_once('-').and_then(|(_, parts)| parts.parse::<u32>().ok());
+    let parts = parts.map(|parts| format!(", {parts} parts")).unwrap_or_default();
+    format!("object of {changed}, ETag {etag}{parts}")
 }

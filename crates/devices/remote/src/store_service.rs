@@ -7,6 +7,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use blockhaul_wire::printable;
 use futures_util::StreamExt as _;
+use http::header::{AUTHORIZATION, HeaderValue};
 use http_body_util::BodyExt as _;
 use object_store::ClientOptions;
 use object_store::client::{
@@ -16,6 +17,7 @@ use object_store::client::{
 use reqwest::{Body, Client, Request};
 
 use crate::response::{PAUSE_MAX, retry_after};
+use crate::service_words::ServiceWords;
 
 /// Services on this machine that know its credentials, and the time for their response: elsewhere nobody answers.
 const METADATA_HOSTS: [&str; 4] =
@@ -75,10 +77,13 @@ pub(crate) struct ServiceRefusal {
 
 impl std::fmt::Display for ServiceRefusal {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let words: Vec<_> = self.message.split_whitespace().collect();
+        // What follows in other lines is the number of the request.
+        let words: Vec<_> =
+            self.message.lines().next().unwrap_or_default().split_whitespace().collect();
         let message = printable(words.join(" ").trim_end_matches('.').as_bytes(), TEXT_MAX);
         let part = if message.is_empty() { String::new() } else { format!(" ({message})") };
-        write!(f, "the service refuses{part}")
+        let verb = if self.status < 500 { "refuses" } else { "fails" };
+        write!(f, "the service {verb}{part}")
     }
 }
 
@@ -95,16 +100,12 @@ impl ServiceRefusal {
         {
             text.extend_from_slice(&more);
         }
-        let text = String::from_utf8_lossy(&text);
-        let element = |name: &str| {
-            let (_, rest) = text.split_once(&format!("<{name}>"))?;
-            rest.split_once(&format!("</{name}>")).map(|(text, _)| text.to_owned())
-        };
+        let words = ServiceWords::of(&String::from_utf8_lossy(&text));
         ServiceRefusal {
             status: head.status.as_u16(),
-            code: element("Code").or_else(|| field("x-ms-error-code")).unwrap_or_default(),
-            message: element("Message").unwrap_or_default(),
-            region: field("x-amz-bucket-region").or_else(|| element("Region")),
+            code: words.code.or_else(|| field("x-ms-error-code")).unwrap_or_default(),
+            message: words.message.unwrap_or_default(),
+            region: field("x-amz-bucket-region").or(words.region),
         }
     }
 }
@@ -119,6 +120,12 @@ impl HttpConnector for StoreService {
 impl HttpService for StoreService {
     async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
         let is_metadata = request.uri().host().is_some_and(|host| METADATA_HOSTS.contains(&host));
+        let mut request = request;
+        // A token that is empty is none.
+        let is_empty = |token: &HeaderValue| token.as_bytes().trim_ascii() == b"Bearer";
+        if request.headers().get(AUTHORIZATION).is_some_and(is_empty) {
+            request.headers_mut().remove(AUTHORIZATION);
+        }
         let request = Request::try_from(request.map(Body::wrap));
         let request =
             request.map_err(|error| HttpError::new(HttpErrorKind::Unknown, error.without_url()))?;
@@ -136,11 +143,14 @@ impl HttpService for StoreService {
             tokio::time::sleep(pause.min(PAUSE_MAX)).await;
         }
         let status = response.status().as_u16();
-        if matches!(status, 300..=499 | 507) && !matches!(status, 304 | 408 | 429) {
-            let refusal = ServiceRefusal::of(response).await;
-            return Err(HttpError::new(HttpErrorKind::Unknown, refusal));
-        }
-        Ok(response)
+        let kind = match status {
+            // As if it had not been sent: these are repeated, whatever the request is.
+            408 | 429 | 500 | 502..=504 | 506 | 508..=599 => HttpErrorKind::Request,
+            304 => return Ok(response),
+            300.. => HttpErrorKind::Unknown,
+            _ => return Ok(response),
+        };
+        Err(HttpError::new(kind, ServiceRefusal::of(response).await))
     }
 }
 

@@ -31,7 +31,7 @@ mod skip;
 mod wait;
 
 pub use self::peer::{PeerProgram, Version, among_peers};
-pub use self::python::{python_program, python_with};
+pub use self::python::{npm_program, python_program, python_with};
 pub use self::run::{is_running, output, status_kib, text, wait_within};
 pub use self::scratch::ScratchDir;
 pub use self::server::PeerServer;

@@ -10,7 +10,7 @@ use object_store::{GetOptions, ObjectStoreExt as _, PutMode, PutOptions, UpdateV
 use tokio::sync::Semaphore;
 
 use crate::device::RemoteObject as _;
-use crate::store_failure::{failure, is_conflict};
+use crate::store_failure::{failure, is_bucket_missing, is_conflict};
 use crate::store_object::{StoreObject, StoreResource};
 
 /// An object, and the version that it has at its service.
@@ -97,7 +97,7 @@ impl ObjectFolder for StoreFolder {
         let _turn = self.turns.acquire().await;
         let found = self.resource.store.get_opts(&self.at(name), GetOptions::default()).await;
         let found = match found.map_err(|error| self.failed(&error)) {
-            Err(error) if error.kind() == Kind::NotFound => return Ok(None),
+            Err(error) if is_absent(&error) => return Ok(None),
             found => found?,
         };
         if found.meta.size > most {
@@ -113,7 +113,7 @@ impl ObjectFolder for StoreFolder {
         let _turn = self.turns.acquire().await;
         let resource = StoreResource { key: self.at(name), ..self.resource.clone() };
         match StoreObject::constant(resource, whole).read(at, buf).await {
-            Err(error) if error.kind() == Kind::NotFound => Ok(false),
+            Err(error) if is_absent(&error) => Ok(false),
             read => read.map(|()| true),
         }
     }
@@ -143,7 +143,7 @@ impl ObjectFolder for StoreFolder {
         let _turn = self.turns.acquire().await;
         let removed = self.resource.store.delete(&self.at(name)).await;
         match removed.map_err(|error| self.failed(&error)) {
-            Err(error) if error.kind() == Kind::NotFound => Ok(()),
+            Err(error) if is_absent(&error) => Ok(()),
             removed => removed,
         }
     }
@@ -162,6 +162,11 @@ impl ObjectFolder for StoreFolder {
     async fn lock(&self) -> Result<bool> {
         Ok(false)
     }
+}
+
+/// Whether an error says that an object does not exist in its bucket.
+fn is_absent(error: &Error) -> bool {
+    error.kind() == Kind::NotFound && !is_bucket_missing(error)
 }
 
 /// The error of an object with another size than that of all of its kind.

@@ -17,7 +17,8 @@ use crate::served_disk::{ChildGuard, LIMIT, OURS};
 const PAGE: &str = include_str!("../../../../../docs/remote.md");
 const START: Duration = Duration::from_secs(60);
 const IDENTITIES: &str = r#"{"identities":[{"name":"t","credentials":[{"accessKey":"test","secretKey":"testtest"}],
-"actions":["Admin","Read","Write","List","Tagging"]}]}"#;
+"actions":["Admin","Read","Write","List","Tagging"]},
+{"name":"anonymous","actions":["Read:open","Write:open","List:open"]}]}"#;
 
 /// Ports that nobody uses now, with those 10000 above, which SeaweedFS uses, too.
 fn ports<const N: usize>() -> [u16; N] {
@@ -93,9 +94,12 @@ impl ObjectServer {
         let child = start(&mut command, s3);
         let begun = Instant::now();
         // A bucket is a directory here.
-        while !http(filer, "POST /buckets/disks/", b"").starts_with("HTTP/1.1 201") {
-            assert!(begun.elapsed() < START, "no bucket");
-            std::thread::sleep(Duration::from_millis(100));
+        for bucket in ["disks", "open"] {
+            let make = format!("POST /buckets/{bucket}/");
+            while !http(filer, &make, b"").starts_with("HTTP/1.1 201") {
+                assert!(begun.elapsed() < START, "no bucket");
+                std::thread::sleep(Duration::from_millis(100));
+            }
         }
         Some(ObjectServer { scratch, filer, s3, _child: child })
     }
@@ -156,6 +160,7 @@ fn objects_of_s3_are_read_and_written() {
     let Some(server) = ObjectServer::start() else { return };
     the_commands_of_the_page_run(&server);
     objects_are_written_as_a_whole_or_not_at_all(&server);
+    objects_of_google_are_written_by_the_same_protocol(&server);
     crate::chunks::disks_in_chunks_are_written_at_random_places(&server);
     killed_uploads_are_continued(&server);
 }
@@ -191,6 +196,8 @@ fn objects_are_written_as_a_whole_or_not_at_all(server: &ObjectServer) {
         server.succeed(&["compare", "small.raw", "s3://disks/a b/é%25+.raw"]);
     }
     server.succeed(&["copy", "--verify", "-C", "4", "disk.raw", "s3://disks/x?connections=3"]);
+    let shown = server.succeed(&["info", "s3://disks/x"]);
+    assert!(shown.contains("ETag ") && shown.contains("-3, 3 parts"), "{shown}");
     server.succeed(&["copy", "as-vmdk:disk.raw", "s3://disks/x.vmdk"]);
     server.succeed(&["compare", "disk.raw", "vmdk:s3://disks/x.vmdk"]);
     server.refuse(&["serve", "s3://disks/x", "-U", "sock"], "at random places");
@@ -222,6 +229,29 @@ fn objects_are_written_as_a_whole_or_not_at_all(server: &ObjectServer) {
     assert!(output.status.success(), "{}", text(&output.stderr));
 }
 
+/// Google's service is written by its XML interface, which emulators lack: it is that of S3 but for credentials and
+/// conditions.
+fn objects_of_google_are_written_by_the_same_protocol(server: &ObjectServer) {
+    server.disk(6);
+    let run = |words: &[&str]| {
+        let mut command = server.command();
+        command.env("STORAGE_EMULATOR_HOST", format!("127.0.0.1:{}", server.s3)).args(words);
+        tools::output(&mut command, LIMIT).unwrap()
+    };
+    fs::write(server.scratch.file("small.raw"), [6; 5000]).unwrap();
+    for file in ["disk.raw", "small.raw"] {
+        let object = format!("gs://open/a b/{file}");
+        for words in [["copy", "--verify", file, &object], ["compare", "-q", file, &object]] {
+            let output = run(&words);
+            assert!(output.status.success(), "{words:?}: {}", text(&output.stderr));
+        }
+    }
+    // This server ignores the conditions of Google's interface.
+    let output = run(&["copy", "disk.raw", "chunks:gs://open/chunks"]);
+    let said = text(&output.stderr);
+    assert!(!output.status.success() && said.contains("ignores conditions"), "{said}");
+}
+
 /// The parts in the record of an upload, in the order in which they were sent.
 fn recorded(server: &ObjectServer) -> Vec<String> {
     let text = fs::read_to_string(server.scratch.file("j.upload")).unwrap_or_default();
@@ -230,18 +260,30 @@ fn recorded(server: &ObjectServer) -> Vec<String> {
     sent.map(|line| line.split(' ').next().unwrap().to_owned()).collect()
 }
 
-/// Copies with a journal, and kills the copy after this time; whether it had ended before.
-fn copy_and_kill(server: &ObjectServer, target: &str, after: Duration) -> bool {
+fn copy_with_journal(server: &ObjectServer, target: &str) -> ChildGuard {
     let mut command = server.command();
     command.args(["copy", "--journal", "j", "large.raw", target]);
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    let mut child = command.spawn().unwrap();
+    ChildGuard(command.spawn().unwrap())
+}
+
+/// Copies with a journal, and kills the copy after this time; whether it had ended before.
+fn copy_and_kill(server: &ObjectServer, target: &str, after: Duration) -> bool {
+    let mut child = copy_with_journal(server, target);
     std::thread::sleep(after);
-    let ended = child.try_wait().unwrap();
-    child.kill().unwrap();
-    child.wait().unwrap();
+    let ended = child.0.try_wait().unwrap();
     assert!(ended.is_none_or(|status| status.success()));
     ended.is_some()
+}
+
+/// Copies with a journal, and kills the copy when a part was sent.
+fn copy_and_kill_behind_a_part(server: &ObjectServer, target: &str) {
+    while recorded(server).is_empty() {
+        let mut child = copy_with_journal(server, target);
+        while recorded(server).is_empty() && child.0.try_wait().unwrap().is_none() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
 }
 
 fn open_uploads(server: &ObjectServer) -> usize {
@@ -283,9 +325,7 @@ fn killed_uploads_are_continued(server: &ObjectServer) {
     server.succeed(&["compare", "large.raw", target]);
     assert!(recorded(server).is_empty() && !server.scratch.file("j.upload").exists());
     // A changed part is sent again.
-    while recorded(server).is_empty() {
-        copy_and_kill(server, target, Duration::from_millis(50 + rng.below(500)));
-    }
+    copy_and_kill_behind_a_part(server, target);
     bytes[..10 << 20].fill(9);
     fs::write(server.scratch.file("large.raw"), &bytes).unwrap();
     let refused = ["copy", "--journal", "j", "large.raw", "s3://disks/other"];
@@ -293,9 +333,7 @@ fn killed_uploads_are_continued(server: &ObjectServer) {
     server.succeed(&["copy", "--journal", "j", "large.raw", target]);
     server.succeed(&["compare", "large.raw", target]);
     // An upload that is given up leaves nothing.
-    while recorded(server).is_empty() {
-        copy_and_kill(server, target, Duration::from_millis(50 + rng.below(500)));
-    }
+    copy_and_kill_behind_a_part(server, target);
     let open = open_uploads(server);
     server.succeed(&["copy", "--journal", "j", "--restart", "large.raw", target]);
     server.succeed(&["compare", "large.raw", target]);
@@ -366,4 +404,66 @@ fn objects_of_an_emulator_of_google_are_read() {
         let output = tools::output(&mut command, LIMIT).unwrap();
         assert!(output.status.success(), "{words:?}: {}", text(&output.stderr));
     }
+}
+
+/// The account of azurite, which everybody knows.
+const AZURE_ACCOUNT: &str = "devstoreaccount1";
+const AZURE_KEY: &str =
+    "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw==";
+/// Makes the container `disks`: PORT ACCOUNT KEY.
+const MAKE_CONTAINER: &str = "
+import base64, email.utils, hashlib, hmac, http.client, sys
+port, account, key = sys.argv[1:]
+date = email.utils.formatdate(usegmt=True)
+text = 'PUT' + 12 * '\\n' + f'x-ms-date:{date}\\nx-ms-version:2021-08-06\\n/{account}/{account}/disks\\nrestype:container'
+code = hmac.new(base64.b64decode(key), text.encode(), hashlib.sha256).digest()
+fields = {'x-ms-date': date, 'x-ms-version': '2021-08-06', 'Content-Length': '0'}
+fields['Authorization'] = f'SharedKey {account}:{base64.b64encode(code).decode()}'
+connection = http.client.HTTPConnection('127.0.0.1', port)
+connection.request('PUT', f'/{account}/disks?restype=container', headers=fields)
+assert connection.getresponse().status == 201
+";
+
+#[test]
+fn blobs_of_azure_are_read_and_written() {
+    let Some(azurite) = tools::npm_program("azurite-blob") else { return };
+    let Some(python) = tools::python_with("http.client") else { return };
+    let scratch = ScratchDir::new().unwrap();
+    let [port] = ports();
+    let mut command = Command::new(azurite);
+    command.args(["--inMemoryPersistence", "--skipApiVersionCheck", "--silent"]);
+    command.args(["--blobHost", "127.0.0.1", "--blobPort", &port.to_string()]);
+    let _server = start(command.current_dir(scratch.path()), port);
+    let arguments = ["-c", MAKE_CONTAINER, &port.to_string(), AZURE_ACCOUNT, AZURE_KEY];
+    let made = tools::output(Command::new(python).args(arguments), LIMIT).unwrap();
+    assert!(made.status.success(), "{}", text(&made.stderr));
+    let endpoint = format!("endpoint=http://127.0.0.1:{port}/{AZURE_ACCOUNT}");
+    let run = |words: &[&str]| {
+        let mut command = Command::new(OURS);
+        command.current_dir(scratch.path()).args(words);
+        command.env("AZURE_STORAGE_ACCOUNT", AZURE_ACCOUNT).env("AZURE_STORAGE_KEY", AZURE_KEY);
+        tools::output(&mut command, LIMIT).unwrap()
+    };
+    let succeed = |words: &[&str]| {
+        let output = run(words);
+        assert!(output.status.success(), "{words:?}: {}", text(&output.stderr));
+    };
+    let mut bytes = Rng::new(5).disk(9 << 20, 300_000, 60);
+    bytes.resize((20 << 20) + 512, 0);
+    bytes[19 << 20..].fill(7);
+    fs::write(scratch.file("disk.raw"), &bytes).unwrap();
+    fs::write(scratch.file("small.raw"), &bytes[..5000]).unwrap();
+    for file in ["disk.raw", "small.raw"] {
+        let blob = format!("az://disks/a b/{file}?{endpoint}");
+        succeed(&["copy", "--verify", "--journal", "j", file, &blob]);
+        succeed(&["compare", file, &blob]);
+    }
+    succeed(&["copy", "as-qcow2:disk.raw", &format!("az://disks/x.qcow2?{endpoint}")]);
+    let chunks = format!("chunks:az://disks/vm1?{endpoint}");
+    succeed(&["copy", "--verify", "disk.raw", &format!("{chunks}&size=1M")]);
+    succeed(&["copy", "--verify", "disk.raw", &chunks]);
+    succeed(&["compare", "disk.raw", &chunks]);
+    let output = run(&["copy", "disk.raw", &format!("az://nothing/x?{endpoint}")]);
+    let said = text(&output.stderr);
+    assert!(!output.status.success() && said.contains("ContainerNotFound"), "{said}");
 }
