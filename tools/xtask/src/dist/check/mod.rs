@@ -184,7 +184,7 @@ fn python_wheel(wheel: &Path, root: &RootFileSystem) -> TaskResult {
     let pip = |args: &[&str]| root.run(&[&["python3", "-m", "pip", "-q"], args].concat());
     pip(&["install", "--break-system-packages", "--no-index", &inside])?;
     root.run(&["python3", "-c", PYTHON_JOB])?;
-    jobs(root, "blockhaul", false)?;
+    jobs(root, "/usr/local/bin/blockhaul", false)?;
     pip(&["uninstall", "--break-system-packages", "-y", "blockhaul"])?;
     root.run(&["rm", &inside]).map(drop)
 }
