@@ -1,7 +1,9 @@
 //! `ova:FILE`: a disk of a virtual machine in an OVA, a tar archive with a description of the machine.
 //!
 //! - `ovf`: the description.
+//! - `manifest`: digests of the files.
 
+mod manifest;
 mod ovf;
 
 use std::sync::Arc;
@@ -13,13 +15,14 @@ use blockhaul_catalog::{
 };
 use blockhaul_layers::{ArchiveMember, ArchiveReader, MemberKind};
 
+use self::manifest::OvaManifest;
 use self::ovf::OvfDisk;
 use crate::any::{HELD, held};
 use crate::storage::len_of;
 
 /// The scheme of the disks.
 const SCHEME: &str = "ova";
-/// Longest description in bytes.
+/// Longest description or manifest in bytes.
 const DESCRIPTION_MAX: u64 = 4 << 20;
 /// Maximum number of members that are kept.
 const MEMBERS_MAX: usize = 10_000;
@@ -55,13 +58,22 @@ blockhaul copy ova:vm.ova restored.raw && cmp disk.raw restored.raw
     }
 
     fn params(&self) -> &'static [Param] {
-        &[Param {
-            name: "disk",
-            kind: ParamKind::Text,
-            default: None,
-            doc: "Number of the disk, from 1 on, in the order of the OVF description; needed if there are several. In \
-                  copy also all: in the name of the target, {} is the number then.",
-        }]
+        &[
+            Param {
+                name: "disk",
+                kind: ParamKind::Text,
+                default: None,
+                doc: "Number of the disk, from 1 on, in the order of the OVF description; needed if there are several. \
+                      In copy also all: in the name of the target, {} is the number then.",
+            },
+            Param {
+                name: "manifest",
+                kind: ParamKind::Choice(&["check", "ignore"]),
+                default: Some("check"),
+                doc: "Whether to read the file of the disk first, and compare its digest with that in the manifest \
+                      (NAME.mf), if the archive has one.",
+            },
+        ]
     }
 
     fn open(&self, target: BackendTarget) -> OpenFuture<OpenedDevice> {
@@ -83,8 +95,11 @@ async fn open(target: BackendTarget) -> Result<OpenedDevice> {
     let registry = target.context.registry();
     let archive = registry.open(&spec, Vec::new(), intent).await?;
     let contents = OvaContents::read(archive.device()).await?;
-    drop(archive);
     let disk = contents.disk(target.args.text("disk").map(number).transpose()?)?;
+    if target.args.text("manifest") != Some("ignore") {
+        contents.check(archive.device(), disk).await?;
+    }
+    drop(archive);
     let layers = disk.layers(registry)?;
     let stack = registry.open(&spec, layers, intent).await?;
     disk_in(&target.context, stack, intent).await
@@ -126,6 +141,8 @@ impl HandleOpener for StackHandles {
 struct OvaContents {
     name: String,
     disks: Vec<OvaDisk>,
+    description: ArchiveMember,
+    manifest: Option<ArchiveMember>,
 }
 
 /// A disk with the place of its file.
@@ -142,6 +159,8 @@ const ALL: &str = "all";
 pub struct OvaDisks {
     /// The device, as it was typed.
     place: String,
+    /// The other options.
+    options: String,
 }
 
 impl OvaDisks {
@@ -149,8 +168,11 @@ impl OvaDisks {
     pub fn of(spec: &DeviceSpec) -> Option<OvaDisks> {
         let DeviceSpec::Scheme { scheme, rest } = spec else { return None };
         let (place, options) = rest.split_once('?')?;
-        let is_all = scheme == SCHEME && options.strip_prefix("disk=") == Some(ALL);
-        is_all.then(|| OvaDisks { place: place.to_string() })
+        let is_all = |option: &&str| option.strip_prefix("disk=") == Some(ALL);
+        let has_all = scheme == SCHEME && options.split('&').any(|option| is_all(&option));
+        let others = options.split('&').filter(|option| !is_all(option));
+        let options = others.fold(String::new(), |all, option| all + "&" + option);
+        has_all.then(|| OvaDisks { place: place.to_string(), options })
     }
 
     /// The device that holds the archive.
@@ -163,7 +185,7 @@ impl OvaDisks {
 
     /// The disk of this number, from 1 on.
     pub fn disk(&self, number: usize) -> DeviceSpec {
-        let rest = format!("{}?disk={number}", self.place);
+        let rest = format!("{}?disk={number}{}", self.place, self.options);
         DeviceSpec::Scheme { scheme: SCHEME.into(), rest }
     }
 
@@ -188,7 +210,7 @@ impl OvaContents {
         let members = members(device)
             .await
             .map_err(|error| error.reworded(format!("ova: {}", error.text())))?;
-        let Some(description) = members.iter().find(|member| is_description(member)) else {
+        let Some(description) = members.iter().find(|member| is_file(member, b".ovf")) else {
             let text = "it has no OVF description (NAME.ovf): use the layer tar for a member of another archive";
             return Err(wrong(Kind::Invalid, text.into()));
         };
@@ -217,7 +239,23 @@ impl OvaContents {
             }
             disks.push(OvaDisk { disk, member: member.clone() });
         }
-        Ok(OvaContents { name, disks })
+        let description = description.clone();
+        let manifest = members.iter().find(|member| is_file(member, b".mf")).cloned();
+        Ok(OvaContents { name, disks, description, manifest })
+    }
+
+    /// Compares the description and the file of a disk with their digests in the manifest, if there is one.
+    async fn check(&self, device: &Arc<dyn Device>, disk: &OvaDisk) -> Result<()> {
+        let Some(member) = &self.manifest else { return Ok(()) };
+        let wrong = |why: String| Error::new(Kind::Invalid, format!("ova: {}: {why}", self.name));
+        let text = text_of(device, member).await.map_err(wrong)?;
+        let name = String::from_utf8_lossy(&member.name);
+        let manifest = OvaManifest::parse(&name, &text).map_err(wrong)?;
+        let named = |error: Error| error.reworded(format!("ova: {}: {}", self.name, error.text()));
+        for file in [&self.description, &disk.member] {
+            manifest.check(device, file).await.map_err(named)?;
+        }
+        Ok(())
     }
 
     /// The disk of this number, or the only one.
@@ -285,10 +323,11 @@ async fn members(device: &Arc<dyn Device>) -> Result<Vec<ArchiveMember>> {
     Ok(members)
 }
 
-fn is_description(member: &ArchiveMember) -> bool {
+/// Whether a member is a file whose name ends this way.
+fn is_file(member: &ArchiveMember, end: &[u8]) -> bool {
     member.kind == MemberKind::File
         && !member.is_apple_double()
-        && member.name.to_ascii_lowercase().ends_with(b".ovf")
+        && member.name.to_ascii_lowercase().ends_with(end)
 }
 
 /// The text of a member, or why there is none.
@@ -297,9 +336,10 @@ async fn text_of(
     member: &ArchiveMember,
 ) -> std::result::Result<String, String> {
     if member.len > DESCRIPTION_MAX {
-        return Err(format!("an OVF description of {} bytes", member.len));
+        return Err(format!("a description or manifest of {} bytes", member.len));
     }
     let bytes = crate::storage::read(device, member.offset, member.len).await;
     let bytes = bytes.map_err(|error| error.to_string())?;
-    String::from_utf8(bytes.to_vec()).map_err(|_| "the OVF description is not UTF-8".to_string())
+    String::from_utf8(bytes.to_vec())
+        .map_err(|_| "the description or manifest is not UTF-8".to_string())
 }

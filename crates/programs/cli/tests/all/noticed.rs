@@ -325,6 +325,29 @@ fn disks_of_an_ova_are_read_however_it_was_packed() {
         folder.ours(&["compare", "ova:vm.ova?disk=1", "disk.raw"]);
     }
     folder.ours(&["compare", "--format", "auto", "vm.ova", "disk.raw"]);
+    // A manifest with the right digests, and with others.
+    for (tool, kind) in [("sha1sum", "SHA1"), ("sha256sum", "SHA256"), ("sha512sum", "SHA512")] {
+        let line = format!("{tool} \"$f\" | sed \"s/ .*//; s/^/{kind}($f)= /\"");
+        folder.shell(&format!(
+            "for f in vm.ovf vm-disk1.vmdk; do {line}; done > vm.mf; tar cf vm.ova {order}"
+        ));
+        folder.ours(&["compare", "ova:vm.ova", "disk.raw"]);
+        for (file, damaged) in [("vm-disk1.vmdk", "disk1.vmdk)"), ("vm.ovf", "vm.ovf)")] {
+            folder.shell(&format!(
+                "sed -i 's/{damaged}= .*/{damaged}= 12ab/' vm.mf; tar cf vm.ova {order}"
+            ));
+            let (status, said) = folder.said(&["copy", "ova:vm.ova", "damaged.raw"]);
+            let why = format!("{file:?} has another {kind} than the manifest \"vm.mf\" says");
+            assert!(
+                status == Some(3) && said.contains(&why) && said.contains("manifest=ignore"),
+                "{status:?} {said}"
+            );
+            folder.ours(&["compare", "ova:vm.ova?manifest=ignore", "disk.raw"]);
+        }
+        assert!(!folder.0.file("damaged.raw").exists());
+    }
+    folder.ours(&["copy", "ova:vm.ova?disk=all&manifest=ignore", "whole{}.raw"]);
+    folder.ours(&["compare", "whole1.raw", "disk.raw"]);
     // A packed member.
     folder.shell("gzip -k vm-disk1.vmdk");
     write(&[("vm-disk1.vmdk.gz", "ovf:compression=\"gzip\"")]);
