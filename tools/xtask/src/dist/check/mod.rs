@@ -116,6 +116,8 @@ fn in_suite(dist: &DistRun, suite: &str, made: &Packages) -> TaskResult {
     }
     if let Some(wheel) = made.get("wheel") {
         root.run(&["apt-get", "install", "-qq", "-y", "--no-install-recommends", "python3-pip"])?;
+        // pip removes the directory of programs with the last one.
+        root.run(&["touch", "/usr/local/bin/another"])?;
         timed("wheel", &place, || leaves_nothing(&root, || python_wheel(wheel, &root)))?;
     }
     root.remove()
