@@ -163,6 +163,7 @@ fn meaning(kind: StoreKind, status: u16, code: &str) -> (Kind, &'static str) {
         ("QuotaExceeded" | "AccountBeingCreated" | "InsufficientStorage", _) | (_, 507) => {
             (Kind::NoSpace, "free space in the service, or raise its quota")
         }
+        (_, 416) => (Kind::Io, "the object is shorter than it should be: restore it"),
         (_, 404) => (Kind::NotFound, "check the names of the bucket and the object"),
         (_, 401) => (Kind::Refused, kind.credentials()),
         (_, 403) => (Kind::Refused, "check the credentials and the permissions of the bucket"),

@@ -84,6 +84,11 @@ impl StoreObject {
             }
         }
         let found = store.get_opts(key, options).await.map_err(failed)?;
+        if self.version.is_none() && found.meta.size != self.size {
+            let text = format!("the object has {} bytes instead of {}", found.meta.size, self.size);
+            let remedy = "restore it, or write that part of the disk again";
+            return Err(Failure::last(Error::new(Kind::Io, text).with_remedy(remedy)));
+        }
         let is_other = |version: &ObjectMeta| found.meta.e_tag != version.e_tag;
         if self.version.as_ref().is_some_and(is_other) || found.meta.size != self.size {
             return Err(Failure::last(crate::response::changed()));

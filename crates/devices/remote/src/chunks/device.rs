@@ -79,11 +79,11 @@ impl Device for ChunkDevice {
     fn submit(&self, request: Request) -> PendingRequest {
         let Request { op, at, len, flags } = request;
         let disk = &self.open.disk;
+        if let Err(error) = disk.check() {
+            return error.into();
+        }
         match op {
             Op::Read(room) => {
-                if let Err(error) = disk.check() {
-                    return error.into();
-                }
                 if disk.extents(at, at + len).runs().iter().all(|run| run.state & HOLE != 0) {
                     return Ok(Reply::Hole).into();
                 }

@@ -234,7 +234,8 @@ fn lost_objects_are_errors_and_never_zeroes() {
         folder.inside.put(short, Bytes::from_static(b"short")).await.unwrap();
         let disk = place(&folder).open_to_read().await.unwrap();
         assert_eq!(content_of(&disk, 2).await.unwrap(), [1; 9]);
-        content_of(&disk, 3).await.unwrap_err();
+        let damaged = content_of(&disk, 3).await.unwrap_err();
+        assert!(damaged.to_string().contains("5 bytes instead of 65536"), "{damaged}");
         let names: Vec<_> = folder.names().try_collect().await.unwrap();
         let page = names.iter().find(|name| name.starts_with("index/")).unwrap();
         folder.inside.remove(page).await.unwrap();
