@@ -217,8 +217,11 @@ fn backing_files_are_changed() {
     );
     std::fs::rename(tools.scratch.file("base.raw"), tools.scratch.file("moved.raw")).unwrap();
     let said = tools.ours(&["rebase", "--unsafe", "top.qcow2", "moved.raw"]).unwrap_err();
-    assert!(said.contains("--format"), "{said}");
-    tools.ours(&["rebase", "--unsafe", "top.qcow2", "moved.raw", "--format", "raw"]).unwrap();
+    assert!(said.contains("--backing-format"), "{said}");
+    // The name of 0.2 and the earlier one.
+    for format in ["--backing-format", "--format"] {
+        tools.ours(&["rebase", "--unsafe", "top.qcow2", "moved.raw", format, "raw"]).unwrap();
+    }
     assert_eq!(info()["backing-filename"], "moved.raw");
     let flatten = ["rebase", "--flatten", "top.qcow2"];
     let said = tools.ours(&flatten).unwrap_err();
