@@ -55,6 +55,8 @@ const LEFT_OUT: &[(&str, &str)] = &[
     ("as-qcow2:nbd:", "needs a host: the address of a socket is not allowed inside"),
     ("cp --reflink", "needs a file system that shares blocks"),
     ("job-resume 1", "needs a server that has ended; the program's tests of jobs that are kept"),
+    ("--config ", "the program's tests of configuration files run the page's file"),
+    ("/run/blockhaul/control reload", "the same"),
     ("--job", "the page's file names hosts; the program's test of jobs"),
     ("sample:20G", "takes long; peers_on_our_server copies smaller disks"),
     ("--filesystem", "needs a disk with a file system; the program's tests of mounts"),
