@@ -50,6 +50,9 @@ pub struct Facts {
     /// What was written exists only after a flush: an object of a store that is uploaded. A caller flushes once, after
     /// its last write.
     pub flush_publishes: bool,
+    /// What no flush has covered is lost when the program ends, as it is in memory of the program. A caller flushes after
+    /// its last write, and its work has failed if the flush fails.
+    pub loses_unflushed: bool,
     /// Payloads of writes that are parked in the kernel ([`blockhaul_io::ParkedPayload`]) are moved on
     /// without a copy: callers that do not inspect the bytes should park them.
     pub takes_parked: bool,
@@ -94,6 +97,7 @@ impl Facts {
             one_handle: false,
             temporary: false,
             flush_publishes: false,
+            loses_unflushed: false,
             takes_parked: false,
             claims_room: false,
             flush_failures_stay: false,

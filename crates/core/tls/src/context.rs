@@ -19,7 +19,7 @@ use openssl::x509::verify::X509VerifyFlags;
 use crate::error::{TlsError, TlsErrorKind};
 use crate::handshake::{self, Role, TlsHandshake, TlsSession};
 use crate::psk::Users;
-use crate::seen::{HandshakeData, escaped};
+use crate::seen::HandshakeData;
 
 /// Default directory name of server certificates (nbdkit's).
 const SERVER_DIRS: &str = "nbdkit";
@@ -362,7 +362,7 @@ fn offer_key(
     let key = users.key(user).filter(|key| key.len() <= into.len());
     if let Some(seen) = ssl.ex_data(seen) {
         let mut seen = seen.lock().expect("no panic under this lock");
-        seen.user = Some(escaped(user));
+        seen.user = Some(user.to_vec());
         seen.unknown = key.is_none();
     }
     let Some(key) = key else { return 0 };

@@ -200,14 +200,16 @@ type RecordHalves = (records::RecordOpener, records::RecordSealer);
 fn about(ssl: &SslRef, seen: &Mutex<HandshakeData>) -> TlsSessionInfo {
     let mut seen = seen.lock().expect("no panic under this lock");
     // A name without a key proves nothing.
-    let key_name = seen.user.take().filter(|_| !seen.unknown);
+    let user = seen.user.take().filter(|_| !seen.unknown);
+    let shown = user.as_deref().map(escaped);
     let certificate = ssl.peer_certificate();
     TlsSessionInfo {
         version: ssl.version_str().to_string(),
         suite: suite(ssl),
         names: certificate.as_deref().map(CertificateNames::of),
-        peer: key_name.clone().or_else(|| certificate.map(|certificate| subject(&certificate))),
-        key_name,
+        peer: shown.or_else(|| certificate.map(|certificate| subject(&certificate))),
+        // A file of keys is text.
+        key_name: user.and_then(|user| String::from_utf8(user).ok()),
     }
 }
 
@@ -230,7 +232,7 @@ fn subject(certificate: &X509Ref) -> String {
 fn failed(ssl: &SslRef, seen: &Mutex<HandshakeData>, role: &Role, error: &ssl::Error) -> TlsError {
     let seen = seen.lock().expect("no panic under this lock");
     let refused = |text: String| TlsError::new(TlsErrorKind::Refused, text);
-    if let Some(user) = &seen.user {
+    if let Some(user) = seen.user.as_deref().map(escaped) {
         return refused(if seen.unknown {
             format!("TLS: user \"{user}\" has no key here")
         } else {

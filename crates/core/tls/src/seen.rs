@@ -3,8 +3,8 @@
 /// Side results of a handshake.
 #[derive(Default)]
 pub(crate) struct HandshakeData {
-    /// The user that a client named.
-    pub(crate) user: Option<String>,
+    /// The user that a client named, as its bytes.
+    pub(crate) user: Option<Vec<u8>>,
     /// There is no key for that user.
     pub(crate) unknown: bool,
     /// The secrets of the session (RFC 8446, section 7.1).

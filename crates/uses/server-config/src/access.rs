@@ -33,7 +33,7 @@ struct AccessRule {
 impl ClientAccess {
     pub(crate) fn new(rights: &[ClientRights], table: Arc<ExportTable>) -> Arc<ClientAccess> {
         let access = ClientAccess { rules: Mutex::default(), table };
-        access.set(rights);
+        access.set(rights, Vec::new());
         Arc::new(access)
     }
 
@@ -42,8 +42,8 @@ impl ClientAccess {
     }
 
     /// Uses these rules for clients that open an export from now on, and their rates also for present clients of a
-    /// rule about the same clients. Hides no export any more.
-    pub(crate) fn set(&self, rights: &[ClientRights]) {
+    /// rule about the same clients. Exports of the names in `hidden` are shown to no client until [`ClientAccess::hide`].
+    pub(crate) fn set(&self, rights: &[ClientRights], hidden: Vec<String>) {
         let mut current = self.lock();
         let rules = rights.iter().map(|rights| {
             let is_same = |rule: &&Arc<AccessRule>| rule.rights.pattern == rights.pattern;
@@ -54,10 +54,10 @@ impl ClientAccess {
             throttle.set(rights.rate, rights.iops);
             Arc::new(AccessRule { rights: rights.clone(), throttle })
         });
-        *current = Arc::new(AccessRules { rules: rules.collect(), hidden: Vec::new() });
+        *current = Arc::new(AccessRules { rules: rules.collect(), hidden });
     }
 
-    /// Shows exports of these names to no client until the rules are set.
+    /// Shows exports of these names, and no others, to no client.
     pub(crate) fn hide(&self, hidden: Vec<String>) {
         let mut current = self.lock();
         *current = Arc::new(AccessRules { rules: current.rules.clone(), hidden });

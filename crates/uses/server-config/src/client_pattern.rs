@@ -11,7 +11,7 @@ pub struct AddressRange {
 }
 
 impl AddressRange {
-    /// Parses `ADDRESS` or `ADDRESS/BITS`.
+    /// Parses `ADDRESS` or `ADDRESS/BITS`. An IPv4 address that is mapped to IPv6 is that IPv4 address.
     ///
     /// # Errors
     /// A sentence for the user, if the text is neither.
@@ -19,13 +19,26 @@ impl AddressRange {
         let wrong =
             || format!("{text:?} is not an address or a range of addresses such as 10.0.0.0/8");
         let (address, prefix) = match text.split_once('/') {
-            Some((address, prefix)) => (address, Some(prefix.parse().map_err(|_| wrong())?)),
+            Some((address, prefix)) => {
+                let is_number = prefix.bytes().all(|byte| byte.is_ascii_digit());
+                let prefix = prefix.parse::<u8>().ok().filter(|_| is_number);
+                (address, Some(prefix.ok_or_else(wrong)?))
+            }
             None => (text, None),
         };
         let address: IpAddr = address.parse().map_err(|_| wrong())?;
         let longest = if address.is_ipv4() { 32 } else { 128 };
         let prefix = prefix.unwrap_or(longest);
-        if prefix > longest { Err(wrong()) } else { Ok(AddressRange { address, prefix }) }
+        if prefix > longest {
+            return Err(wrong());
+        }
+        match address.to_canonical() {
+            mapped if mapped.is_ipv4() && address.is_ipv6() => {
+                let prefix = prefix.checked_sub(96).ok_or_else(wrong)?;
+                Ok(AddressRange { address: mapped, prefix })
+            }
+            address => Ok(AddressRange { address, prefix }),
+        }
     }
 
     /// Whether an address is in the range. An IPv4 address that is mapped to IPv6 counts as IPv4.
@@ -90,6 +103,11 @@ mod tests {
         assert!(contains("0.0.0.0/0", "9.9.9.9") && !contains("0.0.0.0/0", "::1"));
         assert!(contains("fd00::/9", "fd7f::1") && !contains("fd00::/9", "fd80::1"));
         assert!(contains("::/0", "::1"));
+        let mapped = AddressRange::parse("::ffff:10.0.0.0/104").unwrap();
+        assert_eq!(mapped, AddressRange::parse("10.0.0.0/8").unwrap());
+        for wrong in ["::ffff:10.0.0.0/95", "10.0.0.0/+8"] {
+            assert!(AddressRange::parse(wrong).is_err(), "{wrong}");
+        }
         for wrong in ["", "1.2.3", "1.2.3.4/33", "::1/129", "1.2.3.4/x", "localhost", "1.2.3.4/"] {
             assert!(AddressRange::parse(wrong).is_err(), "{wrong}");
         }

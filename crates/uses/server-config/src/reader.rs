@@ -2,8 +2,9 @@
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::{OsStr, OsString};
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io::Read as _;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use blockhaul_catalog::{DeviceSpec, parse_number, parse_rate};
@@ -35,20 +36,49 @@ const LISTEN_KEYS: &[&str] = &["ip-addr", "port", "unix"];
 const TLS_KEYS: &[&str] = &["certificates", "mode", "psk", "verify-peer"];
 const METRICS_KEYS: &[&str] = &["address", "page"];
 
+/// A file in one state.
+#[derive(PartialEq)]
+struct FileVersion {
+    inode: (u64, u64),
+    len: u64,
+    modified: (i64, i64),
+}
+
+impl FileVersion {
+    fn of(found: &Metadata) -> FileVersion {
+        let modified = (found.mtime(), found.mtime_nsec());
+        FileVersion { inode: (found.dev(), found.ino()), len: found.len(), modified }
+    }
+}
+
 impl ServerConfigFile {
     /// Reads a file.
     ///
     /// # Errors
-    /// If the file cannot be read, and those of [`ServerConfigFile::parse`].
+    /// If the file is no regular file, cannot be read or changes meanwhile, and those of [`ServerConfigFile::parse`].
     pub fn read(path: &Path) -> Result<ServerConfigFile, ConfigFileError> {
         let shown = path.display().to_string();
         let unreadable = |error: std::io::Error| {
             let text = format!("cannot read the configuration: {}", blockhaul_io::plain(&error));
             ConfigFileError::new(ConfigErrorKind::File, &shown, 0, text)
         };
-        let mut text = String::new();
+        let refused = |text: &str| ConfigFileError::new(ConfigErrorKind::File, &shown, 0, text);
+        // Opening a named pipe waits for its writer.
+        if !std::fs::metadata(path).map_err(unreadable)?.is_file() {
+            return Err(refused("cannot read the configuration: it is no regular file"));
+        }
         let file = File::open(path).map_err(unreadable)?;
-        file.take(LONGEST + 1).read_to_string(&mut text).map_err(unreadable)?;
+        let before = FileVersion::of(&file.metadata().map_err(unreadable)?);
+        let mut text = String::new();
+        (&file).take(LONGEST + 1).read_to_string(&mut text).map_err(unreadable)?;
+        let is_same = |found: &Metadata| FileVersion::of(found) == before;
+        let after = std::fs::metadata(path).map_err(unreadable)?;
+        if !is_same(&after) || !is_same(&file.metadata().map_err(unreadable)?) {
+            // A part of the file may be valid, and grant more than all of it.
+            return Err(refused(
+                "cannot read the configuration: it has changed meanwhile: write another file and rename it",
+            ));
+        }
         ServerConfigFile::parse(&shown, &text)
     }
 

@@ -79,7 +79,8 @@ impl RunningConfig {
         ServerConfigFile::read(Path::new(&self.file().path))
     }
 
-    /// Carries out the difference from the file in force to `new`. Call it on a worker, and only one call at a time:
+    /// Carries out the difference from the file in force to `new`; `secure` exchanges keys and certificates, once
+    /// nothing can fail any more. Call it on a worker, and only one call at a time:
     /// the last file that was read is the one in force at the end.
     ///
     /// # Errors
@@ -88,15 +89,19 @@ impl RunningConfig {
         &self,
         new: ServerConfigFile,
         server: &Server,
+        secure: impl FnOnce(),
     ) -> Result<ConfigDifference, ConfigFileError> {
         let difference = ConfigDifference::between(&self.file(), &new)?;
         let limits = new.limits_over(self.limits.clone())?;
         self.open(&new, &difference.added).await?;
-        self.access.set(&new.clients);
+        // Under the new rules nobody proves an identity by an old key, and nobody sees what is about to be removed.
+        secure();
+        self.access.set(&new.clients, difference.removed.clone());
         server.set_limits(limits);
         for name in &difference.removed {
             self.table.remove(name).await;
         }
+        self.access.hide(Vec::new());
         *self.file.lock().expect("no panic under this lock") = new;
         Ok(difference)
     }

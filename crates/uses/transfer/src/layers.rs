@@ -46,14 +46,12 @@ pub fn writes_below(registry: &Registry, text: &str) -> bool {
     layer_kind(registry, text).map_or(true, |kind| kind.writes_below())
 }
 
-/// The device behind a layer that refuses to change it.
+/// The device behind a layer that refuses to change it, also where the device cannot be changed now: it may be
+/// exchanged for one that can.
 ///
 /// # Errors
 /// If the layer cannot be put over the device.
 pub fn readonly(registry: &Registry, device: &Arc<dyn Device>) -> Result<Arc<dyn Device>> {
-    if !device.facts().can.contains(Can::WRITE) {
-        return Ok(device.clone());
-    }
     let layer: Arc<dyn Layer> = registry.layer("readonly")?;
     Ok(Stack::over(layer.wrap(device.clone())?).device().clone())
 }

@@ -192,7 +192,8 @@ impl CopyContext {
         };
         let intent = intent.direct(direct::target(self.direct, &self.source, size));
         let (target, contents) = self.open_target(target, intent).await?;
-        self.engine.flush |= target.device().facts().flush_publishes;
+        let facts = target.device().facts();
+        self.engine.flush |= facts.flush_publishes || facts.loses_unflushed;
         if intent.overwrites && self.engine.sampled && !target.device().facts().zeroed {
             // Freeing blocks one by one takes longer than writing them.
             self.engine.sparse = self.engine.sparse.max(SPARSE_OVER);

@@ -198,7 +198,8 @@ impl ChunkDescription {
         let id = match &self.location {
             ChunkLocation::Store(..) => self.name.trim_end_matches('/').to_owned(),
             ChunkLocation::Folder(path) => {
-                let whole = std::path::absolute(path).unwrap_or_else(|_| path.clone());
+                let whole = std::fs::canonicalize(path).or_else(|_| std::path::absolute(path));
+                let whole = whole.unwrap_or_else(|_| path.clone());
                 format!("chunks:{}", whole.display())
             }
         };

@@ -73,11 +73,11 @@ impl ChunkDisk {
     /// # Errors
     /// An object cannot be written, another writer has the disk, or an earlier flush has failed.
     pub(crate) async fn flush(self: &Arc<ChunkDisk>) -> Result<()> {
-        let mut open = self.manifest.lock().await;
+        let flush = self.flushes.lock().await;
         self.check()?;
         self.failed_flush.check()?;
-        let committed = self.commit(&mut open).await;
-        drop(open);
+        let committed = self.commit().await;
+        drop(flush);
         if let Err(error) = &committed {
             self.failed_flush.note(error);
             self.table().is_littered = true;
@@ -87,7 +87,7 @@ impl ChunkDisk {
     }
 
     /// Returns the objects that are not needed any more.
-    async fn commit(self: &Arc<ChunkDisk>, open: &mut OpenManifest) -> Result<Vec<String>> {
+    async fn commit(self: &Arc<ChunkDisk>) -> Result<Vec<String>> {
         let dirty = self.table().dirty_buffers();
         let each = |(chunk, buffer)| async move { self.write_back(chunk, &buffer).await };
         let sent = stream::iter(dirty).map(Ok).try_for_each_concurrent(self.connections, each);
@@ -96,19 +96,21 @@ impl ChunkDisk {
         if pages.is_empty() {
             return Ok(superseded);
         }
-        let mut next = open.manifest.clone();
-        next.generation += 1;
         let each =
             |(page, entries)| async move { Ok((page, self.send_page(page, entries).await?)) };
         let sent = stream::iter(pages).map(each).buffer_unordered(self.connections);
-        for (page, version) in sent.try_collect::<Vec<_>>().await? {
+        let sent: Vec<_> = sent.try_collect().await?;
+        let mut open = self.manifest.lock().await;
+        let mut next = open.manifest.clone();
+        next.generation += 1;
+        for (page, version) in sent {
             let earlier = match version {
                 ChunkVersion::HOLE => next.pages.remove(&page),
                 version => next.pages.insert(page, version),
             };
             superseded.extend(earlier.map(|earlier| page_name(page, earlier)));
         }
-        self.publish(open, next).await?;
+        self.publish(&mut open, next).await?;
         Ok(superseded)
     }
 

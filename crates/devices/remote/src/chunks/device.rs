@@ -41,6 +41,7 @@ impl ChunkDevice {
         facts.contexts = vec![BASE_ALLOCATION.to_owned()];
         facts.zeroed = is_new;
         facts.flush_failures_stay = true;
+        facts.loses_unflushed = true;
         let chunk = u32::try_from(disk.chunk).unwrap_or(REQUEST);
         facts.allocation_unit = chunk;
         // For copies alone: clients of a server choose their own.

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use blockhaul_block::{Error, Extents, FailedFlush, Kind, Result};
-use futures_util::future::try_join_all;
+use futures_util::future::{join_all, try_join_all};
 use tokio::sync::RwLockWriteGuard;
 
 use crate::chunks::buffer::{BufferRoom, ChunkBuffer, RoomPermit};
@@ -27,6 +27,8 @@ pub(crate) struct ChunkDisk {
     pub(crate) table: Mutex<ChunkTable>,
     pub(crate) room: Arc<BufferRoom>,
     pub(crate) manifest: tokio::sync::Mutex<OpenManifest>,
+    /// Held during a flush. The lease is renewed meanwhile, for which the manifest must be free.
+    pub(crate) flushes: tokio::sync::Mutex<()>,
     pub(crate) failed_flush: FailedFlush,
     /// Held for reading while a request is under way.
     pub(crate) requests: Arc<tokio::sync::RwLock<()>>,
@@ -186,7 +188,8 @@ impl ChunkDisk {
             rest = more;
             writes.push(self.write_part(part, Some(piece)));
         }
-        try_join_all(writes).await.map(drop)
+        // Each of them is carried out to its end: one that is dropped may leave its buffer where nobody evicts it.
+        join_all(writes).await.into_iter().collect()
     }
 
     /// Makes `len` bytes read as zeroes. Whole chunks become holes, unless `keeps`.
@@ -263,6 +266,10 @@ impl ChunkDisk {
         }
         self.check()?;
         held.put(begin, end, bytes);
+        if chunk * self.chunk + end as u64 == self.size {
+            // What the object has beyond the end of the disk is nobody's.
+            held.put(end, self.chunk_len(), None);
+        }
         let mut table = self.table();
         table.set_dirty(chunk);
         table.set_candidate(chunk, true);

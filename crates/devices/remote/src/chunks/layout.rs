@@ -24,7 +24,7 @@ const PAGE_START: usize = 32;
 /// Bits of a version that number the objects of one writer.
 const SEQUENCE_BITS: u32 = 40;
 /// Most writers, one after another.
-const WRITERS_MAX: u64 = (1 << (64 - SEQUENCE_BITS)) - 1;
+pub(crate) const WRITERS_MAX: u64 = (1 << (64 - SEQUENCE_BITS)) - 1;
 /// Longest lease.
 const LEASE_MAX: u64 = 3_600_000;
 
@@ -208,9 +208,11 @@ fn parse(text: &str) -> Option<ChunkManifest> {
     let is_id = id.len() == 32 && id.bytes().all(|byte| byte.is_ascii_hexdigit());
     let size = field("size")?.parse().ok()?;
     let chunk = field("chunk")?.parse().ok()?;
-    let generation = field("generation")?.parse().ok()?;
+    // Numbers that can grow for ever.
+    let counter = |text: &str| text.parse::<u64>().ok().filter(|number| *number < 1 << 63);
+    let generation = counter(field("generation")?)?;
     let writer = field("writer")?.parse().ok()?;
-    let renewal = field("renewal")?.parse().ok()?;
+    let renewal = counter(field("renewal")?)?;
     let lease = field("lease")?.parse().ok().filter(|lease| *lease <= LEASE_MAX)?;
     let holder = Some(field("holder")?).filter(|holder| *holder != "-").map(str::to_owned);
     let is_clean = match field("clean")? {

@@ -2,7 +2,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read as _, Write as _};
-use std::os::unix::fs::FileExt as _;
+use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -12,7 +12,8 @@ use bytes::Bytes;
 use futures_util::StreamExt as _;
 use futures_util::stream::{self, BoxStream};
 use object_store::UpdateVersion;
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{FlockOperation, OFlags, flock};
+use rustix::io::Errno;
 
 use crate::chunks::folder::{FoundObject, ObjectFolder, other_size};
 use crate::runtime::blocking;
@@ -20,7 +21,9 @@ use crate::runtime::blocking;
 /// The file that a writer holds a lock of.
 const LOCK: &str = "lock";
 /// An object that is about to replace another one.
-const FRESH: &str = "fresh";
+const FRESH: &str = "manifest.new";
+/// No file of another name is written.
+const NOFOLLOW: i32 = OFlags::NOFOLLOW.bits() as i32;
 /// Folders with objects.
 const FOLDERS: [&str; 2] = ["chunks", "index"];
 
@@ -45,10 +48,24 @@ impl LocalFolder {
     /// Blocks, as all methods below.
     fn put_now(&self, name: &str, bytes: &[u8]) -> io::Result<()> {
         let path = self.at(name);
-        let mut file = OpenOptions::new().write(true).create(true).truncate(true).open(&path)?;
-        file.write_all(bytes)?;
-        file.sync_all()?;
+        let mut options = OpenOptions::new();
+        options.write(true).create(true).truncate(true).custom_flags(NOFOLLOW);
+        let mut file = options.open(&path)?;
+        let written = file.write_all(bytes).and_then(|()| file.sync_all());
+        if let Err(error) = written {
+            // A full disk stays full otherwise: the next attempt has another name.
+            let _ = fs::remove_file(&path);
+            return Err(error);
+        }
         blockhaul_io::sync_folder(&path)
+    }
+
+    /// Makes a directory and those above it, durably.
+    fn make_folder(path: &Path) -> io::Result<()> {
+        let missing: Vec<_> = path.ancestors().take_while(|folder| !folder.exists()).collect();
+        fs::create_dir_all(path)?;
+        let made = missing.iter().filter(|folder| !folder.as_os_str().is_empty());
+        made.rev().try_for_each(|folder| blockhaul_io::sync_folder(folder))
     }
 
     fn get_now(&self, name: &str, most: u64) -> Result<Option<FoundObject>> {
@@ -77,7 +94,7 @@ impl LocalFolder {
         let wrong = |error| failed("write", &self.at(name), error);
         if expected.is_none() {
             let folders = FOLDERS.iter().map(|folder| self.root.join(folder));
-            folders.into_iter().try_for_each(fs::create_dir_all).map_err(wrong)?;
+            folders.into_iter().try_for_each(|path| Self::make_folder(&path)).map_err(wrong)?;
         }
         let found = self.get_now(name, u64::from(u32::MAX))?;
         if found.map(|found| found.version.e_tag) != expected.map(|version| version.e_tag.clone()) {
@@ -92,11 +109,14 @@ impl LocalFolder {
     fn lock_now(&self) -> Result<()> {
         let path = self.at(LOCK);
         let wrong = |error| failed("open", &path, error);
-        fs::create_dir_all(&self.root).map_err(wrong)?;
+        Self::make_folder(&self.root).map_err(wrong)?;
         let file =
             OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path);
         let file = file.map_err(wrong)?;
-        flock(&file, FlockOperation::NonBlockingLockExclusive).map_err(|_| {
+        flock(&file, FlockOperation::NonBlockingLockExclusive).map_err(|errno| {
+            if errno != Errno::WOULDBLOCK {
+                return wrong(errno.into());
+            }
             let text = "another program has the disk open for writing";
             Error::new(Kind::InUse, text).with_remedy("end that program, or open it read-only")
         })?;

@@ -12,7 +12,7 @@ use crate::chunks::commit::OpenManifest;
 use crate::chunks::disk::ChunkDisk;
 use crate::chunks::folder::{FoundObject, ObjectFolder};
 use crate::chunks::layout::{
-    ChunkManifest, ChunkVersion, MANIFEST, MANIFEST_MAX, PAGE, page_entries, page_name,
+    ChunkManifest, ChunkVersion, MANIFEST, MANIFEST_MAX, PAGE, WRITERS_MAX, page_entries, page_name,
 };
 use crate::chunks::table::ChunkTable;
 use crate::runtime;
@@ -99,15 +99,21 @@ impl ChunkPlace {
                 "choose an empty place, or remove them; a disk without its manifest is lost";
             return Err(Error::new(Kind::InUse, text).with_remedy(remedy));
         }
-        let mut id = [0; 16];
-        openssl::rand::rand_bytes(&mut id)
+        let mut random = [0; 20];
+        openssl::rand::rand_bytes(&mut random)
             .map_err(|error| Error::new(Kind::Io, "no random numbers").because(error))?;
+        let (id, first) = random.split_at(16);
+        let id = id.iter().fold(0, |id, byte| id << 8 | u128::from(*byte));
+        // Late requests of a writer of an earlier disk at this place must not meet objects of this one. Half of the
+        // numbers are left.
+        let before =
+            first.iter().fold(0, |number, byte| number << 8 | u64::from(*byte)) % (WRITERS_MAX / 2);
         let manifest = ChunkManifest {
-            id: format!("{:032x}", u128::from_be_bytes(id)),
+            id: format!("{id:032x}"),
             size,
             chunk,
             generation: 0,
-            writer: 0,
+            writer: before,
             renewal: 0,
             lease: self.lease,
             holder: None,
@@ -117,7 +123,7 @@ impl ChunkPlace {
         let versions = vec![ChunkVersion::HOLE; index(manifest.chunks())];
         let version = UpdateVersion { e_tag: None, version: None };
         // The first writer.
-        let mut table = ChunkTable::new(1, versions);
+        let mut table = ChunkTable::new(before + 1, versions);
         table.failed = Some(Error::new(Kind::NotFound, "the disk was not made yet"));
         let disk = self.disk(OpenManifest { manifest, version }, table, false);
         Ok(disk)
@@ -233,6 +239,7 @@ impl ChunkPlace {
             room: BufferRoom::new(index((self.cache / chunk).max(BUFFERS_MIN))),
             table: Mutex::new(table),
             manifest: tokio::sync::Mutex::new(open),
+            flushes: tokio::sync::Mutex::default(),
             failed_flush: FailedFlush::default(),
             requests: Arc::default(),
             removals: Arc::default(),

@@ -35,6 +35,8 @@ struct FaultyFolder {
     ignores_conditions: bool,
     /// Percent of writes that fail, before or after they take place.
     failures: AtomicU64,
+    /// Milliseconds that an object takes to arrive.
+    delay: AtomicU64,
     rng: Mutex<Rng>,
 }
 
@@ -51,6 +53,7 @@ impl FaultyFolder {
             is_cut: AtomicBool::new(false),
             ignores_conditions: false,
             failures: AtomicU64::new(0),
+            delay: AtomicU64::new(0),
             rng: Mutex::new(Rng::new(seed)),
         }
     }
@@ -93,6 +96,10 @@ impl ObjectFolder for FaultyFolder {
 
     async fn put(&self, name: &str, bytes: Bytes) -> Result<()> {
         tokio::task::yield_now().await;
+        let delay = Duration::from_millis(self.delay.load(Ordering::Relaxed));
+        if !delay.is_zero() {
+            tokio::time::sleep(delay).await;
+        }
         self.attempt(self.inside.put(name, bytes)).await
     }
 
@@ -190,6 +197,64 @@ fn a_second_writer_is_refused_until_the_lease_ends() {
         // The reader notices that its objects were replaced.
         let error = reader.read(0, &mut [0; 10]).await.unwrap_err();
         assert!(error.to_string().contains("changed the disk"), "{error}");
+    });
+}
+
+#[test]
+fn the_lease_is_renewed_during_a_long_flush() {
+    block_on(async {
+        let store = Arc::new(InMemory::new());
+        let (one, two) = (folder(&store), folder(&store));
+        let first = made(&place(&one), 8 * CHUNK).await;
+        first.write(5, b"first").await.unwrap();
+        one.delay.store(3 * u64::try_from(LEASE.as_millis()).unwrap(), Ordering::Relaxed);
+        let two = place(&two);
+        let (flushed, refused) = tokio::join!(first.flush(), two.open_to_write());
+        flushed.unwrap();
+        assert_eq!(refused.err().unwrap().kind(), Kind::InUse);
+        one.delay.store(0, Ordering::Relaxed);
+        first.close().await;
+    });
+}
+
+#[test]
+fn the_last_chunk_is_whole_where_the_disk_ends() {
+    block_on(async {
+        let store = Arc::new(InMemory::new());
+        let folder = folder(&store);
+        let size = CHUNK + CHUNK / 2;
+        let disk = made(&place(&folder), size).await;
+        disk.write(0, &vec![7; size as usize]).await.unwrap();
+        disk.close().await;
+        let names: Vec<_> = folder.names().try_collect().await.unwrap();
+        let last = names.iter().find(|name| name.starts_with("chunks/0000000000000001")).unwrap();
+        folder.inside.remove(last).await.unwrap();
+        let disk = place(&folder).open_to_write().await.unwrap().unwrap();
+        disk.write(CHUNK, &[8; CHUNK as usize / 2]).await.unwrap();
+        disk.flush().await.unwrap();
+        disk.close().await;
+        let found = content(&place(&folder).open_to_read().await.unwrap()).await;
+        assert!(found[CHUNK as usize..].iter().all(|byte| *byte == 8));
+    });
+}
+
+#[test]
+fn disks_at_one_place_have_other_objects() {
+    block_on(async {
+        let store = Arc::new(InMemory::new());
+        let folder = folder(&store);
+        let mut all = std::collections::BTreeSet::new();
+        for _ in 0..2 {
+            let disk = made(&place(&folder), CHUNK).await;
+            disk.write(0, b"content").await.unwrap();
+            disk.close().await;
+            let names: Vec<_> = folder.names().try_collect().await.unwrap();
+            for name in names {
+                folder.inside.remove(&name).await.unwrap();
+                assert!(name == MANIFEST || all.insert(name.clone()), "{name}");
+            }
+        }
+        assert_eq!(all.len(), 4);
     });
 }
 

@@ -21,6 +21,18 @@ pub fn disks_in_chunks_are_written_at_random_places(server: &ObjectServer) {
     a_killed_server_leaves_the_disk_of_a_flush(server);
 }
 
+/// A copy whose last flush fails has failed.
+#[test]
+fn a_copy_that_cannot_be_kept_fails() {
+    let scratch = tools::ScratchDir::new().unwrap();
+    let script = "ulimit -f 32; trap '' XFSZ; exec \"$0\" copy pattern:1M 'chunks:d?size=64K'";
+    let mut command = Command::new("sh");
+    command.args(["-c", script]).arg(env!("CARGO_BIN_EXE_blockhaul")).current_dir(scratch.path());
+    let output = tools::output(&mut command, LIMIT).unwrap();
+    assert_eq!(output.status.code(), Some(6), "{}", text(&output.stderr));
+    assert!(text(&output.stderr).contains("File too large"), "{}", text(&output.stderr));
+}
+
 fn the_commands_of_the_page_run(server: &ObjectServer) {
     let disk = server.disk(7);
     let is_command = |line: &String| line != "blockhaul chunks 1";

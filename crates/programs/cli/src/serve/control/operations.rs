@@ -119,13 +119,16 @@ impl Operations {
         let read = blockhaul_io::offload(move || reader.read_files()).await;
         let (tls, file) = read.map_err(|lost| lost.to_string())??;
         let mut done = Vec::new();
+        let has_tls = tls.is_some();
+        let secure = || tls.into_iter().for_each(|tls| self.server.set_tls(tls));
         if let (Some(config), Some(file)) = (&self.config, file) {
-            let changed = config.change(file, &self.server).await;
+            let changed = config.change(file, &self.server, secure).await;
             let changed = changed.map_err(|error| format!("{error}; nothing has changed"))?;
             done.push(changed.to_string());
+        } else {
+            secure();
         }
-        if let Some(tls) = tls {
-            self.server.set_tls(tls);
+        if has_tls {
             done.push("keys and certificates reloaded".into());
         }
         Ok(done.join("; "))

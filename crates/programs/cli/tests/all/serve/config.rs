@@ -62,6 +62,18 @@ impl Config {
         assert!(said.contains(words) && said.contains("; nothing has changed"), "{said}");
     }
 
+    /// A file that is none is refused, and does not keep later ones away.
+    #[track_caller]
+    fn refused_file(&self) {
+        let file = self.0.file("f.toml");
+        fs::remove_file(&file).unwrap();
+        assert!(Command::new("mkfifo").arg(&file).status().unwrap().success());
+        let output = self.run(&["ctl", "c", "reload"]);
+        let said = text(&output.stderr);
+        assert!(said.contains("no regular file") && said.contains("nothing has changed"), "{said}");
+        fs::remove_file(&file).unwrap();
+    }
+
     /// Names of exports that a client of this address sees; `-` after those that it cannot write.
     #[track_caller]
     fn seen(&self, uri: &str) -> Vec<String> {
@@ -138,6 +150,32 @@ write = false
         assert!(!output.status.success(), "{words:?}");
         assert!(text(&output.stderr).contains(said), "{words:?}: {}", text(&output.stderr));
     }
+}
+
+/// The name in a rule is that of the key, not one that was made to be shown.
+#[test]
+fn names_of_keys_have_any_characters() {
+    let config = Config::new(&format!(
+        "{DISKS}[tls]\nmode = 'on'\npsk = 'keys.psk'\n\
+         [[client]]\npsk = \"o'brien\"\nexports = ['data']\n[[client]]\n"
+    ));
+    config.succeed(&["tls", "init", "--psk", "o'brien", "keys.psk"]);
+    let _server = config.serve(&["--quiet"]);
+    assert_eq!(config.seen(&with_key("o'brien", "")), ["data"]);
+}
+
+/// A client that may not write keeps to that, whatever becomes of the layers of the export.
+#[test]
+fn rights_stay_when_layers_leave() {
+    let config = Config::new(
+        "[listen]\nunix = 's'\n[[export]]\nname = 'a'\ndevice = 'memory:1M'\nlayers = ['readonly']\n\
+         [[client]]\nwrite = false\n",
+    );
+    let _server = config.serve(&["--quiet"]);
+    config.succeed(&["ctl", "c", "layer-remove", "a", "readonly"]);
+    let output = config.run(&["copy", "pattern:1M", &plain("a")]);
+    assert!(text(&output.stderr).contains("read-only"), "{}", text(&output.stderr));
+    config.refused_file();
 }
 
 #[test]
