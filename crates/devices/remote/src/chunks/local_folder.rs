@@ -23,7 +23,7 @@ const LOCK: &str = "lock";
 /// An object that is about to replace another one.
 const FRESH: &str = "manifest.new";
 /// No file of another name is written.
-const NOFOLLOW: i32 = OFlags::NOFOLLOW.bits() as i32;
+const NOFOLLOW: i32 = OFlags::NOFOLLOW.bits().cast_signed();
 /// Folders with objects.
 const FOLDERS: [&str; 2] = ["chunks", "index"];
 
