@@ -183,6 +183,7 @@ impl CopyBatch {
             if let Some(share) = share {
                 let engine = setup.engine();
                 engine.connections = engine.connections.min(share);
+                engine.connections_max = engine.connections_max.min(share);
             }
             disks.push(disk);
             setups.push(setup);

@@ -15,6 +15,8 @@ use crate::segment::SEGMENT;
 pub const MIN_REQUEST: u32 = 4096;
 /// Largest allowed request size in bytes.
 pub const MAX_REQUEST: u32 = 32 << 20;
+/// Maximum number of lanes to try if the number is not given.
+const CONNECTIONS_MAX: usize = 16;
 
 /// How to copy. The defaults are nbdcopy's, except for the number of connections, which does not
 /// depend on the number of cores, and the request size.
@@ -22,9 +24,11 @@ pub const MAX_REQUEST: u32 = 32 << 20;
 pub struct EngineOptions {
     /// Lanes: connections to each side; at least 1.
     pub connections: usize,
-    /// Find the best number of lanes, from 1 to 16, starting with one per processor and at most
-    /// `connections`, or with `connections` if requests take long. Otherwise use `connections`.
+    /// Find the best number of lanes, from 1 to `connections_max`, starting with one per processor and at
+    /// most `connections`, or with `connections` if requests take long. Otherwise use `connections`.
     pub adaptive_connections: bool,
+    /// Maximum number of lanes of `adaptive_connections`; never less than `connections`.
+    pub connections_max: usize,
     /// When to use more than one lane with devices whose connections are separate.
     pub multi_conn: MultiConn,
     /// Maximum requests in flight per lane; at least 1.
@@ -179,6 +183,7 @@ impl Default for EngineOptions {
         EngineOptions {
             connections: 4,
             adaptive_connections: true,
+            connections_max: CONNECTIONS_MAX,
             multi_conn: MultiConn::Auto,
             requests: 64,
             adaptive: true,

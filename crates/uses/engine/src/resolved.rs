@@ -113,8 +113,6 @@ pub fn check_release(source: &Facts, target: &Facts) -> Result<()> {
 
 /// Minimum number of segments per lane.
 const SEGMENTS_PER_LANE: u64 = 2;
-/// Maximum number of connections to try if the number is not given.
-const CONNECTIONS_MAX: usize = 16;
 /// Number of lanes at the start on a machine with one processor.
 const LANES_FIRST_MIN: usize = 2;
 /// Minimum number of requests per segment, so that lanes do not change places all the time.
@@ -177,7 +175,7 @@ impl EffectiveOptions {
         let connections = if alone { 1 } else { options.connections.max(1) };
         // If all lanes share one handle on both sides, more of them add nothing.
         let more = options.adaptive_connections && !alone;
-        let connections_max = if more { connections.max(CONNECTIONS_MAX) } else { connections };
+        let connections_max = if more { connections.max(options.connections_max) } else { connections };
         // Copies on one machine wait only for its processors; more connections than processors only
         // make the servers' threads wait for each other.
         let processors = std::thread::available_parallelism().map_or(connections, usize::from);

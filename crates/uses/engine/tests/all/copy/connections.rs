@@ -147,3 +147,19 @@ fn connections_that_each_have_a_disk_are_found_out() {
         summary.warnings.iter().any(|text| text.contains("a different disk on each connection"))
     });
 }
+
+#[test]
+fn no_more_connections_are_tried_than_the_maximum() {
+    slower_and_slower(|delay| async move {
+        let disks = disks(1).await;
+        let (source, target) = ends(&disks, delay).await;
+        let usual = EngineOptions::default();
+        if run(&source, &target, &usual).await.unwrap().lanes < 2 {
+            return false;
+        }
+        let (source, target) = ends(&disks, delay).await;
+        let one = EngineOptions { connections: 1, connections_max: 1, ..usual };
+        assert_eq!(run(&source, &target, &one).await.unwrap().lanes, 1);
+        true
+    });
+}
