@@ -19,7 +19,7 @@ pub struct BackupReport {
     run: Arc<BackupRun>,
     as_json: bool,
     value: Value,
-    published: Option<(CommandMetrics, Runtime)>,
+    published: Option<(Vec<CommandMetrics>, Runtime)>,
 }
 
 /// Runs `work`, and publishes and prints how it ended.
@@ -34,7 +34,7 @@ pub fn with_report(
     let outcome = report.publish(&result.metrics, false).and_then(|()| work(&mut report));
     report.run.finish(exit::command_end(&outcome));
     if let Some((metrics, runtime)) = report.published.take() {
-        runtime.block_on(|| metrics.end());
+        metrics.into_iter().for_each(|metrics| runtime.block_on(|| metrics.end()));
     }
     if as_json {
         out::print(format!("{}\n", report.run.result(report.value)).as_bytes())?;
@@ -43,7 +43,8 @@ pub fn with_report(
 }
 
 impl BackupReport {
-    /// Publishes the metrics of the run from now on, if there is a destination.
+    /// Publishes the metrics of the run from now on, if there is a destination. A destination that cannot be used
+    /// is left out: a backup that cannot be seen is better than none.
     pub fn publish(&mut self, given: &[Destination], page: bool) -> Result<(), CommandFailure> {
         // What the command line says takes precedence.
         if self.published.is_some() || (given.is_empty() && !page) {
@@ -60,7 +61,13 @@ impl BackupReport {
             text(figures)
         });
         let sources = (text, self.run.state());
-        let metrics = CommandMetrics::start(&wanted, self.command, sources, &runtime.remote())?;
+        let mut metrics = Vec::new();
+        for one in wanted.each() {
+            match CommandMetrics::start(&one, self.command, sources.clone(), &runtime.remote()) {
+                Ok(started) => metrics.push(started),
+                Err(failure) => log::warn!("{failure}; going on without it"),
+            }
+        }
         self.published = Some((metrics, runtime));
         Ok(())
     }

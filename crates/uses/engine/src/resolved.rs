@@ -175,7 +175,8 @@ impl EffectiveOptions {
         let connections = if alone { 1 } else { options.connections.max(1) };
         // If all lanes share one handle on both sides, more of them add nothing.
         let more = options.adaptive_connections && !alone;
-        let connections_max = if more { connections.max(options.connections_max) } else { connections };
+        let connections_max =
+            if more { connections.max(options.connections_max) } else { connections };
         // Copies on one machine wait only for its processors; more connections than processors only
         // make the servers' threads wait for each other.
         let processors = std::thread::available_parallelism().map_or(connections, usize::from);

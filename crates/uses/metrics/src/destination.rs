@@ -130,6 +130,15 @@ impl Destinations {
         }
         Ok(all)
     }
+
+    /// Each destination alone, for a command that goes on without one that cannot be used.
+    pub fn each(self) -> impl Iterator<Item = Destinations> {
+        let Destinations { address, file, page } = self;
+        let served =
+            address.map(|address| Destinations { address: Some(address), file: None, page });
+        let written = file.map(|file| Destinations { file: Some(file), ..Destinations::default() });
+        served.into_iter().chain(written)
+    }
 }
 
 #[cfg(test)]

@@ -131,6 +131,11 @@ fn image_of(spec: &DeviceSpec) -> Option<DeviceSpec> {
     }
 }
 
+/// Whether a description is a URI of an NBD server.
+pub(crate) fn is_nbd(spec: &DeviceSpec) -> bool {
+    matches!(spec, DeviceSpec::Scheme { .. }) && Uri::parse(&spec.to_string()).is_ok()
+}
+
 /// The scheme of images that are created as targets of copies.
 const IMAGE: &str = "qcow2";
 

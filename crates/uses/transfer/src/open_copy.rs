@@ -252,11 +252,7 @@ impl CopyContext {
 
     /// Checks that the target can hold the source before anything is written.
     fn check_target(&self, from: &Facts, to: &Facts) -> Result<()> {
-        if !to.can.contains(Can::WRITE) {
-            return Err(self.cannot_copy(
-                "the target is read-only: choose another target, or have its server allow writing",
-            ));
-        }
+        self.check_writable(to)?;
         if to.flush_publishes && self.engine.discard_source {
             return Err(self.cannot_copy(
                 "the target exists only when all of it is written, so that nothing can be discarded at the source \
@@ -264,6 +260,16 @@ impl CopyContext {
             ));
         }
         self.check_size(from, to)
+    }
+
+    /// Checks that the target can be written.
+    pub(crate) fn check_writable(&self, to: &Facts) -> Result<()> {
+        if to.can.contains(Can::WRITE) {
+            return Ok(());
+        }
+        let text =
+            "the target is read-only: choose another target, or have its server allow writing";
+        Err(self.cannot_copy(text))
     }
 
     /// Checks that the target is large enough.

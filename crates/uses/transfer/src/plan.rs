@@ -1,6 +1,6 @@
 //! What a copy would read and write. Both sides are opened for reading, and nothing is changed.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use blockhaul_block::{BASE_ALLOCATION, Error, ExtentReader, Kind, ZERO};
@@ -9,7 +9,7 @@ use blockhaul_engine::CopyError;
 use serde_json::{Value, json};
 
 use crate::context::{CopyContext, SourceDevice, is_absent};
-use crate::description::file_of;
+use crate::description::{file_of, is_image, is_nbd};
 use crate::error::{Result, TransferError, TransferErrorKind, TransferStep};
 use crate::printable::one_line;
 use crate::setup::CopySetup;
@@ -44,7 +44,7 @@ pub struct CopyPlan {
 pub enum TargetChange {
     /// It does not exist, and is made.
     Created,
-    /// It is overwritten; its contents of this many bytes are lost.
+    /// It is overwritten; this many bytes of its contents are lost.
     Overwritten(u64),
     /// What is not copied stays, in a target of this many bytes.
     Kept(u64),
@@ -78,7 +78,7 @@ impl CopySetup {
     ///
     /// # Errors
     /// If the copy would be refused: a side cannot be opened, or both do not fit. Whether the target can be written
-    /// is not tried.
+    /// is known of files, block devices and exports, and not tried otherwise.
     pub async fn plan(self) -> Result<CopyPlan> {
         let (mut context, source) = self.into_planning();
         let plan = context.plan(source).await;
@@ -144,7 +144,7 @@ impl CopyContext {
     /// What happens to the target, which is opened for reading if it exists.
     async fn target_change(&mut self, source: Option<&Stack>) -> Result<TargetChange> {
         let file = file_of(&self.target);
-        if let Some(file) = file.filter(|file| is_absent(file)) {
+        if let Some(file) = file.as_ref().filter(|file| is_absent(file)) {
             let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty());
             if folder.is_some_and(|folder| !folder.is_dir()) {
                 let text = format!(
@@ -158,6 +158,9 @@ impl CopyContext {
                 ));
             }
             return Ok(TargetChange::Created);
+        }
+        if let Some(file) = &file {
+            self.check_file(file).await?;
         }
         let layers = std::mem::take(&mut self.target_layers);
         if matches!(self.target, DeviceSpec::Command(_)) {
@@ -178,15 +181,36 @@ impl CopyContext {
             // It takes the size of the source.
             return Ok(TargetChange::Unknown);
         }
+        if is_nbd(&self.target) {
+            self.check_writable(&to)?;
+        }
+        // A file becomes as long as the source.
+        let has_own_size = !file.is_some_and(|file| file.is_file()) && !is_image(&self.target);
+        let mut lost = to.size;
         if let Some(source) = source {
             let from = source.device().facts();
             self.check_apart(&from.files, &to.files)?;
-            if self.target_is_kept() || to.grows_from.is_none() && file_of(&self.target).is_none() {
+            if self.target_is_kept() || to.grows_from.is_none() && has_own_size {
                 self.check_size(&from, &to)?;
+            }
+            if has_own_size {
+                lost = lost.min(from.size);
             }
         }
         let is_kept = self.target_is_kept();
-        Ok(if is_kept { TargetChange::Kept(to.size) } else { TargetChange::Overwritten(to.size) })
+        Ok(if is_kept { TargetChange::Kept(to.size) } else { TargetChange::Overwritten(lost) })
+    }
+
+    /// Opens the file or block device of the target for writing, and closes it: refuses one that the copy could not
+    /// open, or that is in use. This changes nothing.
+    async fn check_file(&self, file: &Path) -> Result<()> {
+        let is_inside = is_image(&self.target);
+        let spec = if is_inside { DeviceSpec::Path(file.into()) } else { self.target.clone() };
+        let opened = self.registry.open(&spec, Vec::new(), Intent::TARGET).await;
+        let opened = opened.map_err(|error| self.target_error(&error))?;
+        // Fails only when the program ends.
+        let _ = blockhaul_io::offload(move || drop(opened)).await;
+        Ok(())
     }
 }
 

@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use blockhaul_testkit::tools::{ScratchDir, text};
+use blockhaul_testkit::tools::{PeerServer, ScratchDir, text};
 use serde_json::{Value, json};
 
 use crate::pull::Machine;
-use crate::served_disk::{blockhaul, succeed};
+use crate::served_disk::{OURS, blockhaul, succeed};
 
 /// The value of the metric that begins with this text.
 #[track_caller]
@@ -100,6 +100,22 @@ fn a_pull_that_fails_replaces_the_success_of_the_night_before() {
     fs::write(&job, keys).unwrap();
     assert_eq!(blockhaul(&["pull", &job]).status.code(), Some(3));
     assert_eq!(metric(&own, "blockhaul_backup_exit_status"), 3.0);
+}
+
+#[test]
+fn a_backup_is_made_where_its_metrics_cannot_be_published() {
+    let machine = Machine::new();
+    let missing = machine.scratch().file("nosuch").join("pull.prom");
+    let address = format!("--metrics=unix:{}", machine.scratch().socket("m").display());
+    let metrics = format!("--metrics=textfile:{}", missing.display());
+    let pulled =
+        blockhaul(&["pull", &machine.file("job"), "--point", "monday", &metrics, &address]);
+    let said = text(&pulled.stderr);
+    assert_eq!(pulled.status.code(), Some(0), "{said}");
+    let warning = format!("cannot write {}", missing.display());
+    assert!(said.contains(&warning) && said.contains("create its directory first"), "{said}");
+    let (status, value) = json_of(&["chain", "list", &machine.file("store"), "--json", &metrics]);
+    assert_eq!((status, value["points"].as_array().map(Vec::len)), (Some(0), Some(1)), "{value}");
 }
 
 #[test]
@@ -341,11 +357,24 @@ fn dry_runs_of_copies_say_what_would_be_done_and_change_nothing() {
     let (_, value) = json_of(&["copy", "--job", &job, "--dry-run", "--json"]);
     assert_eq!(value["disks"][0]["target_change"], "created", "{value}");
     // What would be refused is refused, and says why.
+    let (in_use, folder_name) = (file("in-use"), folder.display().to_string());
+    fs::write(&in_use, vec![1; 8 << 20]).unwrap();
+    let serve = |socket: &str, more: &[&str]| {
+        let socket = scratch.socket(socket);
+        let server = PeerServer::blockhaul(OURS.as_ref(), &socket, more).unwrap();
+        (server, format!("nbd+unix:///?socket={}", socket.display()))
+    };
+    let (_writes, export) = serve("w", &[&in_use]);
+    let (_reads, readonly) = serve("r", &["--read-only", &old]);
     for (args, status, said) in [
         (vec!["copy", &disk, "/nosuch/x", "--dry-run"], 3, "create its directory first"),
         (vec!["copy", "/nosuch", &new, "--dry-run"], 3, "no such file"),
         (vec!["copy", &disk, &disk, "--dry-run"], 2, "the same"),
         (vec!["copy", &old, "memory:8M", "--dry-run"], 3, "is smaller than the source"),
+        (vec!["copy", &disk, &folder_name, "--dry-run"], 3, "is a directory"),
+        (vec!["copy", &disk, &in_use, "--dry-run"], 3, "in use"),
+        (vec!["copy", &disk, &readonly, "--dry-run"], 3, "the target is read-only"),
+        (vec!["copy", &old, &export, "--dry-run"], 3, "is smaller than the source"),
         (vec!["copy", &disk, &new, "--json"], 2, "--dry-run"),
     ] {
         let before = files(&folder);

@@ -58,6 +58,12 @@ impl Machine {
 
     /// The machine writes to both disks; what they then hold is kept as `NAME-DISK`.
     fn write(&mut self, range: &str, seed: u32, name: &str) {
+        self.begin_write(range, seed, name);
+        self.qmp.done(r#"{"execute": "nbd-server-stop"}"#);
+    }
+
+    /// As [`Machine::write`], but the NBD server goes on.
+    fn begin_write(&mut self, range: &str, seed: u32, name: &str) {
         let socket = self.scratch.socket("n").display().to_string();
         let _ = fs::remove_file(&socket);
         self.qmp.done(&format!(
@@ -71,7 +77,6 @@ impl Machine {
             succeed(&["copy", "--range", range, &format!("random:16M?seed={seed}"), &uri]);
             succeed(&["copy", &uri, &self.file(&format!("{name}-{disk}"))]);
         }
-        self.qmp.done(r#"{"execute": "nbd-server-stop"}"#);
     }
 
     fn args(&self, more: &[&str]) -> Vec<String> {
@@ -136,6 +141,32 @@ fn a_machine_is_backed_up_by_one_command() {
     machine.write("2M:1M", 2, "wednesday");
     machine.pull("wednesday");
     machine.assert_restores(&["monday", "tuesday", "wednesday"]);
+}
+
+#[test]
+fn the_server_of_others_goes_on() {
+    let Some(mut machine) = Machine::start() else { return };
+    machine.begin_write("1M:4M", 1, "monday");
+    let args = machine.args(&["--point", "monday"]);
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    let refused = blockhaul(&args);
+    let said = text(&refused.stderr);
+    assert_eq!(refused.status.code(), Some(3), "{said}");
+    assert!(said.contains("stop it (nbd-server-stop)"), "{said}");
+    // Others still have their exports.
+    let socket = machine.scratch.socket("n").display().to_string();
+    let uri = format!("nbd+unix:///disk0?socket={socket}");
+    succeed(&["compare", "--strict", &uri, &machine.file("monday-disk0")]);
+    for disk in ["disk0", "disk1"] {
+        machine.qmp.done(&format!(
+            r#"{{"execute": "block-export-del", "arguments": {{"id": "m{disk}"}}}}"#
+        ));
+    }
+    machine.assert_clean(0);
+    machine.qmp.done(r#"{"execute": "nbd-server-stop"}"#);
+    machine.pull("monday");
+    machine.assert_clean(1);
+    machine.assert_restores(&["monday"]);
 }
 
 #[test]

@@ -25,6 +25,8 @@ const LOOK: Duration = Duration::from_millis(100);
 pub(super) struct QmpMachine {
     client: QmpClient,
     disks: Vec<NodeDisk>,
+    /// A backup has started the NBD server of QEMU, which has one server.
+    serves: bool,
 }
 
 /// A disk of a machine.
@@ -65,7 +67,7 @@ impl NodeDisk {
 
 impl QmpMachine {
     pub(super) fn connect(socket: &Path) -> Result<QmpMachine> {
-        Ok(QmpMachine { client: QmpClient::connect(socket)?, disks: Vec::new() })
+        Ok(QmpMachine { client: QmpClient::connect(socket)?, disks: Vec::new(), serves: false })
     }
 
     /// Begins the point in time of all disks.
@@ -75,6 +77,8 @@ impl QmpMachine {
         names: &BackupNames,
     ) -> Result<Vec<MachineDisk>> {
         self.disks = self.known_disks(&request.disks)?;
+        // What an interrupted backup has left is its nodes and jobs, and likely the server.
+        self.serves = self.has_left(names);
         self.clean_up(names);
         let mut made = Vec::with_capacity(self.disks.len());
         for index in 0..self.disks.len() {
@@ -151,7 +155,13 @@ impl QmpMachine {
         }
         let server =
             json!({ "addr": { "type": "unix", "data": { "path": path_text(&names.socket)? } } });
-        self.client.run("nbd-server-start", server)?;
+        self.client.run("nbd-server-start", server).map_err(|error| {
+            error.and(
+                "; QEMU has one NBD server: if it runs already, end its exports and stop it \
+                 (nbd-server-stop), then back up again",
+            )
+        })?;
+        self.serves = true;
         let mut actions = Vec::new();
         for disk in &disks {
             actions.push(json!({ "type": "blockdev-backup", "data": {
@@ -221,33 +231,49 @@ impl QmpMachine {
 
     /// Removes what a backup has made in the machine, as far as it is there.
     fn clean_up(&mut self, names: &BackupNames) {
-        let mut is_found = false;
         for id in self.own("query-block-exports", "id", names) {
-            let export = json!({ "id": id, "mode": "hard" });
-            is_found |= self.client.run("block-export-del", export).is_ok();
+            // The export of a client that leaves may be gone by now.
+            let _ = self.client.run("block-export-del", json!({ "id": id, "mode": "hard" }));
         }
         for id in self.own("query-jobs", "id", names) {
-            is_found |= self.end_job(&id, names);
+            self.end_job(&id, names);
         }
         // The images before their files.
         let mut nodes = self.own("query-named-block-nodes", "node-name", names);
         nodes.sort_by_key(|node| node.ends_with(FILE));
         for node in nodes {
-            is_found |= self.remove_node(&node, names);
+            self.remove_node(&node, names);
         }
         for disk in &self.disks {
             // It may be absent.
             let _ = std::fs::remove_file(&disk.overlay);
         }
-        if is_found {
-            // The server was started for this backup.
+        // Stopping the server ends the exports of others, too.
+        if std::mem::take(&mut self.serves) && !self.exports_by_nbd() {
             let _ = self.client.run("nbd-server-stop", json!({}));
         }
     }
 
-    /// Ends a job, and waits until it is gone; `false`: it had ended already.
-    fn end_job(&mut self, id: &str, names: &BackupNames) -> bool {
-        let is_cancelled = self.client.run("job-cancel", json!({ "id": id })).is_ok();
+    /// Whether an interrupted backup has left something in the machine.
+    fn has_left(&mut self, names: &BackupNames) -> bool {
+        const MADE: [(&str, &str); 3] = [
+            ("query-block-exports", "id"),
+            ("query-jobs", "id"),
+            ("query-named-block-nodes", "node-name"),
+        ];
+        MADE.iter().any(|(command, member)| !self.own(command, member, names).is_empty())
+    }
+
+    /// Whether the server has exports; also if QEMU does not list them.
+    fn exports_by_nbd(&mut self) -> bool {
+        let listed = self.client.run("query-block-exports", json!({})).unwrap_or_default();
+        listed.as_array().is_none_or(|all| all.iter().any(|export| export["type"] == "nbd"))
+    }
+
+    /// Ends a job, and waits until it is gone.
+    fn end_job(&mut self, id: &str, names: &BackupNames) {
+        // It may have ended already.
+        let _ = self.client.run("job-cancel", json!({ "id": id }));
         for _ in 0..LOOKS {
             // Only a job that has concluded can be dismissed, and most dismiss themselves.
             let is_dismissed = self.client.run("job-dismiss", json!({ "id": id })).is_ok();
@@ -256,7 +282,6 @@ impl QmpMachine {
             }
             std::thread::sleep(LOOK);
         }
-        is_cancelled
     }
 
     /// The names of what a backup has made, in the list that a command returns.
@@ -267,22 +292,16 @@ impl QmpMachine {
         found.filter(|name| name.starts_with(names.nodes())).map(String::from).collect()
     }
 
-    /// Removes a node that may still be in use for a moment; `false`: it cannot be removed.
-    fn remove_node(&mut self, node: &str, names: &BackupNames) -> bool {
+    /// Removes a node that may still be in use for a moment.
+    fn remove_node(&mut self, node: &str, names: &BackupNames) {
         for _ in 0..LOOKS {
-            if self.client.run("blockdev-del", json!({ "node-name": node })).is_ok() {
-                return true;
-            }
-            if !self
-                .own("query-named-block-nodes", "node-name", names)
-                .iter()
-                .any(|one| one == node)
-            {
-                return false;
+            let is_removed = self.client.run("blockdev-del", json!({ "node-name": node })).is_ok();
+            let left = self.own("query-named-block-nodes", "node-name", names);
+            if is_removed || !left.iter().any(|one| one == node) {
+                return;
             }
             std::thread::sleep(LOOK);
         }
-        false
     }
 
     /// Settles the bitmaps of all disks, by the newest points of their stores.
