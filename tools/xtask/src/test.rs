@@ -42,6 +42,23 @@ pub fn main(args: &[String]) -> TaskResult {
         Some((first, rest)) if first == "--" => rest,
         Some(_) => return run::no_more(args),
     };
+    // What is fetched and unpacked needs the network and the disk, and building needs the processors.
+    let preparation = std::thread::spawn(prepare);
+    let prepared = move || preparation.join().map_err(|_| "a thread has failed".to_owned())?;
+    let list = run::target().join("tests-skipped");
+    // Of an earlier run; otherwise it is not there.
+    let _ = fs::remove_file(&list);
+    let mut results = TestResults::default();
+    let outcome = if passed_on.is_empty() {
+        whole(&mut results, &list, prepared)
+    } else {
+        prepared().and_then(|()| some(passed_on, &mut results, &list))
+    };
+    outcome.map_err(|why| results.failures(why))
+}
+
+/// Makes the programs ready that tests are compared with.
+fn prepare() -> TaskResult {
     let peers = PeerDirectory::here();
     let ready = peers.ensure(false).and_then(|()| peers.print_versions());
     match ready.and_then(|()| source::main(&[])) {
@@ -55,23 +72,19 @@ pub fn main(args: &[String]) -> TaskResult {
     if let Err(why) = npm_tools::ensure() {
         println!("going on without packages of npm: {why}");
     }
-    let list = run::target().join("tests-skipped");
-    // Of an earlier run; otherwise it is not there.
-    let _ = fs::remove_file(&list);
-    let mut results = TestResults::default();
-    let outcome = if passed_on.is_empty() {
-        whole(&mut results, &list)
-    } else {
-        some(passed_on, &mut results, &list)
-    };
-    outcome.map_err(|why| results.failures(why))
+    Ok(())
 }
 
 /// Builds and tests the whole workspace, all of it with the simulated driver: two builds, with and without it,
 /// would take a tenth of the whole time more. Clippy and the documentation see the code without it.
-fn whole(results: &mut TestResults, list: &Path) -> TaskResult {
+fn whole(
+    results: &mut TestResults,
+    list: &Path,
+    prepared: impl FnOnce() -> TaskResult,
+) -> TaskResult {
     run::show(run::cargo("build").args(["--workspace", "--all-targets", simulate::FEATURE]))?;
     let programs = test_programs::build()?;
+    prepared()?;
     let outputs = run::target().join("test-output");
     let env = [
         (LIST, list.to_string_lossy().into_owned()),

@@ -238,11 +238,13 @@ fn every_combination_has_the_bytes_and_the_map_that_qemu_img_shows() {
     let seed = rng::seed();
     eprintln!("BLOCKHAUL_SEED={seed}");
     make_noise(&qemu, &mut Rng::new(seed));
-    let rounds = if std::env::var_os("BLOCKHAUL_LONG").is_some() { 10 } else { 1 };
+    // A part of the combinations at a time.
+    let (rounds, step) =
+        if std::env::var_os("BLOCKHAUL_LONG").is_some() { (10, 1) } else { (1, 2) };
     let all = cases();
     assert!(all.len() > 80 && Path::new(qemu.scratch.path()).is_dir());
     for round in 0..rounds {
-        for (number, case) in all.iter().enumerate() {
+        for (number, case) in all.iter().enumerate().skip(seed as usize % step).step_by(step) {
             check(&qemu, case, seed.wrapping_add(round * 1000 + number as u64));
         }
     }

@@ -370,7 +370,7 @@ fn cut_at_each(qemu: &Qemu, name: &str, start: &Start, seed: u64) {
         check(qemu, start, &left, &history, &label);
         cuts += 1;
         // Neighbours differ little.
-        number += if long() { 1 } else { 1 + number / 6 };
+        number += if long() { 1 } else { 1 + number / 3 };
     }
     assert!(cuts > 5, "{name}: {cuts} cuts");
 }
@@ -401,7 +401,7 @@ fn a_failure_at_any_write_ruins_nothing() {
                 if fault.failures().is_empty() {
                     break;
                 }
-                number += if long() { 1 } else { 1 + number / 2 };
+                number += if long() { 1 } else { 1 + number };
             }
             assert!(number > 1, "{name}: no {op:?}");
         }

@@ -150,9 +150,11 @@ fn every_combination_is_written_as_the_model_says() {
     let seed = rng::seed();
     eprintln!("BLOCKHAUL_SEED={seed}");
     make_noise(&qemu, &mut Rng::new(seed));
-    let rounds = if std::env::var_os("BLOCKHAUL_LONG").is_some() { 5 } else { 1 };
+    // A part of the combinations at a time.
+    let (rounds, step) = if std::env::var_os("BLOCKHAUL_LONG").is_some() { (5, 1) } else { (1, 2) };
+    let cases = cases();
     for round in 0..rounds {
-        for (number, case) in cases().iter().enumerate() {
+        for (number, case) in cases.iter().enumerate().skip(seed as usize % step).step_by(step) {
             check(&qemu, case, seed.wrapping_add(round * 1000 + number as u64), 2);
         }
     }
