@@ -105,7 +105,7 @@ fn all_disks(listed: Vec<JobFileDisk>) -> Result<Vec<JobFileDisk>, CommandFailur
             let name = format!("{} {number}", disk.name).trim().to_string();
             let target = target.replace(NUMBER, &number.to_string());
             let target = Some(DeviceSpec::parse(target.as_ref())?);
-            let options = disk.options.clone();
+            let options = disk.options.numbered(NUMBER, number);
             let image = disk.image.clone();
             let (place, keys) = (disk.place.clone(), disk.keys.clone());
             let source = all.disk(number);
@@ -242,6 +242,7 @@ struct DiskCopy {
     watched: ObservedCopy,
     journal: Option<PathBuf>,
     manifest: Option<PathBuf>,
+    error_map: Option<PathBuf>,
     /// Source and target.
     specs: [DeviceSpec; 2],
     discards_source: bool,
@@ -259,7 +260,7 @@ impl DiskCopy {
         let DiskRequest { name, place, mut request } = disk;
         request.rate = limit;
         request.options.no_zero_copy |= common.limits.no_zero_copy;
-        let TransferOptions { journal, manifest, since, .. } = request.options.clone();
+        let TransferOptions { journal, manifest, error_map, since, .. } = request.options.clone();
         let setup = copy_options::set_up(request);
         let mut setup = setup.map_err(|error| in_disk(&place, &name, &error.into()))?;
         if since.is_none() {
@@ -277,6 +278,7 @@ impl DiskCopy {
             watched,
             journal,
             manifest,
+            error_map,
             specs: setup.specs().map(DeviceSpec::clone),
             discards_source: setup.discards_source(),
             control,
@@ -309,7 +311,7 @@ impl DiskCopy {
 fn check_together(disks: &[DiskCopy]) -> Result<(), CommandFailure> {
     let mut files: HashMap<PathBuf, (&Path, &DiskCopy)> = HashMap::new();
     for disk in disks {
-        for file in [&disk.journal, &disk.manifest].into_iter().flatten() {
+        for file in [&disk.journal, &disk.manifest, &disk.error_map].into_iter().flatten() {
             if let Some((_, other)) = files.insert(full(file), (file, disk)) {
                 let place = &disk.place;
                 let name = &disk.name;

@@ -169,7 +169,8 @@ impl CopyContext {
                 "{target} does not exist: an increment needs the earlier copy; copy all of the source first"
             )));
         }
-        if self.selection.has_list() && is_gone && !self.keeps_target && !self.goes_on() {
+        let is_new = is_gone && !self.keeps_target && !self.goes_on();
+        if self.selection.has_list_over_copy() && is_new {
             log::warn!("{target} does not exist: the new file has only the ranges of the list");
         }
         if self.goes_on() && is_gone {

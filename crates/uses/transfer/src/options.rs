@@ -66,6 +66,8 @@ pub struct TransferOptions {
     pub ranges_command: Option<String>,
     /// Accept a list that covers only a part of the disk.
     pub ranges_partial: bool,
+    /// The target is a new file that is meant to have only the ranges of the list: no warning about that.
+    pub ranges_alone: bool,
     /// Copy only what this metadata context of the source, a dirty bitmap, marks.
     pub bitmap: Option<String>,
     /// Copy ranges with any of these flags of the bitmap, at least one; `None`: any flag.
@@ -130,6 +132,7 @@ impl Default for TransferOptions {
             ranges: None,
             ranges_command: None,
             ranges_partial: false,
+            ranges_alone: false,
             bitmap: None,
             bitmap_flags: None,
             since: None,
@@ -227,6 +230,19 @@ impl TransferOptions {
             "rate-file" => self.rate_file.is_some(),
             _ => false,
         }
+    }
+
+    /// The options for the disk of this number of several: `placeholder` in the names of its files is the number.
+    #[must_use]
+    pub fn numbered(&self, placeholder: &str, number: usize) -> TransferOptions {
+        let mut options = self.clone();
+        let TransferOptions { manifest, error_map, since, journal, .. } = &mut options;
+        for file in [manifest, error_map, since, journal].into_iter().flatten() {
+            if let Some(name) = file.to_str() {
+                *file = name.replace(placeholder, &number.to_string()).into();
+            }
+        }
+        options
     }
 
     /// Refuses options that exclude each other, or need another one. The command line refuses the same.

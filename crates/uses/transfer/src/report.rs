@@ -104,12 +104,13 @@ impl CopyReport {
             return self;
         }
         self.end = CopyEnd::Partial;
-        let unread = format!("{bytes} bytes in {ranges} ranges cannot be read");
+        let noun = if ranges == 1 { "range" } else { "ranges" };
+        let unread = format!("{bytes} bytes in {ranges} {noun} cannot be read");
         self.text += &format!("; {unread}");
         let map = map.display();
         self.warnings.push(format!(
-            "{unread}: they are in {map}, and are zero or unchanged on the target; run the command again to read \
-             them once more"
+            "{unread}: they are in {map}, and the target has there what it had before (zeroes if it is new); run the \
+             command again to read them once more"
         ));
         self
     }

@@ -21,6 +21,8 @@ pub(crate) struct CopySelection {
     list: Option<RangeList>,
     /// It need not be complete.
     partial: bool,
+    /// The target is meant to have nothing else.
+    alone: bool,
     /// Its ranges, once the size of the source is known: offsets and lengths, in order.
     ranges: Option<Arc<[(u64, u64)]>>,
     /// Only what this selects.
@@ -44,7 +46,16 @@ impl CopySelection {
             (None, None) => None,
         };
         let partial = options.ranges_partial;
-        Ok(CopySelection { range: options.range, list, partial, ranges: None, bitmap, since })
+        let alone = options.ranges_alone;
+        Ok(CopySelection {
+            range: options.range,
+            list,
+            partial,
+            alone,
+            ranges: None,
+            bitmap,
+            since,
+        })
     }
 
     /// Whether it is an increment of a copy on the target.
@@ -57,9 +68,9 @@ impl CopySelection {
         self.since.is_some()
     }
 
-    /// Whether a list says what is copied.
-    pub(crate) fn has_list(&self) -> bool {
-        self.list.is_some()
+    /// Whether a list says what is copied onto an earlier copy.
+    pub(crate) fn has_list_over_copy(&self) -> bool {
+        self.list.is_some() && !self.alone
     }
 
     /// Whether the target keeps what is not copied.

@@ -137,11 +137,13 @@ pub(crate) fn run_reported(
             let failure = CommandFailure::new(signals::status(session.signal()), text);
             (Err(failure.and(&hint)), None)
         }
-        // No hint for a loss of a few seconds.
-        Err(error) if started.elapsed() >= journal_hint::WORTH_A_JOURNAL => {
-            (Err(CommandFailure::from(error).and(&hint)), None)
+        Err(error) => {
+            let skip = journal_hint::skip_hint(&error, ends.each_ref());
+            // No hint for a loss of a few seconds.
+            let is_long = started.elapsed() >= journal_hint::WORTH_A_JOURNAL;
+            let hint = if is_long { &hint } else { "" };
+            (Err(CommandFailure::from(error).and(skip).and(hint)), None)
         }
-        Err(error) => (Err(CommandFailure::from(error)), None),
     };
     session.finish(exit::command_end(&outcome));
     if let Some(report) = report {

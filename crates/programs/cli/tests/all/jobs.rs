@@ -223,6 +223,13 @@ fn files_that_cannot_be_meant_are_refused_with_line_and_key() {
             format!("{one}journal='j'\n{}journal='./j'\n", one.replace("a.raw", "b.raw")),
             "disk 1 also writes ./j",
         ),
+        (
+            format!(
+                "{one}on-error='skip'\nerror-map='m'\n{}on-error='skip'\nerror-map='m'\n",
+                one.replace("a.raw", "b.raw")
+            ),
+            "disk 1 also writes m",
+        ),
         (format!("{one}{}", one.replace("a.raw", "./a.raw")), "disk 1 has the same target"),
         (
             format!("{one}{}manifest='a.raw'\n", one.replace("a.raw", "b.raw")),

@@ -71,6 +71,7 @@ impl PullTarget {
         options.journal = Some(self.absolute(&self.writer.journal(self.number)));
         let ranges = || self.absolute(&self.writer.ranges(self.number));
         options.ranges = self.is_increment.then(ranges);
+        options.ranges_alone = self.is_increment;
         options.flush = true;
     }
 
