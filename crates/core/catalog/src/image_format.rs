@@ -22,6 +22,21 @@ pub struct ImageFormat {
     pub names_files: bool,
 }
 
+/// A disk in an archive with a virtual machine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ArchivedDisk {
+    /// Its number, from 1 on.
+    pub number: u64,
+    /// Name of its file in the archive.
+    pub file: String,
+    /// Name of the format of the file; `raw` if the file is the disk, byte for byte.
+    pub format: &'static str,
+    /// Size of the disk in bytes, if it is known.
+    pub disk_size: Option<u64>,
+    /// Length of the file in the archive in bytes.
+    pub file_size: u64,
+}
+
 /// All image formats that devices of ours read. Sources of the signatures: QEMU's docs/interop/qcow2.txt
 /// ("Header"); VMware's "Virtual Disk Format 5.0" (sparse extent header, descriptor); Microsoft's [MS-VHDX] 2.2.1 and
 /// its VHD specification (a dynamic disk begins with a copy of its footer); VirtualBox's VDI header.

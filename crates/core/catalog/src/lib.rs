@@ -51,7 +51,7 @@ pub use exports::{
 };
 pub use gate::{AnyKind, AnyLayer, Gate, GateKind, guarded};
 pub use image_bitmaps::{BitmapSlot, BitmapStore, ImageBitmap, ImageBitmaps};
-pub use image_format::{IMAGE_FORMATS, ImageFormat};
+pub use image_format::{ArchivedDisk, IMAGE_FORMATS, ImageFormat};
 pub use layer::{Layer, LayerBase, LayerKind};
 pub use near::nearest;
 pub use opening::{

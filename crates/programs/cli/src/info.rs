@@ -59,9 +59,9 @@ pub fn run(args: &args::InfoArgs, groups: &Groups) -> CommandResult {
     )
 }
 
-/// The facts of contents to report. nbdinfo reports no partitions.
+/// The facts of contents to report. nbdinfo reports no partitions and no disks of archives.
 fn content(args: &args::InfoArgs, kind: bool) -> ContentQuery {
-    ContentQuery { kind, partitions: kind && !args.is_nbdinfo }
+    ContentQuery { kind, partitions: kind && !args.is_nbdinfo, archive: !args.is_nbdinfo }
 }
 
 /// Runs `blockhaul map`.

@@ -4,8 +4,10 @@ use std::fs::File;
 use std::io::Read as _;
 use std::path::Path;
 
-use blockhaul_catalog::{DeviceSpec, ImageFormat, Intent, NamePolicy, Registry, format_size};
+use blockhaul_catalog::{DeviceSpec, ImageFormat, Intent, NamePolicy, Registry};
 use blockhaul_transfer::{FileFormat, path_of};
+
+use crate::sizes::with_unit;
 
 /// The format of a file whose bytes are the disk.
 const RAW: &str = "raw";
@@ -39,15 +41,11 @@ impl FileFacts {
 
     /// The lines of the report.
     pub(crate) fn text(&self) -> String {
-        let size = |bytes: u64| match format_size(bytes) {
-            short if short == bytes.to_string() => short,
-            short => format!("{bytes} ({short})"),
-        };
         let mut text = format!("\tformat: {}\n", self.format);
         if let Some(bytes) = self.disk_size {
-            text += &format!("\tdisk-size: {}\n", size(bytes));
+            text += &format!("\tdisk-size: {}\n", with_unit(bytes));
         }
-        text += &format!("\tfile-size: {}\n", size(self.file_size));
+        text += &format!("\tfile-size: {}\n", with_unit(self.file_size));
         if let Some(hint) = &self.hint {
             let hint = blockhaul_transfer::one_line(hint);
             text += &format!(

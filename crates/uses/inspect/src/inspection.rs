@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use blockhaul_block::{BASE_ALLOCATION, Device, Error, Facts, Kind};
-use blockhaul_catalog::{DeviceSpec, Intent, Layer, Registry, Stack};
+use blockhaul_catalog::{ArchivedDisk, DeviceSpec, Intent, Layer, Registry, Stack};
 use blockhaul_client::options::{ConnectTarget, OptionSession};
 use blockhaul_client::{ConnectOptions, DeviceConnection, ServerAddress, ServerProcess};
 use blockhaul_transfer::{make_layers, sparing_of_queries};
@@ -12,6 +12,7 @@ use blockhaul_wire::handshake::GreetingForm;
 use blockhaul_wire::handshake::client::{ClientHandshakeResult, ExportInfo};
 use blockhaul_wire::uri::Uri;
 
+use crate::archive;
 use crate::content;
 use crate::error::{InspectionError, Result};
 use crate::file_facts::FileFacts;
@@ -46,6 +47,8 @@ pub struct ContentQuery {
     pub kind: bool,
     /// The partition table.
     pub partitions: bool,
+    /// The disks of an OVA. One with several disks is then no error, but a report without exports.
+    pub archive: bool,
 }
 
 /// An NBD server.
@@ -246,20 +249,36 @@ impl InspectedDevice {
         opened.map_err(|error| opening(&self.spec.to_string(), &error))
     }
 
+    /// The facts of the file, and the disks of an OVA, which has a hint to one of them.
+    async fn file_and_disks(&self) -> Result<(Option<FileFacts>, Vec<ArchivedDisk>)> {
+        let mut file = FileFacts::find(&self.registry, &self.spec).await;
+        let disks = archive::disks(&self.registry, &self.spec).await;
+        let disks = disks.map_err(|error| opening(&self.spec.to_string(), &error))?;
+        if let (Some(FileFacts { hint: Some(hint), .. }), [_, _, ..]) = (&mut file, &disks[..]) {
+            *hint = archive::first_disk(hint);
+        }
+        Ok((file, disks))
+    }
+
     async fn report(&self, content: ContentQuery) -> Result<InspectionReport> {
+        let (file, disks) = match self.layers[..] {
+            [] if content.archive => self.file_and_disks().await?,
+            [] => (FileFacts::find(&self.registry, &self.spec).await, Vec::new()),
+            _ => (None, Vec::new()),
+        };
+        if disks.len() > 1 && !matches!(self.spec, DeviceSpec::Path(_)) {
+            let owner = ExportOwner::Device { name: self.spec.to_string(), file, disks };
+            return Ok(InspectionReport { owner, exports: Vec::new() });
+        }
         let stack = self.open().await?;
         let facts = stack.device().facts();
-        let file = match self.layers[..] {
-            [] => FileFacts::find(&self.registry, &self.spec).await,
-            _ => None,
-        };
         let name = facts.name.to_string();
         let mut export = ExportFacts::of_device(&facts);
         // The bytes of an image are no disk: their kind would mislead.
         if file.as_ref().is_none_or(|file| file.hint.is_none()) {
             export.add_content(stack.device(), content).await;
         }
-        let owner = ExportOwner::Device { name, file };
+        let owner = ExportOwner::Device { name, file, disks };
         Ok(InspectionReport { owner, exports: vec![export] })
     }
 }

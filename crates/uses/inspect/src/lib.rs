@@ -34,6 +34,7 @@
 #![cfg_attr(not(test), warn(clippy::missing_errors_doc))]
 
 mod ability;
+mod archive;
 mod content;
 mod dump;
 mod error;
@@ -48,6 +49,7 @@ mod palette;
 mod partitions;
 mod picture;
 mod report;
+mod sizes;
 
 pub use ability::Ability;
 pub use dump::write_dump;

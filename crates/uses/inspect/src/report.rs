@@ -4,17 +4,19 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 
 use blockhaul_block::{Can, Facts};
-use blockhaul_catalog::format_size;
+use blockhaul_catalog::{ArchivedDisk, format_size};
 use blockhaul_layers::PartitionTable;
 use blockhaul_transfer::one_line;
 use blockhaul_wire::{ExportFlags, ReplyForm};
 use serde::ser::SerializeMap as _;
 use serde::{Serialize, Serializer};
 
+use crate::archive;
 use crate::file_facts::FileFacts;
 use crate::json::json;
 use crate::palette::Palette;
 use crate::partitions;
+use crate::sizes::with_unit;
 
 /// The facts of a server or device.
 #[derive(Debug)]
@@ -43,6 +45,8 @@ pub enum ExportOwner {
         name: String,
         /// The file that holds the disk, if it is one of this machine.
         file: Option<FileFacts>,
+        /// The disks of an OVA, if they were looked for.
+        disks: Vec<ArchivedDisk>,
     },
 }
 
@@ -185,7 +189,7 @@ impl InspectionReport {
         };
         let exports = devices.iter().map(export).collect();
         InspectionReport {
-            owner: ExportOwner::Device { name: all.join(", "), file: None },
+            owner: ExportOwner::Device { name: all.join(", "), file: None, disks: Vec::new() },
             exports,
         }
     }
@@ -220,9 +224,17 @@ impl InspectionReport {
                 };
                 writeln!(out, "protocol: {protocol} {with} TLS, using {packets} packets")?;
             }
-            ExportOwner::Device { name, file } => {
+            ExportOwner::Device { name, file, disks } => {
                 writeln!(out, "device: {}", one_line(name))?;
                 out.push_str(&file.as_ref().map_or_else(String::new, FileFacts::text));
+                out.push_str(&archive::text(disks));
+                if self.exports.is_empty() && !disks.is_empty() {
+                    writeln!(
+                        out,
+                        "\thint: for one disk: {}",
+                        one_line(&archive::first_disk(name))
+                    )?;
+                }
             }
         }
         for export in &self.exports {
@@ -278,8 +290,11 @@ impl Serialize for InspectionReport {
                 members.serialize_entry("structured", &(*replies != ReplyForm::Simple))?;
                 members.serialize_entry("extended", &(*replies == ReplyForm::Extended))?;
             }
-            ExportOwner::Device { name, file } => {
+            ExportOwner::Device { name, file, disks } => {
                 members.serialize_entry("device", name)?;
+                if !disks.is_empty() {
+                    members.serialize_entry("disks", &archive::entries(disks))?;
+                }
                 if let Some(file) = file {
                     members.serialize_entry("format", &file.format)?;
                     members.serialize_entry("disk-size", &file.disk_size)?;
@@ -325,18 +340,12 @@ impl Serialize for ExportFacts {
     }
 }
 
-/// A size, with a shorter form in parentheses if there is one.
-fn with_unit(size: u64) -> String {
-    let short = format_size(size);
-    if short == size.to_string() { short } else { format!("{size} ({short})") }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn device(name: &str) -> ExportOwner {
-        ExportOwner::Device { name: name.into(), file: None }
+        ExportOwner::Device { name: name.into(), file: None, disks: Vec::new() }
     }
 
     #[test]
@@ -401,12 +410,5 @@ mod tests {
             "{text:?}"
         );
         assert!(!text.lines().any(|line| line.starts_with('b')), "{text}");
-    }
-
-    #[test]
-    fn sizes_have_a_unit_where_it_is_exact() {
-        assert_eq!(with_unit(8 << 20), "8388608 (8M)");
-        assert_eq!(with_unit(1000), "1000");
-        assert_eq!(with_unit(0), "0");
     }
 }

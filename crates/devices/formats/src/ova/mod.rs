@@ -2,16 +2,19 @@
 //!
 //! - `ovf`: the description.
 //! - `manifest`: digests of the files.
+//! - `named`: a disk under the name that the user gave.
 
 mod manifest;
+mod named;
 mod ovf;
 
 use std::sync::Arc;
 
 use blockhaul_block::{Device, Error, Kind, Result};
 use blockhaul_catalog::{
-    Backend, BackendTarget, DeviceSpec, HandleOpener, ImageFormat, Intent, Layer, OpenContext,
-    OpenFuture, OpenedDevice, Param, ParamKind, Registry, Stack, format_size, percent_decode,
+    ArchivedDisk, Backend, BackendTarget, DeviceSpec, HandleOpener, ImageFormat, Intent, Layer,
+    OpenContext, OpenFuture, OpenedDevice, Param, ParamKind, Registry, Stack, format_size,
+    percent_decode,
 };
 use blockhaul_layers::{ArchiveMember, ArchiveReader, MemberKind};
 
@@ -26,6 +29,10 @@ const SCHEME: &str = "ova";
 const DESCRIPTION_MAX: u64 = 4 << 20;
 /// Maximum number of members that are kept.
 const MEMBERS_MAX: usize = 10_000;
+/// The format of a disk whose file is the disk, byte for byte.
+const RAW: &str = "raw";
+/// What to do about an archive that has lost its end.
+const AGAIN: &str = "get the OVA again";
 
 /// The backend `ova:FILE`.
 pub struct OvaBackend;
@@ -95,14 +102,17 @@ async fn open(target: BackendTarget) -> Result<OpenedDevice> {
     let registry = target.context.registry();
     let archive = registry.open(&spec, Vec::new(), intent).await?;
     let contents = OvaContents::read(archive.device()).await?;
-    let disk = contents.disk(target.args.text("disk").map(number).transpose()?)?;
+    let number = target.args.text("disk").map(number).transpose()?;
+    let disk = contents.disk(number)?;
     if target.args.text("manifest") != Some("ignore") {
         contents.check(archive.device(), disk).await?;
     }
     drop(archive);
     let layers = disk.layers(registry)?;
     let stack = registry.open(&spec, layers, intent).await?;
-    disk_in(&target.context, stack, intent).await
+    let opened = disk_in(&target.context, stack, intent).await?;
+    let option = number.map_or_else(String::new, |number| format!("?disk={number}"));
+    Ok(named::named(opened, &format!("{SCHEME}:{}{option}", contents.name)))
 }
 
 fn number(text: &str) -> Result<u64> {
@@ -116,15 +126,21 @@ fn number(text: &str) -> Result<u64> {
 /// The disk in an image that a stack shows; the device of the stack if it is no image.
 async fn disk_in(context: &OpenContext, stack: Stack, intent: Intent) -> Result<OpenedDevice> {
     let device = stack.device().clone();
-    let len = len_of(&device.facts()).min(ImageFormat::HEAD as u64);
-    let head = crate::storage::read(&device, 0, len).await?;
+    let format = format_of(&device).await?;
     let more = stack.has_more().then(|| Arc::new(StackHandles(stack)) as Arc<dyn HandleOpener>);
     let opened = OpenedDevice { device, more };
-    let Some(format) = ImageFormat::of_head(&head) else { return Ok(opened) };
+    let Some(format) = format else { return Ok(opened) };
     // Whoever wrote the archive chooses the names in its images.
     let names = if format.names_files { "?names=refuse" } else { "" };
     let context = context.with_backend(held(opened));
     context.open(&format!("{}:{HELD}:{names}", format.scheme), intent).await
+}
+
+/// The format of the image on a device; `None` if it is no image.
+async fn format_of(device: &Arc<dyn Device>) -> Result<Option<&'static ImageFormat>> {
+    let len = len_of(&device.facts()).min(ImageFormat::HEAD as u64);
+    let head = crate::storage::read(device, 0, len).await?;
+    Ok(ImageFormat::of_head(&head))
 }
 
 /// Further handles of a stack.
@@ -189,6 +205,51 @@ impl OvaDisks {
         DeviceSpec::Scheme { scheme: SCHEME.into(), rest }
     }
 
+    /// The archive whose disks a description may stand for: `ova:DEVICE` without the number of a disk, with or without
+    /// other options; `None` for other devices.
+    pub fn archive_of(spec: &DeviceSpec) -> Option<DeviceSpec> {
+        let DeviceSpec::Scheme { scheme, rest } = spec else { return None };
+        let (place, options) = rest.split_once('?').unwrap_or((rest, ""));
+        let has_number =
+            |option: &str| option.strip_prefix("disk=").is_some_and(|value| value != ALL);
+        if scheme != SCHEME || options.split('&').any(has_number) {
+            return None;
+        }
+        let place = percent_decode(place).ok().filter(|place| !place.is_empty())?;
+        DeviceSpec::parse(place.as_ref()).ok()
+    }
+
+    /// The facts of the disks in an archive. Their contents are not compared with the manifest.
+    ///
+    /// # Errors
+    /// Those of opening the archive, and of its description. A disk that cannot be opened has the size that the
+    /// description gives.
+    pub async fn list(registry: &Registry, archive: &DeviceSpec) -> Result<Vec<ArchivedDisk>> {
+        let intent = Intent::READ_IMAGE;
+        let stack = registry.open(archive, Vec::new(), intent).await?;
+        let contents = OvaContents::read(stack.device()).await?;
+        drop(stack);
+        let mut disks = Vec::new();
+        for disk in &contents.disks {
+            let stack = registry.open(archive, disk.layers(registry)?, intent).await?;
+            let format = format_of(stack.device()).await.ok().flatten();
+            let disk_size = match format {
+                None => Some(stack.device().facts().size),
+                Some(_) => disk_in(&OpenContext::new(registry), stack, intent)
+                    .await
+                    .map_or(disk.disk.capacity, |opened| Some(opened.device.facts().size)),
+            };
+            disks.push(ArchivedDisk {
+                number: disks.len() as u64 + 1,
+                file: disk.disk.file.clone(),
+                format: format.map_or(RAW, |format| format.name),
+                disk_size,
+                file_size: disk.member.len,
+            });
+        }
+        Ok(disks)
+    }
+
     /// The number of disks with data in the archive on a device, at least 1.
     ///
     /// # Errors
@@ -204,41 +265,21 @@ impl OvaDisks {
 
 impl OvaContents {
     async fn read(device: &Arc<dyn Device>) -> Result<OvaContents> {
-        let facts = device.facts();
-        let name = facts.name.to_string();
-        let wrong = |kind, why: String| Error::new(kind, format!("ova: {name}: {why}"));
-        let members = members(device)
-            .await
-            .map_err(|error| error.reworded(format!("ova: {}", error.text())))?;
+        let name = device.facts().name.to_string();
+        refuse_other_files(device).await?;
+        let members = members(device).await?;
         let Some(description) = members.iter().find(|member| is_file(member, b".ovf")) else {
-            let text = "it has no OVF description (NAME.ovf): use the layer tar for a member of another archive";
-            return Err(wrong(Kind::Invalid, text.into()));
+            let text = "it has no OVF description (NAME.ovf)";
+            let remedy = "use the layer tar for a member of another archive";
+            return Err(Error::new(Kind::Invalid, text).with_remedy(remedy));
         };
-        let text = text_of(device, description).await.map_err(|why| wrong(Kind::Invalid, why))?;
-        let found = ovf::disks(&text);
-        let found =
-            found.map_err(|why| wrong(Kind::Unsupported, format!("the OVF description: {why}")))?;
-        let mut disks = Vec::new();
-        for disk in found {
-            let member = members.iter().find(|member| member.is_called(disk.file.as_bytes()));
-            let Some(member) = member else {
-                let text = format!(
-                    "the file {:?} of disk {} is not in the archive",
-                    disk.file,
-                    disks.len() + 1
-                );
-                return Err(wrong(Kind::NotFound, text));
-            };
-            let end = member.offset.checked_add(member.len);
-            if member.kind != MemberKind::File || end.is_none_or(|end| end > facts.size) {
-                let text = format!(
-                    "the file {:?} is not complete, or is stored as a sparse file",
-                    disk.file
-                );
-                return Err(wrong(Kind::Unsupported, text));
-            }
-            disks.push(OvaDisk { disk, member: member.clone() });
-        }
+        let text = text_of(device, description).await?;
+        let found = ovf::disks(&text)
+            .map_err(|why| Error::new(Kind::Unsupported, format!("the OVF description: {why}")))?;
+        let size = device.facts().size;
+        let disks = (1_usize..).zip(found);
+        let disks = disks.map(|(number, disk)| OvaDisk::find(number, disk, &members, size));
+        let disks = disks.collect::<Result<_>>()?;
         let description = description.clone();
         let manifest = members.iter().find(|member| is_file(member, b".mf")).cloned();
         Ok(OvaContents { name, disks, description, manifest })
@@ -247,39 +288,39 @@ impl OvaContents {
     /// Compares the description and the file of a disk with their digests in the manifest, if there is one.
     async fn check(&self, device: &Arc<dyn Device>, disk: &OvaDisk) -> Result<()> {
         let Some(member) = &self.manifest else { return Ok(()) };
-        let wrong = |why: String| Error::new(Kind::Invalid, format!("ova: {}: {why}", self.name));
-        let text = text_of(device, member).await.map_err(wrong)?;
+        let text = text_of(device, member).await?;
         let name = String::from_utf8_lossy(&member.name);
-        let manifest = OvaManifest::parse(&name, &text).map_err(wrong)?;
-        let named = |error: Error| error.reworded(format!("ova: {}: {}", self.name, error.text()));
+        let manifest = OvaManifest::parse(&name, &text);
+        let manifest = manifest.map_err(|why| Error::new(Kind::Invalid, why))?;
         for file in [&self.description, &disk.member] {
-            manifest.check(device, file).await.map_err(named)?;
+            manifest.check(device, file).await?;
         }
         Ok(())
     }
 
     /// The disk of this number, or the only one.
     fn disk(&self, number: Option<u64>) -> Result<&OvaDisk> {
-        let wrong = |kind, why: String| Err(Error::new(kind, format!("ova: {}: {why}", self.name)));
         match (number, &self.disks[..]) {
-            (_, []) => wrong(Kind::NotFound, "it has no disk with data".into()),
+            (_, []) => Err(Error::new(Kind::NotFound, "it has no disk with data")),
             (None, [only]) => Ok(only),
             (None, _) => {
+                // Front ends do not name the device in errors of this kind.
                 let text = format!(
-                    "it has {} disks: choose one with ?disk=N, or copy all with ?disk=all: {}",
+                    "{SCHEME}:{}: it has {} disks: choose one with ?disk=N, or copy all with ?disk=all: {}",
+                    self.name,
                     self.disks.len(),
                     self.list()
                 );
-                wrong(Kind::Usage, text)
+                Err(Error::new(Kind::Usage, text))
             }
             (Some(number), disks) => {
                 let index = usize::try_from(number).ok().and_then(|number| number.checked_sub(1));
                 match index.and_then(|index| disks.get(index)) {
                     Some(disk) => Ok(disk),
-                    None => wrong(
-                        Kind::NotFound,
-                        format!("there is no disk {number}: it has {}", self.list()),
-                    ),
+                    None => {
+                        let text = format!("there is no disk {number}: it has {}", self.list());
+                        Err(Error::new(Kind::NotFound, text).complete())
+                    }
                 }
             }
         }
@@ -299,6 +340,27 @@ impl OvaContents {
 }
 
 impl OvaDisk {
+    /// The place of a disk among the members of an archive of `size` bytes.
+    fn find(number: usize, disk: OvfDisk, members: &[ArchiveMember], size: u64) -> Result<OvaDisk> {
+        let file = &disk.file;
+        let member = members.iter().find(|member| member.is_called(file.as_bytes()));
+        let Some(member) = member else {
+            let text = format!("the file {file:?} of disk {number} is not in the archive");
+            return Err(Error::new(Kind::NotFound, text).with_remedy(AGAIN));
+        };
+        if member.kind != MemberKind::File {
+            let text =
+                format!("{file:?} of disk {number} is stored as a sparse file, or is no file");
+            let remedy = "pack the files again, without the option --sparse of tar";
+            return Err(Error::new(Kind::Unsupported, text).with_remedy(remedy));
+        }
+        if member.offset.checked_add(member.len).is_none_or(|end| end > size) {
+            let text = format!("the archive ends within the file {file:?} of disk {number}");
+            return Err(Error::new(Kind::Invalid, text).with_remedy(AGAIN));
+        }
+        Ok(OvaDisk { member: member.clone(), disk })
+    }
+
     /// The layers that show the file of the disk.
     fn layers(&self, registry: &Registry) -> Result<Vec<Arc<dyn Layer>>> {
         let ArchiveMember { offset, len, .. } = self.member;
@@ -330,16 +392,35 @@ fn is_file(member: &ArchiveMember, end: &[u8]) -> bool {
         && member.name.to_ascii_lowercase().ends_with(end)
 }
 
-/// The text of a member, or why there is none.
-async fn text_of(
-    device: &Arc<dyn Device>,
-    member: &ArchiveMember,
-) -> std::result::Result<String, String> {
+/// The text of a member.
+async fn text_of(device: &Arc<dyn Device>, member: &ArchiveMember) -> Result<String> {
     if member.len > DESCRIPTION_MAX {
-        return Err(format!("a description or manifest of {} bytes", member.len));
+        let text = format!("a description or manifest of {} bytes", member.len);
+        return Err(Error::new(Kind::Unsupported, text));
     }
-    let bytes = crate::storage::read(device, member.offset, member.len).await;
-    let bytes = bytes.map_err(|error| error.to_string())?;
-    String::from_utf8(bytes.to_vec())
-        .map_err(|_| "the description or manifest is not UTF-8".to_string())
+    if member.offset.checked_add(member.len).is_none_or(|end| end > device.facts().size) {
+        let text = "the archive ends within its description or manifest";
+        return Err(Error::new(Kind::Invalid, text).with_remedy(AGAIN));
+    }
+    let bytes = crate::storage::read(device, member.offset, member.len).await?;
+    let text = "the description or manifest is not UTF-8";
+    String::from_utf8(bytes.to_vec()).map_err(|_| Error::new(Kind::Invalid, text))
+}
+
+/// Refuses files that users take for an OVA: a packed one, and a description alone.
+async fn refuse_other_files(device: &Arc<dyn Device>) -> Result<()> {
+    let len = len_of(&device.facts()).min(4);
+    let head = crate::storage::read(device, 0, len).await?;
+    let (text, remedy) = match &head[..] {
+        [0x1f, 0x8b, ..] => {
+            ("the archive is packed with gzip", "unpack it first: gunzip FILE.ova.gz")
+        }
+        [b'<', ..] | [0xef, 0xbb, 0xbf, b'<'] => (
+            "it is an OVF description, and not an archive with it",
+            "give the file of the disk, as in vmdk:vm-disk1.vmdk, or pack them: \
+             tar cf vm.ova vm.ovf vm-disk1.vmdk",
+        ),
+        _ => return Ok(()),
+    };
+    Err(Error::new(Kind::Unsupported, text).with_remedy(remedy))
 }

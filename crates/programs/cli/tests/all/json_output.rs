@@ -99,6 +99,8 @@ const COMMANDS: &[(&str, &str)] = &[
     ("info", "info --json whole.raw"),
     ("info", "info --json vm.qcow2"),
     ("info", "info --json --no-content memory:1M"),
+    ("info", "info --json vm.ova"),
+    ("info", "info --json ova:vm.ova"),
     ("info --chain", "info --chain --json --backing allow over.qcow2"),
     ("map", "map --json disk.raw"),
     ("measure", "measure --json disk.raw"),
@@ -144,6 +146,12 @@ impl Folder {
         folder.ours("copy disk.raw qcow2:vm.qcow2");
         folder.ours("create 'qcow2:over.qcow2?backing=qcow2:vm.qcow2' 3M");
         folder.ours("copy partitioning:disk.raw,disk.raw whole.raw");
+        let description = "<Envelope><References><File id='f' href='disk.raw'/><File id='g' href='vm.qcow2'/></References>\
+                           <Disk fileRef='f'/><Disk fileRef='g'/></Envelope>";
+        fs::write(folder.0.file("vm.ovf"), description).unwrap();
+        let mut tar = Command::new("tar");
+        tar.args(["cf", "vm.ova", "vm.ovf", "disk.raw", "vm.qcow2"]).current_dir(folder.0.path());
+        assert!(tools::output(&mut tar, LIMIT).unwrap().status.success());
         fs::write(folder.0.file("serve.toml"), "[[export]]\ndevice = 'disk.raw'\n").unwrap();
         fs::write(folder.0.file("wrong.toml"), "[[export]]\ndevise = 'disk.raw'\n").unwrap();
         folder

@@ -360,6 +360,8 @@ fn disks_of_an_ova_are_read_however_it_was_packed() {
     folder.ours(&["copy", "ova:vm.ova?disk=all", "out{}.raw"]);
     folder.ours(&["compare", "out1.raw", "disk.raw"]);
     folder.ours(&["compare", "out2.raw", "other.raw"]);
+    folder.ours(&["copy", "--manifest", "m{}", "ova:vm.ova?disk=all", "out{}.raw"]);
+    folder.ours(&["verify", "out2.raw", "m2"]);
     let job = "[[disk]]\nsource = 'ova:vm.ova?disk=all'\ntarget = 'qcow2:job{}.qcow2'\n";
     std::fs::write(folder.0.file("vm.toml"), job).unwrap();
     folder.ours(&["copy", "--job", "vm.toml"]);
@@ -388,6 +390,18 @@ fn disks_of_an_ova_are_read_however_it_was_packed() {
         let (_, said) = folder.said(&["copy", device, "x"]);
         assert!(said.contains(why) && said.contains(both), "{said}");
     }
+    for (device, facts) in [("ova:vm.ova", false), ("vm.ova", true)] {
+        let listed = folder.ours(&["info", device]);
+        for line in ["disks: 2", "1: vm-disk1.vmdk, format VMDK, disk-size 3145728 (3M), file-size"]
+        {
+            assert!(listed.contains(line), "{listed}");
+        }
+        assert!(listed.contains(": ova:vm.ova?disk=1\n"), "{listed}");
+        assert_eq!(listed.contains("export-size"), facts, "{listed}");
+    }
+    assert!(folder.ours(&["info", "ova:vm.ova?disk=2"]).starts_with("device: ova:vm.ova?disk=2\n"));
+    let (status, said) = folder.said(&["info", "--size", "ova:vm.ova"]);
+    assert!(status == Some(1) && said.contains("it has 2 disks"), "{said}");
 }
 
 #[test]
@@ -410,6 +424,25 @@ fn an_ova_that_cannot_be_read_is_refused() {
     refused(&[("disk.raw", "ovf:chunkSize=\"9\"")], "vm.ovf disk.raw", "is in chunks");
     refused(&[("disk.raw", "ovf:compression=\"xz\"")], "vm.ovf disk.raw", "compression \"xz\"");
     refused(&[("a & b", "")], "vm.ovf disk.raw", "no XML");
+    for (made, why) in [
+        (
+            "tar c vm.ovf disk.raw | head -c 1M > vm.ova",
+            "cannot open the source: ova:vm.ova: the archive ends within the file \"disk.raw\" of disk 1; \
+             get the OVA again",
+        ),
+        ("tar czf vm.ova vm.ovf disk.raw", "packed with gzip; unpack it first: gunzip"),
+        (
+            "cp vm.ovf vm.ova",
+            "an OVF description, and not an archive with it; give the file of the disk",
+        ),
+    ] {
+        std::fs::write(folder.0.file("vm.ovf"), description(&[("disk.raw", "")])).unwrap();
+        folder.shell(made);
+        let (status, said) = folder.said(&["copy", "ova:vm.ova", "x"]);
+        assert!(status == Some(3) && said.contains(why), "{status:?} {said}");
+        let (status, listed) = folder.said(&["info", "ova:vm.ova"]);
+        assert!(status == Some(1) && listed.contains("cannot open the device"), "{listed}");
+    }
     // A raw disk is one, too; a target it is not.
     std::fs::write(folder.0.file("vm.ovf"), description(&[("disk.raw", "")])).unwrap();
     folder.shell("tar cf vm.ova vm.ovf disk.raw");
