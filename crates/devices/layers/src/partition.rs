@@ -9,6 +9,10 @@ use crate::declared::{param, param_or, usage};
 use crate::offset::OffsetWindow;
 use crate::partition_table::{PartitionEntry, PartitionTable};
 
+/// What to do about a disk without partitions: often a partition of the target was meant.
+const WHOLE: &str = "use it as a whole, without --partition; in copy, --partition is one of the source, and \
+                     --target-layer 'partition?partition=N' one of the target";
+
 /// The layer `partition`.
 pub static PARTITION: LayerKind = LayerKind {
     name: "partition",
@@ -21,7 +25,8 @@ itself; an MBR of such a disk needs `partition-sectorsize=4k`.",
     example: r#"
 blockhaul copy sample:16M a.raw && blockhaul copy sample:8M b.raw
 blockhaul copy partitioning:a.raw,b.raw disk.raw
-blockhaul copy --verify --source-layer 'partition?partition=2' disk.raw second.raw
+blockhaul copy --verify --partition 2 disk.raw second.raw
+blockhaul copy --verify second.raw --target-layer 'partition?partition=2' disk.raw
 "#,
     needs_content: true,
     writes_below: true,
@@ -76,8 +81,8 @@ impl Partition {
         let wrong =
             |why: String| Error::new(Kind::NotFound, format!("partition: {}: {why}", facts.name));
         let Some(table) = PartitionTable::read(disk, self.sector).await? else {
-            let why = "no partition table, neither GPT nor MBR: leave the layer out";
-            return Err(wrong(why.into()).complete());
+            let why = "no partition table, neither GPT nor MBR";
+            return Err(wrong(why.into()).with_remedy(WHOLE));
         };
         let Some(entry) = table.partition(number) else {
             let why = format!("there is no partition {number}: the disk has {}", table.numbers());

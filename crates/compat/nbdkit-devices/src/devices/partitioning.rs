@@ -22,8 +22,23 @@ const ALIGNMENT: u64 = 1 << 20;
 const MBR_MAX: u64 = u32::MAX as u64 * SECTOR - 5 * ALIGNMENT;
 /// Maximum number of partitions of an MBR without logical ones.
 const PRIMARY: usize = 4;
-/// Default partition type in an MBR: Linux.
-const LINUX: u8 = 0x83;
+
+/// The name of the default type of a partition.
+const DEFAULT: &str = "default";
+/// Names of types, with the type in an MBR and the one in a GPT. `linux`, `swap`, `home`, `uefi`, `raid` and `lvm` are
+/// names of sfdisk, too.
+const TYPES: [(&str, Option<u8>, &str); 10] = [
+    (DEFAULT, Some(0x83), "0fc63daf-8483-4772-8e79-3d69d8477de4"),
+    ("linux", Some(0x83), "0fc63daf-8483-4772-8e79-3d69d8477de4"),
+    ("efi", Some(0xef), "c12a7328-f81f-11d2-ba4b-00a0c93ec93b"),
+    ("uefi", Some(0xef), "c12a7328-f81f-11d2-ba4b-00a0c93ec93b"),
+    ("bios", None, "21686148-6449-6e6f-744e-656564454649"),
+    ("swap", Some(0x82), "0657fd6d-a4ab-43c4-84e5-0933c84b4f4f"),
+    ("lvm", Some(0x8e), "e6d6d379-f507-44c2-a23c-238f2a3df928"),
+    ("raid", Some(0xfd), "a19d880f-05fc-4d3b-a006-743f0f84911e"),
+    ("home", None, "933ac7e1-2eb4-4f13-b844-0e14e2aef915"),
+    ("windows", Some(0x07), "ebd0a0a2-b9e5-4433-87c0-68b6b72699c7"),
+];
 
 /// The backend `partitioning:DEVICE,DEVICE…`.
 pub struct PartitioningBackend;
@@ -48,7 +63,7 @@ impl Backend for PartitioningBackend {
     fn example(&self) -> &'static str {
         r#"
 blockhaul copy sample:8M boot.raw && blockhaul copy sample:64M root.raw
-blockhaul copy 'partitioning:boot.raw,root.raw?partition-type=gpt' disk.raw
+blockhaul copy 'partitioning:boot.raw,root.raw?partition-type=gpt&type-guid=efi,linux' disk.raw
 blockhaul copy 'partitioning:boot.raw,zero:1M?file=split:boot.raw%2croot.raw' three.raw
 "#
     }
@@ -73,13 +88,15 @@ blockhaul copy 'partitioning:boot.raw,zero:1M?file=split:boot.raw%2croot.raw' th
                     name: "mbr-id",
                     kind: ParamKind::Text,
                     default: Some("default"),
-                    doc: "Type of a partition in an MBR; \"default\" is 0x83, Linux.",
+                    doc: "Type of a partition in an MBR: 0x00 to 0xff, or a name as for type-guid. \"default\" is \
+                          0x83, Linux.",
                 },
                 Param {
                     name: "type-guid",
                     kind: ParamKind::Text,
                     default: Some("default"),
-                    doc: "Type of a partition in a GPT; \"default\" is Linux filesystem data.",
+                    doc: "Type of a partition in a GPT: a GUID, or linux, efi, bios, swap, lvm, raid, home or \
+                          windows. \"default\" is linux.",
                 },
             ]
         }
@@ -198,18 +215,31 @@ fn alignment(text: &str) -> Result<u64> {
 }
 
 fn id(text: &str) -> Result<u8> {
-    if text.eq_ignore_ascii_case("default") {
-        return Ok(LINUX);
-    }
-    parse_number(text)
-        .map_err(|_| wrong(format!("mbr-id {text:?} is not a type: write 0x00 to 0xff")))
+    let named = named(text).and_then(|known| known.1);
+    let number = || parse_number(text).ok();
+    named.or_else(number).ok_or_else(|| {
+        let names = names(|known| known.1.is_some());
+        wrong(format!("mbr-id {text:?} is not a type: write 0x00 to 0xff, or {names}"))
+    })
 }
 
 fn kind(text: &str) -> Result<Guid> {
-    if text.eq_ignore_ascii_case("default") {
-        return Ok(Guid::LINUX);
-    }
-    Guid::parse(text).ok_or_else(|| wrong(format!("type-guid {text:?} is not a GUID")))
+    let guid = named(text).map_or(text, |known| known.2);
+    Guid::parse(guid).ok_or_else(|| {
+        let names = names(|_| true);
+        wrong(format!("type-guid {text:?} is not a type: write a GUID, or {names}"))
+    })
+}
+
+/// The type of this name.
+fn named(name: &str) -> Option<&'static (&'static str, Option<u8>, &'static str)> {
+    TYPES.iter().find(|known| known.0.eq_ignore_ascii_case(name))
+}
+
+/// The names of types, for users.
+fn names(is_listed: fn(&(&str, Option<u8>, &str)) -> bool) -> String {
+    let listed = TYPES.iter().filter(|known| known.0 != DEFAULT && is_listed(known));
+    listed.map(|known| known.0).collect::<Vec<_>>().join(", ")
 }
 
 /// A disk being assembled, and its current length.

@@ -180,6 +180,41 @@ fn sfdisk_finds_the_partitions() {
 }
 
 #[test]
+fn types_have_names() {
+    let sfdisk = blockhaul_testkit::require_peer!("sfdisk");
+    let scratch = ScratchDir::new().unwrap();
+    let names = files(scratch.path(), &[512; 7]);
+    let paths = names.iter().map(|name| scratch.file(name).display().to_string());
+    let paths = paths.collect::<Vec<_>>();
+    let disk = scratch.file("disk");
+    // The names of sfdisk for the types.
+    let gpt = [
+        "EFI System",
+        "BIOS boot",
+        "Linux filesystem",
+        "Linux swap",
+        "Linux LVM",
+        "Linux RAID",
+        "Linux home",
+    ];
+    let mbr = ["ef", "82", "8e", "fd"];
+    for (count, options, types) in [
+        (7, "partition-type=gpt&type-guid=efi,bios,linux,swap,lvm,RAID,home", &gpt[..]),
+        (4, "mbr-id=efi,swap,lvm,raid", &mbr[..]),
+    ] {
+        let spec = format!("partitioning:{}?{options}", paths[..count].join(","));
+        std::fs::write(&disk, ours(&spec).unwrap()).unwrap();
+        let column = if count == 7 { "Type" } else { "Id" };
+        let mut command = sfdisk.command();
+        command.args(["--list", "--output", column]).arg(&disk);
+        let told = output(&mut command, LIMIT).unwrap();
+        let told = String::from_utf8(told.stdout).unwrap();
+        let found: Vec<_> = told.lines().skip_while(|line| *line != column).skip(1).collect();
+        assert_eq!(found.iter().map(|line| line.trim()).collect::<Vec<_>>(), types, "{told}");
+    }
+}
+
+#[test]
 fn partitions_can_be_written_and_tables_cannot() {
     let scratch = ScratchDir::new().unwrap();
     let names = files(scratch.path(), &[4096, 4000]);
@@ -218,7 +253,8 @@ fn mistakes_are_told() {
         ("partitioning:{}/a?alignment=2M", "multiple of 512"),
         ("partitioning:{}/a?mbr-id=0x100", "0x00 to 0xff"),
         ("partitioning:{}/a?mbr-id=1,2", "2 values for 1 files"),
-        ("partitioning:{}/a?type-guid=x", "not a GUID"),
+        ("partitioning:{}/a?type-guid=x", "write a GUID, or linux, efi, uefi, bios, swap"),
+        ("partitioning:{}/a?mbr-id=bios", "0x00 to 0xff, or linux, efi, uefi, swap"),
         ("partitioning:{}/a?partition-type=x", "not one of mbr"),
         ("partitioning:?files=x", "unknown option \"files\""),
     ];
