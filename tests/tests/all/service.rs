@@ -721,6 +721,37 @@ fn systemd_understands_the_units_of_backups_and_finds_them_confined() {
 }
 
 #[test]
+fn systemd_understands_the_drop_ins_of_the_page() {
+    let page = include_str!("../../../docs/backups.md");
+    let drop_ins: Vec<_> = page.split("```ini\n").skip(1).collect();
+    assert_eq!(drop_ins.len(), 3, "libvirt, QEMU, and a served disk");
+    for drop_in in drop_ins {
+        let drop_in = drop_in.split("```").next().unwrap();
+        let Some(mut analyze) = of_systemd("systemd-analyze") else { return };
+        let scratch = ScratchDir::new().unwrap();
+        let program = text(blockhaul_tests::program());
+        let drop_in = drop_in.replace("/usr/local/sbin/pull-vm1", program);
+        let unit = instance(&scratch, "blockhaul-pull@.service", "vm1");
+        instance(&scratch, "blockhaul-failed@.service", "vm1");
+        let folder = scratch.file("blockhaul-pull@vm1.service.d");
+        fs::create_dir(&folder).unwrap();
+        let check = |analyze: &mut Command, text: &str| {
+            let text = text.replace("/usr/bin/blockhaul", program);
+            fs::write(folder.join("override.conf"), text).unwrap();
+            lossy(&bounded(analyze, LIMIT).stderr)
+        };
+        analyze
+            .args(["verify", "--man=no"])
+            .env("SYSTEMD_UNIT_PATH", format!("{}:", scratch.path().display()))
+            .arg(unit);
+        let said = check(&mut analyze, &drop_in);
+        assert!(!said.contains("blockhaul-"), "{said}");
+        let said = check(&mut analyze, &drop_in.replace("ExecStart=", "ExecStrat="));
+        assert!(said.contains("ExecStrat"), "{said}");
+    }
+}
+
+#[test]
 fn systemd_starts_it_for_the_first_client() {
     let Some(nbdinfo) = PeerProgram::require("nbdinfo") else { return };
     let scratch = ScratchDir::new().unwrap();

@@ -44,7 +44,9 @@ impl Monitor {
                     return Err(QmpError::no_node(node));
                 };
                 if own.len() >= BITMAPS_MAX {
-                    let text = format!("a node has at most {BITMAPS_MAX} bitmaps");
+                    let text = format!(
+                        "a node has at most {BITMAPS_MAX} bitmaps: remove one with block-dirty-bitmap-remove"
+                    );
                     return Err(QmpError::generic(text));
                 }
                 own.push(Arc::new(bitmap));

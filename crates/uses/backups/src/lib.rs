@@ -33,7 +33,7 @@ pub use check::{CheckReport, StoreDamage, check_chain};
 pub use context::BackupContext;
 pub use digests::FileDigests;
 pub use error::{BackupError, BackupErrorKind, BackupStep};
-pub use machine::{MachineAddress, MachineBackup, MachineDisk, MachineRequest};
+pub use machine::{MachineAddress, MachineBackup, MachineDisk, MachineRequest, PointRequest};
 pub use points::{PointEntry, list_points, points_table};
 pub use pull::{
     ChangeBitmap, PointKind, PointPlan, PullDisk, PullMode, PullOutcome, PullPlan, PullRequest,

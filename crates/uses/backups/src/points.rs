@@ -3,6 +3,7 @@
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
+use blockhaul_catalog::rounded_size;
 use blockhaul_store::{BackupPoint, Store};
 use blockhaul_transfer::one_word;
 use serde_json::{Value, json};
@@ -76,8 +77,8 @@ impl PointEntry {
             one_word(&point.name),
             made_at(point.created),
             if point.full().is_some() { "full" } else { "increment" }.to_string(),
-            point.size.to_string(),
-            stored.to_string(),
+            rounded_size(point.size),
+            rounded_size(*stored),
             one_word(&point.checkpoint),
         ]
     }

@@ -196,7 +196,12 @@ impl OpenExport {
             return Err(JobError::request(text));
         }
         if all.len() >= BITMAPS_MAX {
-            return Err(JobError::request(format!("an export has at most {BITMAPS_MAX} bitmaps")));
+            let text = format!(
+                "export {:?} has {BITMAPS_MAX} bitmaps, and cannot have more: remove those that no backup needs any \
+                 more with bitmap-remove",
+                self.name
+            );
+            return Err(JobError::request(text));
         }
         all.push(Arc::new(bitmap));
         Ok(())

@@ -53,8 +53,9 @@ pub struct PullArgs {
 
     /// Show what would be copied, and change nothing
     ///
-    /// The sources are opened for reading, and their bitmaps are read.
-    #[arg(long, conflicts_with = "machine")]
+    /// The sources are opened for reading, and their bitmaps are read. Of a machine, the disks and their
+    /// checkpoints are looked at: no point in time begins, and the bytes that have changed are not counted.
+    #[arg(long)]
     pub dry_run: bool,
 
     #[command(flatten)]
@@ -381,7 +382,7 @@ EXAMPLES
 pub const PULL_HELP: &str = "\
 EXAMPLES
   Back up all disks of a domain of libvirt; each time but the first only what has changed:
-      blockhaul pull --libvirt vm1 --store /srv/backups/vm1
+      blockhaul pull --libvirt vm1 --store /var/lib/blockhaul/vm1
   Back up all disks of a machine that libvirt or QEMU exports, in full; later, what has changed:
       blockhaul pull vm1.toml --point monday
       blockhaul pull vm1.toml --bitmap monday --point tuesday

@@ -41,11 +41,11 @@ pub struct SnapshotSetupArgs {
     #[arg(long, value_name = "SIZE", default_value = "64k", value_parser = size)]
     snapshot_block: u64,
     /// Directory for the file with old contents [default: TMPDIR of the server, or /var/tmp]
-    #[arg(long, value_name = "DIR")]
-    fleece: Option<PathBuf>,
+    #[arg(long, alias = "fleece", value_name = "DIR")]
+    scratch: Option<PathBuf>,
     /// Maximum size of that file [default: no maximum]
-    #[arg(long, value_name = "SIZE", value_parser = size)]
-    fleece_max: Option<u64>,
+    #[arg(long, alias = "fleece-max", value_name = "SIZE", value_parser = size)]
+    scratch_max: Option<u64>,
     /// Time that a write of a client may wait until old contents are saved (0: no limit)
     #[arg(long, value_name = "TIME", default_value = "200ms", value_parser = duration)]
     guest_timeout: Duration,
@@ -116,8 +116,8 @@ impl SnapshotSetupArgs {
     pub(crate) fn request(&self) -> Result<blockhaul_control::SnapshotOptions, CommandFailure> {
         Ok(blockhaul_control::SnapshotOptions {
             block: self.snapshot_block,
-            max: self.fleece_max,
-            directory: self.fleece.as_deref().map(absolute).transpose()?,
+            max: self.scratch_max,
+            directory: self.scratch.as_deref().map(absolute).transpose()?,
             guest_timeout: Seconds(self.guest_timeout),
             on_failure: self.on_guest_failure,
         })

@@ -215,7 +215,7 @@ const EXAMPLES: &[(&str, &str)] = &[
         "chain",
         "\
   Keep the newest seven points, and check what is left:
-      blockhaul chain prune vm1/vda --keep 7
+      blockhaul chain prune vm1/vda --keep-last 7
       blockhaul chain check vm1/vda
 ",
     ),
@@ -253,7 +253,7 @@ const EXAMPLES: &[(&str, &str)] = &[
         "chain prune",
         "\
   Keep the newest seven points:
-      blockhaul chain prune vm1/vda --keep 7
+      blockhaul chain prune vm1/vda --keep-last 7
 ",
     ),
     ("tls", tls::EXAMPLES),
@@ -339,7 +339,7 @@ const EXAMPLES: &[(&str, &str)] = &[
         "ctl snapshot-add",
         "\
   Show a disk in use as it is now, copy that, end the snapshot:
-      blockhaul ctl /run/disks.ctl snapshot-add a a-now --fleece-max 10G
+      blockhaul ctl /run/disks.ctl snapshot-add a a-now --scratch-max 10G
   What has changed since monday, for another program, and a bitmap for the next time:
       blockhaul ctl /run/disks.ctl snapshot-add a a-now --bitmap monday --start-bitmap tuesday
       blockhaul copy 'nbd+unix:///a-now?socket=/run/disks.sock' a.raw
@@ -352,7 +352,7 @@ const EXAMPLES: &[(&str, &str)] = &[
   Back up a disk in use to a file, with verification, and wait for the end:
       blockhaul ctl /run/disks.ctl backup a a.raw --verify --wait
   Back it up to an NBD server at 50 MiB per second, with at most 10 GiB for old contents:
-      blockhaul ctl /run/disks.ctl backup a nbd://backup/a --rate 50M --fleece-max 10G
+      blockhaul ctl /run/disks.ctl backup a nbd://backup/a --rate 50M --scratch-max 10G
   A full backup that begins a dirty bitmap; later only what has changed since:
       blockhaul ctl /run/disks.ctl backup a a.raw --start-bitmap daily --wait
       blockhaul ctl /run/disks.ctl backup a a.raw --bitmap daily --wait

@@ -30,7 +30,9 @@ pub(super) fn pull_disk(
         return Err(wrong("parent says when a bitmap began: add bitmap = \"NAME\""));
     }
     let checkpoint = key("checkpoint", &args.checkpoint)?;
-    let point = key("point", &args.point)?.or_else(|| checkpoint.clone());
+    // Points of a machine have names by the clock: its checkpoints have names for programs.
+    let from_checkpoint = checkpoint.clone().filter(|_| args.job.is_some());
+    let point = key("point", &args.point)?.or(from_checkpoint);
     let mode = match (args.full, disk.keys.get("mode").map(String::as_str)) {
         (true, _) | (_, Some("full")) => PullMode::Full,
         (_, None | Some("auto")) => PullMode::Auto,

@@ -1,6 +1,6 @@
 //! `blockhaul pull --libvirt` and `--qmp`: the disks of a machine at a point in time that this program begins.
 
-use blockhaul_backups::{MachineAddress, MachineBackup, MachineDisk, MachineRequest};
+use blockhaul_backups::{MachineAddress, MachineBackup, MachineDisk, MachineRequest, PointRequest};
 use blockhaul_transfer::TransferOptions;
 
 use crate::args;
@@ -25,6 +25,15 @@ pub(super) fn request(args: &args::PullArgs) -> Result<MachineRequest, CommandFa
     Ok(MachineRequest { address, stores, disks, scratch, freeze: !machine.no_freeze, time })
 }
 
+/// The point that a dry run is about.
+pub(super) fn point(args: &args::PullArgs) -> PointRequest {
+    PointRequest {
+        name: args.point.clone(),
+        default_name: super::utc(super::POINT),
+        full: args.full,
+    }
+}
+
 /// The disks as a file would list them.
 pub(super) fn job_file(backup: &MachineBackup) -> JobFile {
     let disk = |disk: &MachineDisk| {
@@ -33,8 +42,6 @@ pub(super) fn job_file(backup: &MachineBackup) -> JobFile {
         if disk.has_checkpoint {
             keys.push(("checkpoint", backup.checkpoint().to_string()));
         }
-        // Its own moment has a name by the clock.
-        keys.push(("point", super::utc(super::POINT)));
         JobFileDisk {
             name: disk.name.clone(),
             place: "the machine".to_string(),

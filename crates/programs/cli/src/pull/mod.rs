@@ -31,7 +31,12 @@ fn run_reporting(args: &args::PullArgs, report: &mut BackupReport) -> CommandRes
     if let Some(file) = &args.job {
         return pull(args, jobfile::read_pull(file)?, report);
     }
-    let backup = MachineBackup::begin(&machine::request(args)?)?;
+    let request = machine::request(args)?;
+    if args.dry_run {
+        let rows = MachineBackup::preview(&request, &machine::point(args))?;
+        return report.tell(pull_json(&rows), &pull_text(&rows));
+    }
+    let backup = MachineBackup::begin(&request)?;
     let outcome = pull(args, machine::job_file(&backup), report);
     match (outcome, backup.end()) {
         (Ok(_), Err(error)) => Err(error.into()),

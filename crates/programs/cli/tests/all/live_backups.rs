@@ -139,7 +139,7 @@ fn a_snapshot_shows_a_bitmap_of_its_moment() {
 fn a_lost_snapshot_fails_the_job_and_not_the_client() {
     let disk = Disk::serve(&[]);
     let target = disk.file("backup.raw");
-    let args = ["backup", "a", &target, "--rate", "1M", "--fleece-max", "1M"];
+    let args = ["backup", "a", &target, "--rate", "1M", "--scratch-max", "1M"];
     disk.ctl_succeeds(&args);
     disk.overwrite(2);
     assert_holds(disk.path.to_str().unwrap(), 2);

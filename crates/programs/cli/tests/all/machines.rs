@@ -94,6 +94,13 @@ impl Machine {
         succeed(&args.iter().map(String::as_str).collect::<Vec<_>>())
     }
 
+    /// What a dry run of the same says.
+    #[track_caller]
+    fn planned(&self, point: &str) -> String {
+        let args = self.args(&["--point", point, "--dry-run"]);
+        succeed(&args.iter().map(String::as_str).collect::<Vec<_>>())
+    }
+
     /// What a backup must not leave in the machine.
     #[track_caller]
     fn assert_clean(&mut self, bitmaps: usize) {
@@ -128,10 +135,19 @@ impl Machine {
 fn a_machine_is_backed_up_by_one_command() {
     let Some(mut machine) = Machine::start() else { return };
     machine.write("1M:4M", 1, "monday");
+    let planned = machine.planned("monday");
+    let full = "monday would be a full backup of 16777216 bytes: it is the first of this disk";
+    assert_eq!(planned.matches(full).count(), 2, "{planned}");
+    assert!(fs::metadata(machine.file("stores")).is_err());
+    machine.assert_clean(0);
     let said = machine.pull("monday");
     assert_eq!(said.matches("monday is a full backup of 16777216 bytes").count(), 2, "{said}");
     machine.assert_clean(1);
     machine.write("2M:1M", 2, "tuesday");
+    let planned = machine.planned("tuesday");
+    let increment = "tuesday would be an increment of monday, which has 16777216 bytes";
+    assert_eq!(planned.matches(increment).count(), 2, "{planned}");
+    machine.assert_clean(1);
     let said = machine.pull("tuesday");
     let increment = "tuesday is an increment of monday: 1048576 of 16777216 bytes have changed";
     assert_eq!(said.matches(increment).count(), 2, "{said}");

@@ -132,13 +132,63 @@ impl Machine {
     }
 }
 
+/// Runs the script of the page for a served disk, whose export is `a` here.
+fn page_script(machine: &Machine, more: &[&str]) -> std::process::Output {
+    let page = include_str!("../../../../../docs/backups.md");
+    let script = page.split("#!/bin/sh\n").nth(1).unwrap().split("```").next().unwrap();
+    let script = script.replace("/run/blockhaul/control", &machine.file("ctl"));
+    let script = script.replace("/var/lib/blockhaul/vm1/vda", &machine.file("store"));
+    let script = script.replace("/etc/blockhaul/vm1.toml", &machine.file("job"));
+    let script = script.replace("-add vda", "-add a").replace("-remove vda", "-remove a");
+    let names = machine.scratch.file("names");
+    let _ = fs::create_dir(&names);
+    let _ = std::os::unix::fs::symlink(OURS, names.join("blockhaul"));
+    let path = format!("{}:/usr/bin:/bin", names.display());
+    let mut shell = Command::new("sh");
+    shell.args(["-c", &script, "pull-vm1"]).args(more).env("PATH", path);
+    tools::output(&mut shell, LIMIT).unwrap()
+}
+
+#[test]
+fn the_script_of_the_page_pulls_a_served_disk_each_night() {
+    require_peer!("jq");
+    let machine = Machine::new();
+    let uri = machine.server.uri("now");
+    let store = machine.file("store");
+    let job = format!("[[disk]]\nname = 'vda'\nsource = '{uri}'\nstore = '{store}'\n");
+    fs::write(machine.scratch.file("job"), job).unwrap();
+    let full = "is a full backup of 16777216 bytes: it is the first of this disk";
+    let nights = [full, "is an increment of", "is an increment of"];
+    for (night, kind) in nights.into_iter().enumerate() {
+        let output = page_script(&machine, &[]);
+        let said = text(&output.stdout) + &text(&output.stderr);
+        assert!(output.status.success() && said.contains(kind), "{night}: {said}");
+        assert!(!said.contains("warning"), "{night}: {said}");
+        succeed(&["compare", &format!("backup:{store}"), &machine.server.uri("a")]);
+        // Names have seconds.
+        std::thread::sleep(Duration::from_millis(1100));
+        machine.write(&format!("{night}M:64k"), "pattern", "kept");
+        let failed = page_script(&machine, &["--mode"]);
+        assert_eq!(failed.status.code(), Some(2), "{night}: {}", text(&failed.stderr));
+        std::thread::sleep(Duration::from_millis(1100));
+    }
+    let exports = succeed(&["ctl", &machine.file("ctl"), "exports", "--json"]);
+    let exports: Value = serde_json::from_str(&exports).unwrap();
+    let found = exports["exports"].as_array().unwrap();
+    assert_eq!(found.len(), 1, "{exports}");
+    assert_eq!(found[0]["bitmaps"].as_array().unwrap().len(), 1, "{exports}");
+}
+
 #[test]
 fn every_point_is_the_disk_at_that_time() {
     let machine = Machine::new();
     machine.begin_bitmap("monday");
     machine.keep("monday");
     let said = machine.pull(&["--point", "monday"]);
-    assert_eq!(said, "disk vda: monday is a full backup of 16777216 bytes: no bitmap was named\n");
+    assert_eq!(
+        said,
+        "disk vda: monday is a full backup of 16777216 bytes: it is the first of this disk\n"
+    );
     machine.write("2M:1M", "pattern", "tuesday");
     machine.begin_bitmap("tuesday");
     let said = machine.pull(&["--bitmap", "monday", "--point", "tuesday"]);

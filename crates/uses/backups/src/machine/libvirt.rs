@@ -9,7 +9,7 @@ use blockhaul_io::plain;
 use blockhaul_transfer::one_line;
 
 use super::request::{
-    BackupNames, MachineDisk, MachineRequest, check_known, newest_checkpoint, refused,
+    BackupNames, IdleDisk, MachineDisk, MachineRequest, check_known, newest_checkpoint, refused,
 };
 use crate::error::{BackupError, Result};
 
@@ -69,6 +69,28 @@ impl LibvirtMachine {
         })
     }
 
+    /// The disks that are backed up, before the point in time begins.
+    pub(super) fn idle_disks(
+        &self,
+        request: &MachineRequest,
+        names: &BackupNames,
+    ) -> Result<Vec<IdleDisk>> {
+        let targets = self.targets(&request.disks)?;
+        self.has_own_backup(names)?;
+        let checkpoints: Vec<_> = self.checkpoints()?.into_iter().collect();
+        let disk = |name: String| {
+            let told = self.virsh(&["domblkinfo", &self.domain, &name])?;
+            let size = capacity(&told).ok_or_else(|| {
+                refused(format!(
+                    "virsh domblkinfo of {} does not say the size of {name}",
+                    self.domain
+                ))
+            })?;
+            Ok(IdleDisk { name, size, checkpoints: checkpoints.clone() })
+        };
+        targets.into_iter().map(disk).collect()
+    }
+
     /// Ends the point in time.
     pub(super) fn end(&self, names: &BackupNames) -> Result<()> {
         self.abort()?;
@@ -101,7 +123,16 @@ impl LibvirtMachine {
 
     /// Ends a backup that a run of this program has left when it was killed; refuses that of others.
     fn end_own_backup(&self, names: &BackupNames) -> Result<()> {
-        let Ok(running) = self.virsh(&["backup-dumpxml", &self.domain]) else { return Ok(()) };
+        if !self.has_own_backup(names)? {
+            return Ok(());
+        }
+        log::warn!("a backup of {} that was interrupted is ended", self.domain);
+        self.abort()
+    }
+
+    /// Whether a run of this program has left a backup; refuses that of others.
+    fn has_own_backup(&self, names: &BackupNames) -> Result<bool> {
+        let Ok(running) = self.virsh(&["backup-dumpxml", &self.domain]) else { return Ok(false) };
         if !running.contains(&*names.socket.to_string_lossy()) {
             let text = format!(
                 "a backup of the domain {0} runs already: wait until it ends, or end it with virsh domjobabort {0}",
@@ -109,8 +140,7 @@ impl LibvirtMachine {
             );
             return Err(refused(text));
         }
-        log::warn!("a backup of {} that was interrupted is ended", self.domain);
-        self.abort()
+        Ok(true)
     }
 
     /// Ends the backup, and waits until it has ended.
@@ -204,6 +234,11 @@ fn disk_targets(listed: &str) -> Vec<&str> {
     listed.lines().filter_map(target).collect()
 }
 
+/// The size of a disk in bytes, in the output of `domblkinfo`.
+fn capacity(told: &str) -> Option<u64> {
+    told.lines().find_map(|line| line.strip_prefix("Capacity:")?.trim().parse().ok())
+}
+
 /// The description of the backup.
 fn backup_xml(request: &MachineRequest, names: &BackupNames, disks: &[DomainDisk]) -> String {
     let mut text = format!(
@@ -261,6 +296,13 @@ mod tests {
                       file     cdrom    sda      -\n file     cdrom    sdb      /iso/x.iso\n \
                       block    disk     vdb      /dev/vg/data\n network  disk   vdc   -\n\n";
         assert_eq!(disk_targets(listed), ["vda", "vdb"]);
+    }
+
+    #[test]
+    fn sizes_are_read_from_what_virsh_prints() {
+        let told = "Capacity:       1073741824\nAllocation:     208896\nPhysical:       196928\n\n";
+        assert_eq!(capacity(told), Some(1 << 30));
+        assert_eq!(capacity("Capacity:       1.000 GiB\n"), None);
     }
 
     #[test]

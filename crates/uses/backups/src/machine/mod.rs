@@ -18,11 +18,12 @@ use blockhaul_io::plain;
 use rustix::fs::FlockOperation;
 
 use crate::error::Result;
+use crate::pull::PullResult;
 use libvirt::LibvirtMachine;
 use qmp::QmpMachine;
 use request::{BackupNames, unusable};
 
-pub use request::{MachineAddress, MachineDisk, MachineRequest};
+pub use request::{MachineAddress, MachineDisk, MachineRequest, PointRequest};
 
 /// A point in time of a machine. End it: the machine saves what it overwrites until then.
 pub struct MachineBackup {
@@ -60,6 +61,23 @@ impl MachineBackup {
             }
         };
         Ok(MachineBackup { machine, disks, names, _lock: lock })
+    }
+
+    /// The points that a backup would make. Nothing changes in the machine or in the stores. Blocks.
+    ///
+    /// # Errors
+    /// If the machine is unknown, or a backup would be refused.
+    pub fn preview(request: &MachineRequest, point: &PointRequest) -> Result<Vec<PullResult>> {
+        let disks = match &request.address {
+            MachineAddress::Libvirt { domain, connect } => {
+                let names = BackupNames::new(request)?;
+                LibvirtMachine::new(domain, connect.as_deref()).idle_disks(request, &names)?
+            }
+            MachineAddress::Qmp { socket } => {
+                QmpMachine::connect(socket)?.idle_disks(&request.disks)?
+            }
+        };
+        disks.iter().map(|disk| disk.preview(request, point)).collect()
     }
 
     /// The disks at the point in time.

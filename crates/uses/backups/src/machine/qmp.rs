@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::qmp_client::QmpClient;
 use super::request::{
-    BackupNames, MachineDisk, MachineRequest, check_known, newest_checkpoint, refused,
+    BackupNames, IdleDisk, MachineDisk, MachineRequest, check_known, newest_checkpoint, refused,
 };
 use crate::error::Result;
 
@@ -111,6 +111,14 @@ impl QmpMachine {
     pub(super) fn end(mut self, disks: &[MachineDisk], names: &BackupNames) -> Result<()> {
         self.clean_up(names);
         self.settle(disks, names)
+    }
+
+    /// The disks that are backed up, before the point in time begins.
+    pub(super) fn idle_disks(&mut self, wanted: &[String]) -> Result<Vec<IdleDisk>> {
+        let disks = self.known_disks(wanted)?.into_iter();
+        Ok(disks
+            .map(|disk| IdleDisk { name: disk.name, size: disk.size, checkpoints: disk.bitmaps })
+            .collect())
     }
 
     /// The disks of the machine that are backed up. Without a name: those of its devices that it can write.

@@ -9,6 +9,10 @@ use blockhaul_io::plain;
 use blockhaul_store::Store;
 
 use crate::error::{BackupError, BackupErrorKind, BackupStep, Result};
+use crate::pull::{ChangeBitmap, PullMode, PullQuestion, PullResult};
+
+/// The beginning of the metadata contexts of bitmaps.
+const BITMAP_CONTEXT: &str = "qemu:dirty-bitmap:";
 
 /// The machine whose disks are backed up.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -57,6 +61,59 @@ pub struct MachineDisk {
     pub bitmap: Option<String>,
     /// A checkpoint begins with this backup; else the next one is a full backup, too.
     pub has_checkpoint: bool,
+}
+
+/// A disk of a machine whose point in time has not begun.
+#[derive(Debug)]
+pub(super) struct IdleDisk {
+    /// Its name.
+    pub(super) name: String,
+    /// Bytes of the disk.
+    pub(super) size: u64,
+    /// Bitmaps of the disk, or checkpoints of its domain.
+    pub(super) checkpoints: Vec<String>,
+}
+
+impl IdleDisk {
+    /// The point that a pull would make of it.
+    pub(super) fn preview(
+        &self,
+        request: &MachineRequest,
+        point: &PointRequest,
+    ) -> Result<PullResult> {
+        let dir = request.stores.join(&self.name);
+        // The first backup makes both directories.
+        let known = if request.stores.exists() { &dir } else { &request.stores };
+        let store = Store::open_or_new(known);
+        let store =
+            store.map_err(|error| BackupError::of_store(BackupStep::OpenStore, &dir, error))?;
+        let newest = store.newest().map(|newest| newest.checkpoint.clone());
+        let bitmap = newest.filter(|newest| self.checkpoints.contains(newest));
+        let has_bitmap = bitmap.is_some();
+        let question = PullQuestion {
+            bitmap: bitmap.map(|name| ChangeBitmap {
+                context: format!("{BITMAP_CONTEXT}{name}"),
+                checkpoint: name,
+            }),
+            point: point.name.clone(),
+            checkpoint: None,
+            mode: if point.full { PullMode::Full } else { PullMode::Auto },
+            default_point: point.default_name.clone(),
+        };
+        let plan = question.decide(&store, self.size, has_bitmap)?;
+        Ok(PullResult::foreseen(&self.name, &dir, plan))
+    }
+}
+
+/// The point that a preview of a backup of a machine is about.
+#[derive(Debug, Clone)]
+pub struct PointRequest {
+    /// Its name; `None`: the default one.
+    pub name: Option<String>,
+    /// The name of a point that has none. A number is appended where a store has such a point.
+    pub default_name: String,
+    /// All of each disk is copied, with or without a bitmap.
+    pub full: bool,
 }
 
 /// The names that a backup gives to what it makes in a machine.

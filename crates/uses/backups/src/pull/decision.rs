@@ -5,18 +5,21 @@ use blockhaul_store::{BackupPoint, Store};
 use super::request::{ChangeBitmap, PointKind, PointPlan, PullDisk, PullMode};
 use crate::error::{BackupError, BackupErrorKind, BackupStep, Result};
 
+/// Why a disk that has a point in its store is copied in full.
+const NO_BITMAP: &str = "no bitmap was named or found that has what changed since the newest point";
+
 /// The question whether a disk is copied in full: its facts besides the source and the store.
 #[derive(Debug, Clone)]
-pub(super) struct PullQuestion {
-    pub(super) bitmap: Option<ChangeBitmap>,
-    point: Option<String>,
-    checkpoint: Option<String>,
-    mode: PullMode,
-    default_point: String,
+pub(crate) struct PullQuestion {
+    pub(crate) bitmap: Option<ChangeBitmap>,
+    pub(crate) point: Option<String>,
+    pub(crate) checkpoint: Option<String>,
+    pub(crate) mode: PullMode,
+    pub(crate) default_point: String,
 }
 
 impl PullQuestion {
-    pub(super) fn new(disk: &PullDisk, default_point: &str) -> PullQuestion {
+    pub(crate) fn new(disk: &PullDisk, default_point: &str) -> PullQuestion {
         PullQuestion {
             bitmap: disk.bitmap.clone(),
             point: disk.point.clone(),
@@ -28,7 +31,7 @@ impl PullQuestion {
 
     /// Decides for a source with this size, in bytes, and with or without the bitmap. The plan has no ranges
     /// yet.
-    pub(super) fn decide(&self, store: &Store, size: u64, has_bitmap: bool) -> Result<PointPlan> {
+    pub(crate) fn decide(&self, store: &Store, size: u64, has_bitmap: bool) -> Result<PointPlan> {
         let name = self.point.clone().unwrap_or_else(|| fresh_name(store, &self.default_point));
         let checkpoint = self.checkpoint.clone().unwrap_or_else(|| name.clone());
         let kind = match store.points().iter().find(|point| point.name == name) {
@@ -68,9 +71,11 @@ impl PullQuestion {
         if self.mode == PullMode::Full {
             return Ok(Err("a full backup was requested".into()));
         }
-        let Some(bitmap) = &self.bitmap else { return Ok(Err("no bitmap was named".into())) };
         let Some(newest) = store.newest() else {
-            return Ok(Err("the store has no point yet".into()));
+            return Ok(Err("it is the first of this disk".into()));
+        };
+        let Some(bitmap) = &self.bitmap else {
+            return Ok(Err(NO_BITMAP.into()));
         };
         let ChangeBitmap { context, checkpoint } = bitmap;
         if !has_bitmap {
@@ -201,11 +206,11 @@ mod tests {
             PointKind::Full { reason } => assert!(reason.contains(words), "{reason}"),
             other => panic!("{other:?}"),
         };
-        full(kind(&auto, &empty, (9, true)), "no point yet");
+        full(kind(&auto, &empty, (9, true)), "the first of this disk");
         full(kind(&auto, &monday, (9, false)), "no bitmap \"qemu:dirty-bitmap:monday\"");
         full(
             kind(&question(PullMode::Auto, false, None), &monday, (9, true)),
-            "no bitmap was named",
+            "no bitmap was named or found",
         );
         full(kind(&question(PullMode::Full, true, None), &monday, (8, true)), "requested");
         let increment = PointKind::Increment { parent: "monday".into(), bitmap: CONTEXT.into() };

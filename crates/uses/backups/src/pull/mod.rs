@@ -17,6 +17,7 @@ use crate::context::BackupContext;
 use crate::error::{BackupError, BackupErrorKind, BackupStep, Result};
 use resumption::{PullStart, pull_start};
 
+pub(crate) use decision::PullQuestion;
 pub use request::{ChangeBitmap, PointKind, PointPlan, PullDisk, PullMode, PullRequest};
 pub use result::{PullOutcome, PullResult, pull_json, pull_text};
 pub use target::PullTarget;

@@ -1,5 +1,7 @@
 //! The result of a pull, for users and for programs.
 
+use std::path::Path;
+
 use blockhaul_store::Store;
 use blockhaul_transfer::one_line;
 use serde_json::{Value, json};
@@ -61,6 +63,14 @@ impl PullResult {
         result
     }
 
+    /// The result of a disk of a machine whose point in time has not begun.
+    pub(crate) fn foreseen(disk: &str, store: &Path, point: PointPlan) -> PullResult {
+        let store = store.display().to_string();
+        // What a run has left is never resumed: its moment is over.
+        let (outcome, is_begun) = (PullOutcome::Planned, false);
+        PullResult { disk: disk.to_string(), store, point, outcome, is_begun }
+    }
+
     fn text(&self) -> Option<String> {
         let PullResult { disk, point, .. } = self;
         let PointPlan { name, size, kind, data, .. } = point;
@@ -76,10 +86,11 @@ impl PullResult {
                 format!("{name} {is} a full backup of {size} bytes{data}: {reason}")
             }
             (_, PointKind::Increment { parent, .. }) => {
-                let changed = point.changed().unwrap_or(0);
-                format!(
-                    "{name} {is} an increment of {parent}: {changed} of {size} bytes have changed"
-                )
+                let of = format!("{name} {is} an increment of {parent}");
+                match point.changed() {
+                    Some(changed) => format!("{of}: {changed} of {size} bytes have changed"),
+                    None => format!("{of}, which has {size} bytes"),
+                }
             }
         };
         if self.outcome == PullOutcome::Planned {
