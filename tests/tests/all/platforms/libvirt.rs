@@ -199,6 +199,27 @@ fn kill_in_the_middle(libvirt: &Libvirt, dir: &str, pull: &str) {
 }
 
 #[test]
+fn disks_of_a_domain_are_those_of_the_schema() {
+    let Some(root) = Root::find("backports") else { return };
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/virtual-machines.md");
+    let page = fs::read_to_string(page).unwrap();
+    let parts = super::blocks(&page).into_iter().filter(|block| block.0 == "xml");
+    let (memory, disks): (Vec<_>, Vec<_>) =
+        parts.map(|part| part.1).partition(|part| part.starts_with("<memoryBacking>"));
+    assert_eq!((memory.len(), disks.len()), (1, 3));
+    let domain = format!(
+        "<domain type='qemu'><name>vm1</name><memory unit='MiB'>512</memory>{}\
+         <os><type arch='x86_64' machine='q35'>hvm</type></os><devices>{}</devices></domain>",
+        memory.concat(),
+        disks.concat()
+    );
+    let scratch = scratch();
+    let file = scratch.file("vm1.xml");
+    fs::write(&file, domain).unwrap();
+    root.run(&["virt-xml-validate", file.to_str().unwrap(), "domain"]);
+}
+
+#[test]
 fn a_domain_is_backed_up_by_one_command_each_time() {
     let Some(libvirt) = Libvirt::start() else { return };
     let dir = libvirt.scratch.path().to_str().unwrap();
@@ -207,7 +228,7 @@ fn a_domain_is_backed_up_by_one_command_each_time() {
     libvirt.define(&disk);
     let mut guest = libvirt.boot();
     let [command, ..] = recipe();
-    let command = command.replace("/srv/backups/vm1", "vm1");
+    let command = command.replace("/var/lib/blockhaul/vm1", "vm1");
     let run = |line: &str| {
         libvirt.root.shell(dir, &format!("export LIBVIRT_DEFAULT_URI=qemu:///system; {line}"))
     };
@@ -216,7 +237,12 @@ fn a_domain_is_backed_up_by_one_command_each_time() {
         "mkfs.ext4 -q /dev/vda && mount /dev/vda /mnt && dd if=/dev/urandom of=/mnt/a bs=1M count=20",
     );
     let monday = guest.digest("/dev/vda");
+    let planned = run(&format!("{command} --point monday --dry-run"));
+    assert!(planned.contains("monday would be a full backup of 536870912 bytes"), "{planned}");
     assert!(backup("monday").contains("monday is a full backup"));
+    let planned = run(&format!("{command} --point tuesday --dry-run"));
+    assert!(planned.contains("tuesday would be an increment of monday"), "{planned}");
+    assert!(!libvirt.virsh(&["domjobinfo", "vm1"]).contains("Backup"));
 
     guest.run("mount /dev/vda /mnt && rm /mnt/a && dd if=/dev/urandom of=/mnt/b bs=1M count=40");
     let tuesday = guest.digest("/dev/vda");
