@@ -19,6 +19,14 @@ use crate::{
 };
 use blockhaul_block::{DeviceExt as _, Error, Kind, Result};
 
+/// The scheme of files of other machines.
+const SSH: &str = "ssh";
+
+/// What a file of another machine is called.
+fn of_host(host: &str, path: &str) -> String {
+    format!("for a file of the machine {host} write {SSH}://{host}{path}")
+}
+
 /// All kinds of storage and layers of a program.
 #[derive(Clone)]
 pub struct Registry {
@@ -123,6 +131,11 @@ impl Registry {
         if let Some(backend) = named.filter(|backend| !backend.operand().is_empty()) {
             return Some(format!("for the device write {text}:{}", backend.operand()));
         }
+        // As scp writes it.
+        let remote = text.split_once(":/").filter(|(host, _)| host.contains('@'));
+        if let Some((host, path)) = remote.filter(|_| self.schemes().any(|scheme| scheme == SSH)) {
+            return Some(of_host(host, &format!("/{path}")));
+        }
         let (file, options) = text.split_once('?')?;
         let there = options.contains('=') && Path::new(file).exists();
         there.then(|| format!("options need the scheme: write {}:{text}", self.path))
@@ -147,6 +160,12 @@ impl Registry {
             return meant.to_string();
         }
         let known: Vec<_> = self.schemes().collect();
+        if known.contains(&SSH)
+            && rest.starts_with('/')
+            && nearest(scheme, known.iter().copied()).is_none()
+        {
+            return of_host(scheme, rest);
+        }
         let layer = || nearest(scheme, layers.iter().map(AnyKind::name));
         match nearest(scheme, known.iter().copied()) {
             Some(near) => format!("did you mean {near}?"),

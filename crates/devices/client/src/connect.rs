@@ -109,6 +109,14 @@ impl ServerAddress {
         matches!(self, ServerAddress::Http(_) | ServerAddress::Ssh(_) | ServerAddress::Stdio(_))
     }
 
+    /// The error of a connection that has ended, with what is known of the program that made it.
+    async fn explained(&self, error: Error) -> Error {
+        match self {
+            ServerAddress::Stdio(server) => server.explained(error).await,
+            _ => error,
+        }
+    }
+
     /// Whether each connection has a server of its own.
     fn has_own_server(&self) -> bool {
         matches!(self, ServerAddress::Stdio(_))
@@ -338,7 +346,10 @@ async fn met(
             address => HandshakeLink::new(dial(address).await?),
         };
         let ended = negotiate(&mut link, negotiation, options, &awaited).await;
-        let mut ended = ended.map_err(|error| link.doubted(error))?;
+        let mut ended = match ended {
+            Ok(ended) => ended,
+            Err(error) => return Err(address.explained(link.doubted(error)).await),
+        };
         link.is_relayed = address.is_relayed();
         link.has_own_server = address.has_own_server();
         if let HandshakeEnd::Transmission(negotiated) = &mut ended {
@@ -390,12 +401,6 @@ const GREETING: &str = "greeting";
 
 /// Adds the name and address to an error, and what helps against errors of this kind at a server.
 pub(crate) fn at(name: &str, address: &ServerAddress, error: Error) -> Error {
-    let error = match address {
-        ServerAddress::Stdio(_) => error.or_remedy(
-            "see its messages above: blockhaul must be installed there, in the PATH, and may open the disk",
-        ),
-        _ => error,
-    };
     let error = match error.kind() {
         Kind::NotFound => error.or_remedy("check that the server runs, and where it listens"),
         Kind::Refused => error.or_remedy("check what the server requires"),

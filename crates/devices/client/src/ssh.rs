@@ -2,19 +2,28 @@
 //! programs that serve their standard input and output, such as `ssh` with a command for `ssh:`. The
 //! configuration of SSH decides about keys, jump hosts and shared connections.
 
+use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::io::ErrorKind;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStringExt as _;
 use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Stdio};
-
-use std::ffi::{OsStr, OsString};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use blockhaul_block::{Error, Kind, Result};
 use blockhaul_catalog::percent_decode;
 use blockhaul_io::Stream;
 use blockhaul_wire::uri::{Transport, Uri};
+
+/// Exit status of `ssh` that has not connected.
+const SSH_FAILED: i32 = 255;
+/// Exit status of a shell that has not found a program.
+const NOT_FOUND: i32 = 127;
+/// Number of times that the exit status is looked for, and the interval.
+const LOOKS: u32 = 30;
+const LOOK: Duration = Duration::from_millis(10);
 
 /// A socket of the machine that an SSH server runs on.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -47,7 +56,7 @@ impl SshAddress {
     /// Starts `ssh`. The connection ends when the server or `ssh` ends; `ssh` ends with the
     /// connection.
     pub(crate) async fn dial(&self) -> Result<Stream> {
-        dial("ssh".into(), self.words()).await
+        dial("ssh".into(), self.words(), ExitRecord::default()).await
     }
 
     /// The options of `ssh`. The URI's parser refuses names that would be options.
@@ -89,6 +98,30 @@ impl SshAddress {
 pub struct StdioServer {
     program: OsString,
     words: Vec<OsString>,
+    exit: ExitRecord,
+}
+
+/// The exit status of the last program that has ended.
+#[derive(Debug, Clone, Default)]
+struct ExitRecord(Arc<Mutex<Option<i32>>>);
+
+/// It says nothing about which server it is.
+impl PartialEq for ExitRecord {
+    fn eq(&self, _: &ExitRecord) -> bool {
+        true
+    }
+}
+
+impl Eq for ExitRecord {}
+
+impl ExitRecord {
+    fn set(&self, status: Option<i32>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = status;
+    }
+
+    fn get(&self) -> Option<i32> {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl fmt::Display for StdioServer {
@@ -105,7 +138,7 @@ impl StdioServer {
         let is_single = serve.any(|word| word.as_os_str() == "--single");
         // The word blockhaul in front means this program itself, which needs no other one between.
         (is_single && program.as_os_str() != "blockhaul")
-            .then(|| StdioServer { program: program.clone(), words: words.to_vec() })
+            .then(|| StdioServer::new(program.clone(), words.to_vec()))
     }
 
     /// A disk of another machine, `//[USER@]HOST[:PORT]/PATH`: `ssh` runs this program there.
@@ -135,26 +168,54 @@ impl StdioServer {
         if !writes {
             words.push("-r".into());
         }
-        let path = percent_decode(path)?.into_bytes();
-        let path = match path.strip_prefix(b"~/") {
+        let path = percent_decode(path)?;
+        let path = match path.strip_prefix("~/") {
             // ssh begins in the home directory.
-            Some(rest) => [&b"./"[..], rest].concat(),
-            None => [&b"/"[..], &path[..]].concat(),
+            Some(rest) => format!("./{rest}"),
+            None => format!("/{path}"),
         };
-        words.extend(["--".into(), OsString::from_vec(quoted(&path))]);
-        Ok(StdioServer { program: "ssh".into(), words })
+        // The bytes of the file, whatever they are: who reads an image there names its format here.
+        let device = format!("file:{}", path.replace('%', "%25").replace('?', "%3f"));
+        words.extend(["--".into(), OsString::from_vec(quoted(device.as_bytes()))]);
+        Ok(StdioServer::new("ssh".into(), words))
+    }
+
+    fn new(program: OsString, words: Vec<OsString>) -> StdioServer {
+        StdioServer { program, words, exit: ExitRecord::default() }
     }
 
     /// Starts the program. It ends with the connection.
     pub(crate) async fn dial(&self) -> Result<Stream> {
-        dial(self.program.clone(), self.words.clone()).await
+        self.exit.set(None);
+        dial(self.program.clone(), self.words.clone(), self.exit.clone()).await
+    }
+
+    /// The error of a connection that the program has closed, with a remedy by its exit status.
+    pub(crate) async fn explained(&self, error: Error) -> Error {
+        if error.kind() != Kind::Disconnected {
+            return error;
+        }
+        // The connection ends a moment before the program.
+        for _ in 0..LOOKS {
+            if self.exit.get().is_some() {
+                break;
+            }
+            blockhaul_io::sleep(LOOK).await;
+        }
+        error.or_remedy(match self.exit.get() {
+            Some(SSH_FAILED) if self.program == "ssh" => {
+                "see the message of ssh above: log in once by hand, with the same user, host and port"
+            }
+            Some(NOT_FOUND) => "install blockhaul there, in the PATH of logins without a terminal",
+            _ => "see the message of the server above: it must be able to open the disk",
+        })
     }
 }
 
 /// Starts a program for a connection.
-async fn dial(program: OsString, words: Vec<OsString>) -> Result<Stream> {
+async fn dial(program: OsString, words: Vec<OsString>, exit: ExitRecord) -> Result<Stream> {
     let name = program.to_string_lossy().into_owned();
-    let started = blockhaul_io::offload(move || start(&program, words));
+    let started = blockhaul_io::offload(move || start(&program, words, exit));
     let started = started.await.map_err(|lost| Error::new(Kind::Io, name.clone()).because(lost))?;
     let ours = started.map_err(|error| match error.kind() {
         ErrorKind::NotFound => {
@@ -181,7 +242,7 @@ fn quoted(path: &[u8]) -> Vec<u8> {
 }
 
 /// Starts a program and returns the other end of the socket that is its standard input and output.
-fn start(program: &OsStr, words: Vec<OsString>) -> std::io::Result<OwnedFd> {
+fn start(program: &OsStr, words: Vec<OsString>, exit: ExitRecord) -> std::io::Result<OwnedFd> {
     let (ours, theirs) = UnixStream::pair()?;
     let theirs = OwnedFd::from(theirs);
     let child = Command::new(program)
@@ -189,13 +250,15 @@ fn start(program: &OsStr, words: Vec<OsString>) -> std::io::Result<OwnedFd> {
         .stdin(Stdio::from(theirs.try_clone()?))
         .stdout(Stdio::from(theirs))
         .spawn()?;
-    std::thread::Builder::new().name("ssh".into()).spawn(move || await_end(child))?;
+    std::thread::Builder::new().name("ssh".into()).spawn(move || await_end(child, &exit))?;
     Ok(ours.into())
 }
 
 /// Collects the exit status, so that the process does not stay in the process table.
-fn await_end(mut child: Child) {
-    match child.wait() {
+fn await_end(mut child: Child, exit: &ExitRecord) {
+    let ended = child.wait();
+    exit.set(ended.as_ref().ok().and_then(std::process::ExitStatus::code));
+    match ended {
         Ok(status) if status.success() => {}
         // It has printed why, on standard error.
         Ok(status) => log::debug!("ssh has ended with {status}"),
@@ -227,9 +290,12 @@ mod tests {
             Ok::<_, Error>(words.join(OsStr::new(" ")).into_string().unwrap())
         };
         let found = words("//me@host:2222/a%20b'c.raw", false).unwrap();
-        assert_eq!(found, r"-p 2222 -l me -- host blockhaul serve --single -r -- '/a b'\''c.raw'");
+        assert_eq!(
+            found,
+            r"-p 2222 -l me -- host blockhaul serve --single -r -- 'file:/a b'\''c.raw'"
+        );
         let found = words("//host/~/d.raw", true).unwrap();
-        assert_eq!(found, "-- host blockhaul serve --single -- './d.raw'");
+        assert_eq!(found, "-- host blockhaul serve --single -- 'file:./d.raw'");
         for text in
             ["host", "//host", "//host/", "///x", "//-oX/x", "//h/x?y=1", "//h:0/x", "//h/%zz"]
         {

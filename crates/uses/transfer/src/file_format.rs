@@ -5,7 +5,7 @@ use std::io::Read as _;
 use std::path::Path;
 
 use blockhaul_block::{Error, Kind, Result};
-use blockhaul_catalog::{DeviceSpec, ImageFormat, NamePolicy};
+use blockhaul_catalog::{DeviceSpec, IMAGE_FORMATS, ImageFormat, NamePolicy};
 
 /// A format of a file whose bytes are not those of the disk in it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,6 +34,8 @@ const OTHERS: &[(&[u8], FileFormat)] = &[
 
 /// The layer that shows a member of a tar archive.
 const MEMBER: &str = "tar?tar-entry=NAME";
+/// The scheme of the disks of another machine.
+const SSH: &str = "ssh";
 /// The scheme of the disks in an OVA.
 const OVA: &str = "ova";
 
@@ -73,7 +75,9 @@ pub struct ChosenDevice {
 /// A warning that the bytes of a file in a format are used as they are, with the command that uses
 /// the disk in it; none if the description says otherwise (`file:PATH`, layers, another device).
 pub fn format_warning(spec: &DeviceSpec, layered: bool, used: FileUse) -> Option<String> {
-    let DeviceSpec::Path(path) = spec else { return None };
+    let DeviceSpec::Path(path) = spec else {
+        return ssh_warning(spec).filter(|_| !layered && used == FileUse::Source);
+    };
     let format = FileFormat::of(path).filter(|_| !layered)?;
     // A compressed file or an archive that is overwritten has no disk of its own to be mistaken for.
     let is_packed = format == FileFormat::Ova
@@ -82,6 +86,19 @@ pub fn format_warning(spec: &DeviceSpec, layered: bool, used: FileUse) -> Option
         return None;
     }
     Some(format.warning(path, used))
+}
+
+/// A warning that the bytes of an image of another machine are copied, which its name says: nobody reads the file
+/// before the copy.
+fn ssh_warning(spec: &DeviceSpec) -> Option<String> {
+    let DeviceSpec::Scheme { scheme, rest } = spec else { return None };
+    let (_, extension) = rest.rsplit_once('.').filter(|_| scheme == SSH)?;
+    let format = IMAGE_FORMATS.iter().find(|format| format.scheme == extension)?;
+    let (name, device) = (FileFormat::Image(format).noun_with_article(), format.scheme);
+    Some(format!(
+        "{spec} is {name} by its name, and is copied as it is; for the disk in it: blockhaul copy \
+         {device}:{spec} TARGET"
+    ))
 }
 
 /// A warning that a new file gets raw bytes although its name says that it is an image, with the
@@ -125,8 +142,14 @@ pub fn name_warning(source: Option<&DeviceSpec>, target: &DeviceSpec) -> Option<
 
 /// Whether two paths have the same extension: then an image is used as it is on purpose.
 pub fn same_extension(one: &DeviceSpec, other: &DeviceSpec) -> bool {
-    let (DeviceSpec::Path(one), DeviceSpec::Path(other)) = (one, other) else { return false };
-    one.extension().is_some() && one.extension() == other.extension()
+    let extension = |spec: &DeviceSpec| match spec {
+        DeviceSpec::Path(path) => path.extension().map(std::ffi::OsStr::to_os_string),
+        DeviceSpec::Scheme { scheme, rest } if scheme == SSH => {
+            Path::new(rest).extension().map(std::ffi::OsStr::to_os_string)
+        }
+        _ => None,
+    };
+    extension(one).is_some_and(|one| extension(other) == Some(one))
 }
 
 /// The device for the disk in a file. `names`: whether files that an image names are opened; `None`: the program
@@ -337,9 +360,18 @@ fn encoded(path: &str) -> String {
 mod tests {
     use std::ffi::OsStr;
 
-    use blockhaul_catalog::IMAGE_FORMATS;
-
     use super::*;
+
+    #[test]
+    fn an_image_of_another_machine_is_known_by_its_name() {
+        let warning = |text: &str| {
+            let spec = DeviceSpec::parse(text.as_ref()).unwrap();
+            format_warning(&spec, false, FileUse::Source)
+        };
+        let said = warning("ssh://host/vm.qcow2").unwrap();
+        assert!(said.contains("blockhaul copy qcow2:ssh://host/vm.qcow2 TARGET"), "{said}");
+        assert_eq!(warning("ssh://host/vm.raw").or(warning("qcow2:ssh://host/vm.qcow2")), None);
+    }
 
     #[test]
     fn formats_are_recognized_by_their_first_bytes() {

@@ -7,6 +7,8 @@ use std::time::Duration;
 
 use blockhaul_testkit::tools::{self, ScratchDir};
 
+use crate::served_disk::succeed;
+
 const LIMIT: Duration = Duration::from_secs(60);
 const OURS: &str = env!("CARGO_BIN_EXE_blockhaul");
 
@@ -85,7 +87,7 @@ fn a_disk_of_another_machine_is_read_and_written() {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     assert!(std::fs::read(&written).unwrap() == bytes, "what was written differs");
     let log = std::fs::read_to_string(scratch.file("log")).unwrap();
-    let read = "-p 2222 -l me -- host blockhaul serve --single -r -- '/";
+    let read = "-p 2222 -l me -- host blockhaul serve --single -r -- 'file:/";
     assert!(log.lines().next().unwrap().starts_with(read), "{log}");
     // The same by a command in brackets.
     let mut words = vec!["copy", "[", "ssh", "--", "host", "blockhaul", "serve", "--single", "-r"];
@@ -104,7 +106,12 @@ fn a_machine_without_blockhaul_or_disk_is_an_error_with_a_remedy() {
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{said}");
     assert!(said.contains("not found"), "{said}");
-    assert!(said.contains("blockhaul must be installed there"), "{said}");
+    assert!(said.contains("install blockhaul there"), "{said}");
+    let refusing = ScratchDir::new().unwrap();
+    let path = ssh(&refusing, "echo 'ssh: host: no route' >&2; exit 255");
+    let output = with_path(&path, &["info", "ssh://host/disk.raw"]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("see the message of ssh above: log in once by hand"), "{said}");
     let output = with_path("/nonexistent", &["info", "ssh://host/disk.raw"]);
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(said.contains("install an SSH client"), "{said}");
@@ -114,6 +121,23 @@ fn a_machine_without_blockhaul_or_disk_is_an_error_with_a_remedy() {
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(3), "{said}");
     assert!(said.contains("No such file or directory"), "{said}");
+    assert!(said.contains("it must be able to open the disk"), "{said}");
+    // One warning about an image, and none where the disk in it is meant.
+    let image = scratch.file("vm.qcow2").display().to_string();
+    succeed(&["create", &format!("qcow2:{image}"), "1M"]);
+    for (source, warnings) in [("ssh://host", 1), ("qcow2:ssh://host", 0)] {
+        let output = with_path(&path, &["copy", &format!("{source}{image}"), "null:"]);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{said}");
+        assert_eq!(said.matches("warning").count(), warnings, "{said}");
+    }
+    for (typed, meant) in
+        [("host:/disk.raw", "ssh://host/disk.raw"), ("me@host:/disk.raw", "ssh://me@host/disk.raw")]
+    {
+        let output = with_path(&path, &["info", typed]);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(said.contains(&format!("write {meant}")), "{said}");
+    }
     let output = with_path(&path, &["info", "ssh:host"]);
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(said.contains("write ssh://[USER@]HOST[:PORT]/PATH"), "{said}");
