@@ -28,4 +28,6 @@ async def main(uri):
     print(f"{digest.hexdigest()}  {uri}")
 
 
+if len(sys.argv) != 2:
+    sys.exit("usage: asyncio_reader.py URI")
 asyncio.run(main(sys.argv[1]))

@@ -32,5 +32,7 @@ def bar():
     return update
 
 
+if len(sys.argv) != 3:
+    sys.exit("usage: progress_bar.py SOURCE TARGET")
 copied = blockhaul.copy(sys.argv[1], sys.argv[2], progress=bar())
 print(f"\n{copied.text}", file=sys.stderr)

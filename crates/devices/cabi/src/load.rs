@@ -215,7 +215,13 @@ fn open(path: &Path, identity: (u64, u64)) -> Result<SharedObject> {
     let handle = unsafe { libc::dlopen(c_path.as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) };
     if handle.is_null() {
         let text = format!("cannot load plugin {}: {}", path.display(), loader_error());
-        return Err(Error::new(Kind::Usage, text));
+        let error = Error::new(Kind::Usage, text);
+        let extension = path.extension().and_then(std::ffi::OsStr::to_str);
+        return Err(match extension.filter(|extension| ["py", "sh"].contains(extension)) {
+            Some("py") => error.with_remedy("a script in Python is python:FILE"),
+            Some(_) => error.with_remedy("a script is sh:FILE"),
+            None => error,
+        });
     }
     Ok(SharedObject { handle, identity })
 }
@@ -381,6 +387,12 @@ mod tests {
         // Not marked as loaded after a failure.
         let again = load(&path).err().unwrap().to_string();
         assert_eq!(again, text);
+        let script = dir.path().join("disk.py");
+        std::fs::write(&script, "import nbdkit\n").unwrap();
+        assert_eq!(
+            load(&script).err().unwrap().remedy(),
+            Some("a script in Python is python:FILE")
+        );
         assert_eq!(load(&dir.path().join("none")).err().unwrap().kind(), Kind::NotFound);
     }
 }

@@ -302,6 +302,7 @@ impl IsolatedProcess {
             Err(error) => {
                 return Err(apart.end_behind(&error).await.map_or(error, |how| {
                     Error::new(Kind::Io, format!("{}: {}", apart.fate.name, ended_with(how)))
+                        .with_remedy("see its messages above")
                 }));
             }
         }

@@ -204,6 +204,7 @@ impl PythonHost {
         let ready = started.and_then(|answer| inner.parsed::<ReadyMessage>("load", &answer));
         let usage = |error: Error| match error.kind() {
             Kind::Disconnected => error,
+            _ if !settings.script.exists() => Error::new(Kind::NotFound, error.text()),
             _ => Error::new(Kind::Usage, error.text()),
         };
         let ReadyMessage { model, api, coroutines, .. } = match ready {

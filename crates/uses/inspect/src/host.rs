@@ -149,10 +149,20 @@ fn open_files() -> HostFact {
 
 fn locked_memory() -> HostFact {
     let bytes = limit(Resource::Memlock);
-    let is_good = bytes.is_none_or(|bytes| bytes >= LOCKED_MIN);
+    let release = rustix::system::uname().release().to_string_lossy().into_owned();
+    let is_good = bytes.is_none_or(|bytes| bytes >= LOCKED_MIN) || !locks_rings(&release);
     let remedy = "io_uring of kernels before 5.12 needs it: raise it with ulimit -l, or LimitMEMLOCK= of the unit";
     let value = limit_text(bytes, " bytes");
     HostFact::checked("locked memory", value, is_good, (HostState::Limited, remedy))
+}
+
+/// Whether io_uring of a kernel of this release needs locked memory; true if its number cannot be read.
+fn locks_rings(release: &str) -> bool {
+    let mut numbers = release.split(['.', '-']).map(|number| number.parse::<u32>().ok());
+    match (numbers.next().flatten(), numbers.next().flatten()) {
+        (Some(major), Some(minor)) => (major, minor) < (5, 12),
+        _ => true,
+    }
 }
 
 fn free_memory() -> HostFact {
@@ -219,6 +229,15 @@ mod tests {
             assert!(!fact.value.is_empty(), "{fact:?}");
         }
         assert!(in_path("sh").is_some() && in_path("no such program").is_none());
+    }
+
+    #[test]
+    fn only_old_kernels_lock_the_rings_of_io_uring() {
+        for (release, locks) in
+            [("5.11.0", true), ("5.12.0-rc1", false), ("6.18.5-cloud", false), ("x", true)]
+        {
+            assert_eq!(locks_rings(release), locks, "{release}");
+        }
     }
 
     #[test]
