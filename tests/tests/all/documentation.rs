@@ -82,6 +82,7 @@ const OTHER_BLOCKS: &[(&str, &str, &str)] = &[
     ("coming-from-nbdkit.md", "ln -s", "compat_nbdkit.rs runs this name"),
     ("coming-from-nbdkit.md", "dpkg-divert", "changes the system"),
     ("coming-from-nbdkit.md", "update-alternatives", "changes the system"),
+    ("for-backups.md", "systemctl", "needs a running systemd; service.rs checks the units"),
     ("for-programmers.md", "pip install", "compiles; the package's tests install a checkout"),
     ("for-programmers.md", "cargo run", "compiles; the tests of the crate run its examples"),
     ("increments.md", "virsh", "needs libvirt; platforms/libvirt.rs"),
