@@ -71,7 +71,8 @@ blockhaul copy ova:vm.ova restored.raw && cmp disk.raw restored.raw
                 kind: ParamKind::Text,
                 default: None,
                 doc: "Number of the disk, from 1 on, in the order of the OVF description; needed if there are several. \
-                      In copy also all: in the name of the target, {} is the number then.",
+                      In copy also all: {} is the number then in the target, and in the names of --journal, \
+                      --manifest, --since and --error-map.",
             },
             Param {
                 name: "manifest",
