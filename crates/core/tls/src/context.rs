@@ -479,7 +479,7 @@ fn readable(dir: &Path, name: &str) -> Result<PathBuf, TlsError> {
 }
 
 fn can_open(path: PathBuf) -> Result<PathBuf, TlsError> {
-    match std::fs::File::open(&path) {
+    match blockhaul_io::open_regular_file(&path) {
         Ok(_) => Ok(path),
         Err(error) => {
             let why = crate::psk::advice(&error);

@@ -109,7 +109,7 @@ pub fn keys(path: &Path, users: &[String]) -> Result<(), TlsError> {
 
 /// The users of a file of keys; none if it does not exist.
 fn users_of(path: &Path) -> Result<Option<Vec<String>>, TlsError> {
-    let text = match fs::read_to_string(path) {
+    let text = match blockhaul_io::open_regular_file(path).and_then(std::io::read_to_string) {
         Ok(text) => text,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
         Err(error) => {

@@ -9,7 +9,7 @@ use crate::error::{TlsError, TlsErrorKind};
 const KEY_MAX: usize = 256;
 /// Maximum name length in bytes: OpenSSL's limit.
 const USER_MAX: usize = 128;
-/// Maximum file size: some hundred thousand users.
+/// Maximum file size in bytes: some hundred thousand users.
 const FILE_MAX: u64 = 32 << 20;
 
 /// The system's error text and a remedy; `blockhaul tls init` makes missing files.
@@ -36,11 +36,9 @@ impl Users {
         let cannot =
             |why: String| TlsError::new(TlsErrorKind::File, format!("cannot read {shown}: {why}"));
         let failed = |error: std::io::Error| cannot(advice(&error));
-        let size = std::fs::metadata(path).map_err(failed)?.len();
-        if size > FILE_MAX {
-            return Err(cannot(format!("{size} bytes are no file of keys")));
-        }
-        let text = std::fs::read_to_string(path).map_err(failed)?;
+        let bytes = blockhaul_io::read_regular_file(path, FILE_MAX).map_err(failed)?;
+        let text = String::from_utf8(bytes);
+        let text = text.map_err(|_| cannot("it is not text in UTF-8".to_string()))?;
         crate::exposed::warn(path, "the keys");
         Users::parse(&text)
             .map_err(|why| TlsError::new(TlsErrorKind::Setup, format!("{shown}: {why}")))

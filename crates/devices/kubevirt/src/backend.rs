@@ -230,7 +230,7 @@ fn secret(file: &Path) -> Result<String> {
     let shown = file.display();
     let failed = |error| Error::system(format!("cannot read the token in {shown}"), error);
     let mut bytes = Vec::new();
-    let opened = std::fs::File::open(file).map_err(failed)?;
+    let opened = blockhaul_io::open_regular_file(file).map_err(failed)?;
     opened.take(TOKEN_MAX + 1).read_to_end(&mut bytes).map_err(failed)?;
     let token = bytes.trim_ascii();
     if token.is_empty() || bytes.len() as u64 > TOKEN_MAX || !token.iter().all(u8::is_ascii_graphic)

@@ -13,7 +13,7 @@ pub(crate) fn read_text(file: &Path, most: u64) -> Result<String> {
     let shown = file.display();
     let failed = |error| Error::system(format!("cannot read {shown}"), error);
     let mut bytes = Vec::new();
-    let opened = std::fs::File::open(file).map_err(failed)?;
+    let opened = blockhaul_io::open_regular_file(file).map_err(failed)?;
     opened.take(most + 1).read_to_end(&mut bytes).map_err(failed)?;
     if bytes.len() as u64 > most {
         let text = format!("{shown} has more than {most} bytes");

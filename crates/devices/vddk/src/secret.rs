@@ -30,7 +30,7 @@ pub(crate) fn read(value: &str) -> Result<String> {
         Some(path) => {
             let cannot =
                 |error| Error::system(format!("vddk: cannot read the password from {path}"), error);
-            line(File::open(path).map_err(cannot)?)
+            line(blockhaul_io::open_regular_file(path.as_ref()).map_err(cannot)?)
         }
         None => Ok(value.to_string()),
     }

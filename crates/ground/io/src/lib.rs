@@ -44,6 +44,7 @@ mod panic;
 mod plain;
 mod range_locks;
 mod recv_window;
+mod regular_file;
 mod remote;
 mod seal;
 mod send_queue;
@@ -77,6 +78,7 @@ pub use panic::abort_on_panic;
 pub use plain::plain;
 pub use range_locks::{ExclusiveMode, LockMode, RangeLock, RangeLocks};
 pub use recv_window::RecvWindow;
+pub use regular_file::{open_regular_file, read_regular_file};
 pub use remote::{WorkerHandle, idle_worker};
 pub use seal::{
     OpenedRecord, RECORD_MAX, RECORD_PLAIN_MAX, SEAL_MAX, SEALED_MAX, StreamOpener, StreamSealer,

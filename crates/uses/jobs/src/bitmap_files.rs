@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use blockhaul_catalog::DeviceSpec;
-use blockhaul_io::plain;
+use blockhaul_io::{plain, read_regular_file};
 use blockhaul_snapshot::DirtyBitmap;
 use blockhaul_transfer::path_of;
 use serde_json::{Value, json};
@@ -64,13 +64,11 @@ impl BitmapFiles {
     /// If the file cannot be read, or belongs to another device.
     pub fn read(&self, export: &str, device: &str, size: u64) -> Result<StoredBitmaps, JobError> {
         let path = self.path(export);
-        let text = match fs::metadata(&path).map(|found| found.len()) {
+        let text = match read_regular_file(&path, SIZE_MAX) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 return Ok(StoredBitmaps::default());
             }
-            Ok(len) if len > SIZE_MAX => Err(io::Error::other("the file is too large")),
-            Ok(_) => fs::read(&path),
-            Err(error) => Err(error),
+            read => read,
         };
         let wrong = |why: &str| {
             JobError::other(format!(

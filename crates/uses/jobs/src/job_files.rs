@@ -17,7 +17,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use blockhaul_control::{InterruptedFigures, ResumeMode};
 use blockhaul_engine::DurableCallback;
-use blockhaul_io::plain;
+use blockhaul_io::{plain, read_regular_file};
 use blockhaul_snapshot::PersistentDirtyMap;
 use blockhaul_transfer::{Recorder, TransferError, TransferErrorKind, TransferStep};
 use rustix::fs::{FlockOperation, flock};
@@ -472,11 +472,8 @@ fn watch(map: &PersistentDirtyMap, record: &Arc<JobRecord>) {
 
 /// The facts of a description.
 fn described(path: &Path) -> Result<Map<String, Value>, String> {
-    let len = fs::metadata(path).map_err(|error| plain(&error))?.len();
-    if len > SIZE_MAX {
-        return Err("is too large".to_string());
-    }
-    let text = fs::read_to_string(path).map_err(|error| plain(&error))?;
+    let bytes = read_regular_file(path, SIZE_MAX).map_err(|error| plain(&error))?;
+    let text = String::from_utf8(bytes).map_err(|_| "is not text in UTF-8")?;
     let (line, digest) = text.split_once('\n').ok_or("is incomplete")?;
     check_digest(line, digest)?;
     match serde_json::from_str(line) {

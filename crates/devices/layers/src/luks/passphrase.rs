@@ -61,7 +61,7 @@ impl PassphraseOrigin {
             PassphraseOrigin::Given(text) => Ok(text.clone().into_bytes()),
             PassphraseOrigin::File(path) => {
                 let what = format!("luks: cannot read the passphrase from {path}");
-                read_line(File::open(path), what)
+                read_line(blockhaul_io::open_regular_file(path.as_ref()), what)
             }
             PassphraseOrigin::Descriptor(number) => {
                 let what = format!("luks: cannot read the passphrase from descriptor {number}");
