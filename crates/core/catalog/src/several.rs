@@ -1,6 +1,7 @@
 //! Several named storages, as the exports of one server.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 
 use crate::{Export, ExportClient, Exports, ListedExport, OpenFuture, Visit};
@@ -15,7 +16,8 @@ use blockhaul_block::{Error, Kind, Result};
 /// ([`NamedStorages::with_full_names`]).
 ///
 /// Storages can be added and removed at any time. A client sees those that exist when it connects,
-/// until they are removed: it keeps nothing open that it has not opened.
+/// until they are removed: it keeps nothing open that it has not opened. A storage that is hidden is for clients as one
+/// that is not there: names that it would serve lead to another storage that has them.
 #[derive(Default)]
 pub struct NamedStorages {
     storages: RwLock<Arc<[Arc<StorageEntry>]>>,
@@ -39,6 +41,8 @@ struct StorageEntry {
     name: String,
     description: String,
     single: bool,
+    /// Whether clients do not find it now.
+    hidden: AtomicBool,
     /// None: it was removed. Clients that connected before may know it for as long as they stay.
     exports: RwLock<Option<Arc<dyn Exports>>>,
 }
@@ -46,15 +50,20 @@ struct StorageEntry {
 impl StorageEntry {
     fn new(named: NamedStorage) -> StorageEntry {
         let NamedStorage { name, description, exports, single } = named;
-        StorageEntry { name, description, single, exports: RwLock::new(Some(exports)) }
+        let hidden = AtomicBool::new(false);
+        StorageEntry { name, description, single, hidden, exports: RwLock::new(Some(exports)) }
     }
 
+    /// What clients open; `None`: they do not find it.
     fn exports(&self) -> Option<Arc<dyn Exports>> {
+        if self.hidden.load(Ordering::Acquire) {
+            return None;
+        }
         self.exports.read().expect("no panic under this lock").clone()
     }
 
     fn is_there(&self) -> bool {
-        self.exports.read().expect("no panic under this lock").is_some()
+        self.exports().is_some()
     }
 
     fn remove(&self) {
@@ -87,12 +96,42 @@ impl NamedStorages {
     /// # Errors
     /// [`Kind::Usage`] if there is one of the same name.
     pub fn add(&self, storage: NamedStorage) -> Result<()> {
+        self.insert(StorageEntry::new(storage))
+    }
+
+    /// Adds a storage as [`NamedStorages::add`] does, which no client finds until [`NamedStorages::show`].
+    ///
+    /// # Errors
+    /// [`Kind::Usage`] if there is one of the same name.
+    pub fn add_hidden(&self, storage: NamedStorage) -> Result<()> {
+        let entry = StorageEntry::new(storage);
+        entry.hidden.store(true, Ordering::Release);
+        self.insert(entry)
+    }
+
+    /// Hides the storage of this name. Clients keep what they have already opened.
+    pub fn hide(&self, name: &str) {
+        self.set_hidden(name, true);
+    }
+
+    /// Ends [`NamedStorages::hide`], also for clients that have connected since.
+    pub fn show(&self, name: &str) {
+        self.set_hidden(name, false);
+    }
+
+    fn set_hidden(&self, name: &str, hidden: bool) {
+        let all = self.storages();
+        let found = all.iter().filter(|one| one.name == name);
+        found.for_each(|one| one.hidden.store(hidden, Ordering::Release));
+    }
+
+    fn insert(&self, storage: StorageEntry) -> Result<()> {
         let mut all = self.storages.write().expect("no panic under this lock");
         if all.iter().any(|one| one.name == storage.name) {
             let text = format!("two exports have the name {:?}: choose another", storage.name);
             return Err(Error::new(Kind::Usage, text));
         }
-        *all = all.iter().cloned().chain([Arc::new(StorageEntry::new(storage))]).collect();
+        *all = all.iter().cloned().chain([Arc::new(storage)]).collect();
         Ok(())
     }
 
@@ -354,6 +393,31 @@ mod tests {
         assert!(several.remove("a") && !several.remove("a"));
         assert_eq!((before.len(), several.storages()[0].name.as_str()), (1, "b"));
     }
+
+    /// A storage that is not shown yet takes no name from one that is.
+    #[test]
+    fn names_of_a_hidden_storage_lead_to_others() {
+        let named = |name: &str, single: bool| NamedStorage {
+            name: name.to_string(),
+            description: String::new(),
+            exports: crate::SharedDevice::under_any_name("", "", Arc::new(NullDevice)),
+            single,
+        };
+        let several = NamedStorages::new(vec![named("", false)]).unwrap();
+        several.add_hidden(named("images", false)).unwrap();
+        assert!(several.add(named("images", true)).is_err(), "its name is taken");
+        let storages = several.storages();
+        let all =
+            VisitState { storages, client: ExportClient::default(), visits: Mutex::default() };
+        assert_eq!(all.find("images/a"), Some((0, "images/a")));
+        several.show("images");
+        assert_eq!((all.find("images/a"), all.find("images")), (Some((1, "a")), Some((1, ""))));
+        several.hide("images");
+        assert_eq!(all.find("images"), Some((0, "images")));
+        several.hide("");
+        assert_eq!((all.find("x"), at_once(all.list(false)).unwrap().len()), (None, 0));
+    }
+
     #[test]
     fn a_removed_storage_is_released_while_clients_use_others() {
         let devices = [(); 3].map(|()| Arc::new(NullDevice) as Arc<dyn blockhaul_block::Device>);

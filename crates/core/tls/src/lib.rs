@@ -29,7 +29,7 @@ pub use context::{
 };
 pub use error::{TlsError, TlsErrorKind};
 pub use handshake::{TlsSession, TlsSessionInfo};
-pub use names::CertificateNames;
+pub use names::{CertificateNames, DistinguishedName, NameSyntaxError};
 #[cfg(fuzzing)]
 pub use records::fuzz;
 

@@ -37,6 +37,7 @@ mod retry;
 mod retry_request;
 mod runs;
 mod scratch;
+mod shared_throttle;
 mod stats;
 pub mod support;
 mod tar;
@@ -65,9 +66,10 @@ pub use rate::{Bucket, RATE, RateLayer};
 pub use readonly::READONLY;
 pub use retry::RETRY;
 pub use retry_request::RETRY_REQUEST;
+pub use shared_throttle::{SharedThrottle, ThrottledConnection};
 pub use stats::{OperationCounts, STATS, StatsLayer};
 pub use tar::TAR;
-pub use throttle::{AdjustableThrottle, THROTTLE};
+pub use throttle::THROTTLE;
 pub use xz::XZ;
 
 /// Every layer of this crate, for a [`blockhaul_catalog::Registry`], by name.

@@ -123,6 +123,27 @@ impl Bucket {
         self.lock().draw(len, blockhaul_io::now())
     }
 
+    /// A place whose turn it is; `None`: there is none for `len` bytes.
+    pub(crate) fn draw_now(&self, len: u64) -> Option<Turn> {
+        let (mut bucket, now) = (self.lock(), blockhaul_io::now());
+        let turn = bucket.draw(len, now);
+        let waits = bucket.wait(turn, now).is_some();
+        if waits {
+            bucket.give_back(turn, now);
+        }
+        (!waits).then_some(turn)
+    }
+
+    /// Gives back a place whose request does not go on.
+    pub(crate) fn give_back(&self, turn: Turn) {
+        self.lock().give_back(turn, blockhaul_io::now());
+    }
+
+    /// Tokens that may pass at once.
+    pub(crate) fn burst(&self) -> u64 {
+        self.lock().burst()
+    }
+
     /// How long to wait before asking again; `None`: it is this one's turn.
     pub(crate) fn wait(&self, turn: Turn) -> Option<Duration> {
         let wait = self.lock().wait(turn, blockhaul_io::now());

@@ -167,43 +167,6 @@ impl ThrottleLimits {
     }
 }
 
-/// Limits on the bytes and the requests per second of several devices together, which can change while the
-/// devices are in use. They count what the layer `throttle` counts.
-#[derive(Debug)]
-pub struct AdjustableThrottle(Arc<ThrottleLimits>);
-
-impl AdjustableThrottle {
-    /// Limits above 0; `None`: no limit.
-    pub fn new(bytes: Option<u64>, requests: Option<u64>) -> AdjustableThrottle {
-        let units = [(Unit::Bytes, bytes), (Unit::Requests, requests)];
-        let bucket = |(unit, limit)| {
-            let (rate, burst) = rate_and_burst(limit);
-            (unit, None, Bucket::new(rate, burst))
-        };
-        let buckets = units.map(bucket).into();
-        AdjustableThrottle(Arc::new(ThrottleLimits { options: Vec::new(), buckets, iops_size: 0 }))
-    }
-
-    /// Changes the limits, also for requests that wait.
-    pub fn set(&self, bytes: Option<u64>, requests: Option<u64>) {
-        for ((_, _, bucket), limit) in self.0.buckets.iter().zip([bytes, requests]) {
-            let (rate, burst) = rate_and_burst(limit);
-            bucket.set(rate, burst);
-        }
-    }
-
-    /// A layer with these limits.
-    pub fn layer(&self) -> Arc<dyn Layer> {
-        Arc::new(ThrottleLayer(self.0.clone()))
-    }
-}
-
-/// No limit is a rate at which everything passes.
-fn rate_and_burst(limit: Option<u64>) -> (u64, u64) {
-    let rate = limit.unwrap_or(u64::MAX);
-    (rate, rate / 10)
-}
-
 struct ThrottleLayer(Arc<ThrottleLimits>);
 
 impl Layer for ThrottleLayer {

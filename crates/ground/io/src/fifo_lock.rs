@@ -20,12 +20,18 @@ struct LockQueue {
 pub struct FifoGuard(Arc<FifoLock>);
 
 impl FifoLock {
+    /// The lock, if nobody holds it.
+    pub fn try_lock(self: &Arc<FifoLock>) -> Option<FifoGuard> {
+        let mut queue = self.0.lock().expect("no panic under this lock");
+        let is_free = !std::mem::replace(&mut queue.taken, true);
+        is_free.then(|| FifoGuard(self.clone()))
+    }
+
     /// Waits for the lock, first come first served.
     pub async fn lock(self: &Arc<FifoLock>) -> Option<FifoGuard> {
         let ticket = {
             let mut queue = self.0.lock().expect("no panic under this lock");
-            if !queue.taken {
-                queue.taken = true;
+            if !std::mem::replace(&mut queue.taken, true) {
                 return Some(FifoGuard(self.clone()));
             }
             let (completer, ticket) = crate::ticket();

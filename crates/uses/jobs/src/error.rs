@@ -13,12 +13,14 @@ pub struct JobError {
     text: String,
     /// The remedy with the punctuation before it; empty: none is known.
     remedy: String,
+    /// The export of a server that could not be opened, if the error is about one of several.
+    export: Option<String>,
 }
 
 impl JobError {
     /// An error of this kind, without a remedy of its own.
     pub fn new(kind: TransferErrorKind, text: impl Into<String>) -> JobError {
-        JobError { kind, text: text.into(), remedy: String::new() }
+        JobError { kind, text: text.into(), remedy: String::new(), export: None }
     }
 
     /// The request is invalid.
@@ -61,6 +63,17 @@ impl JobError {
     #[must_use]
     pub fn reworded(&self, text: impl Into<String>) -> JobError {
         JobError { text: text.into(), ..self.clone() }
+    }
+
+    /// This error with the name of the export that could not be opened.
+    #[must_use]
+    pub fn about_export(self, name: &str) -> JobError {
+        JobError { export: Some(name.to_string()), ..self }
+    }
+
+    /// The name of the export that could not be opened, if a server opened several.
+    pub fn export(&self) -> Option<&str> {
+        self.export.as_deref()
     }
 
     /// The class of the error.

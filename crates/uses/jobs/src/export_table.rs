@@ -18,6 +18,9 @@ use crate::export_config::{EXPORT, ExportConfig, ExportTableConfig, NODE, gates}
 /// Maximum time for a change of exports to end when the server stops.
 const LAST_CHANGE: Duration = Duration::from_secs(1);
 
+/// How a storage is listed for clients.
+type AddStorage = fn(&NamedStorages, NamedStorage) -> blockhaul_block::Result<()>;
+
 /// The exports of a running server, which can be changed while clients use them.
 pub struct ExportTable {
     config: ExportTableConfig,
@@ -110,15 +113,11 @@ impl ExportTable {
     /// opened before a failure remain here.
     ///
     /// # Errors
-    /// If a device cannot be opened, or its bitmaps cannot be read.
+    /// The first export ([`JobError::export`]) whose device cannot be opened, or whose bitmaps cannot be read.
     pub async fn open(&self) -> Result<Arc<dyn Exports>, JobError> {
         for one in &self.config.exports {
-            let (storage, export) = self.config.open_one(EXPORT, one, Weak::new()).await?;
-            let export = Arc::new(export);
-            self.lock().exports.push(export.clone());
-            self.restore_bitmaps(&export).await?;
-            self.restore_jobs(&export).await?;
-            self.served.add(storage)?;
+            let opened = self.open_first(one).await;
+            opened.map_err(|error| error.about_export(&one.name))?;
         }
         if self.config.has_several() {
             let all = adjustable_layers(&self.config.registry, &self.config.layers)?;
@@ -131,11 +130,37 @@ impl ExportTable {
         Ok(self.served.clone())
     }
 
+    async fn open_first(&self, one: &ExportConfig) -> Result<(), JobError> {
+        let (storage, export) = self.config.open_one(EXPORT, one, Weak::new()).await?;
+        let export = Arc::new(export);
+        self.lock().exports.push(export.clone());
+        self.restore_bitmaps(&export).await?;
+        self.restore_jobs(&export).await?;
+        Ok(self.served.add(storage)?)
+    }
+
     /// Opens one more export, for later clients. On a worker. Returns warnings for its user.
     ///
     /// # Errors
     /// If the name is in use, the device cannot be opened, or the server stops.
     pub async fn add(&self, one: ExportConfig) -> Result<Vec<String>, JobError> {
+        self.add_as(one, NamedStorages::add).await
+    }
+
+    /// Opens one more export as [`ExportTable::add`] does, which no client finds until [`ExportTable::show`].
+    ///
+    /// # Errors
+    /// Those of [`ExportTable::add`].
+    pub async fn add_hidden(&self, one: ExportConfig) -> Result<Vec<String>, JobError> {
+        self.add_as(one, NamedStorages::add_hidden).await
+    }
+
+    /// Lets clients find the export of this name, or hides it from those that have not opened it.
+    pub fn show(&self, name: &str, shown: bool) {
+        if shown { self.served.show(name) } else { self.served.hide(name) }
+    }
+
+    async fn add_as(&self, one: ExportConfig, add: AddStorage) -> Result<Vec<String>, JobError> {
         if self.config.any_name || self.config.per_client {
             let text = "the server has --any-name or --per-client: it can serve only one export";
             return Err(JobError::request(text));
@@ -145,7 +170,7 @@ impl ExportTable {
         let warnings = Arc::new(Warnings::default());
         let opened = self.config.open_one(EXPORT, &one, Arc::downgrade(&warnings)).await;
         let (storage, export) = opened?;
-        self.insert(Some(storage), export).await?;
+        self.insert(Some((storage, add)), export).await?;
         Ok(warnings.take())
     }
 
@@ -168,13 +193,13 @@ impl ExportTable {
     /// Lists an open export; `storage` is for clients. It is closed if that fails.
     async fn insert(
         &self,
-        storage: Option<NamedStorage>,
+        storage: Option<(NamedStorage, AddStorage)>,
         export: OpenExport,
     ) -> Result<Arc<OpenExport>, JobError> {
         let change = self.changes.lock().await;
         let export = Arc::new(export);
         // For the case that it is to be closed.
-        let exports = storage.as_ref().map(|storage| storage.exports.clone());
+        let exports = storage.as_ref().map(|(storage, _)| storage.exports.clone());
         let inserted = async {
             self.restore_bitmaps(&export).await?;
             let listed = async {
@@ -200,16 +225,16 @@ impl ExportTable {
 
     fn list(
         &self,
-        storage: Option<NamedStorage>,
+        storage: Option<(NamedStorage, AddStorage)>,
         export: &Arc<OpenExport>,
     ) -> Result<(), JobError> {
         let mut entries = self.lock();
         if entries.is_closed {
             return Err(JobError::other("the server stops"));
         }
-        if let Some(mut storage) = storage {
+        if let Some((mut storage, add)) = storage {
             storage.exports = guarded(storage.exports, &self.common_gates())?;
-            self.served.add(storage)?;
+            add(&self.served, storage)?;
         }
         entries.exports.push(export.clone());
         Ok(())
@@ -283,7 +308,7 @@ impl ExportTable {
     /// # Errors
     /// If the name is in use, or the server stops.
     pub fn serve(&self, storage: NamedStorage, export: OpenExport) -> Result<(), JobError> {
-        self.list(Some(storage), &Arc::new(export))
+        self.list(Some((storage, NamedStorages::add)), &Arc::new(export))
     }
 
     /// The gates for exports that are added.

@@ -5,62 +5,49 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use blockhaul_block::{Error, Kind, Result};
 use blockhaul_catalog::{Export, ExportClient, Exports, ListedExport, OpenFuture, Visit};
 use blockhaul_jobs::ExportTable;
-use blockhaul_layers::AdjustableThrottle;
+use blockhaul_layers::{SharedThrottle, ThrottledConnection};
+use blockhaul_tls::DistinguishedName;
 
 use crate::definition::ClientRights;
 
 /// The rules about clients of a running server, which can change.
 pub(crate) struct ClientAccess {
-    rules: Mutex<Arc<AccessRules>>,
+    /// The rules, in order. Empty: each client has all rights.
+    rules: Mutex<Arc<[Arc<AccessRule>]>>,
     table: Arc<ExportTable>,
-}
-
-/// The rules, in order.
-#[derive(Default)]
-struct AccessRules {
-    /// Empty: each client has all rights.
-    rules: Vec<Arc<AccessRule>>,
-    /// Names of exports that no client sees yet.
-    hidden: Vec<String>,
 }
 
 /// A rule, with the rates of its clients together.
 struct AccessRule {
     rights: ClientRights,
-    throttle: Arc<AdjustableThrottle>,
+    throttle: Arc<SharedThrottle>,
 }
 
 impl ClientAccess {
     pub(crate) fn new(rights: &[ClientRights], table: Arc<ExportTable>) -> Arc<ClientAccess> {
         let access = ClientAccess { rules: Mutex::default(), table };
-        access.set(rights, Vec::new());
+        access.set(rights);
         Arc::new(access)
     }
 
-    fn lock(&self) -> MutexGuard<'_, Arc<AccessRules>> {
+    fn lock(&self) -> MutexGuard<'_, Arc<[Arc<AccessRule>]>> {
         self.rules.lock().expect("no panic under this lock")
     }
 
     /// Uses these rules for clients that open an export from now on, and their rates also for present clients of a
-    /// rule about the same clients. Exports of the names in `hidden` are shown to no client until [`ClientAccess::hide`].
-    pub(crate) fn set(&self, rights: &[ClientRights], hidden: Vec<String>) {
+    /// rule about the same clients.
+    pub(crate) fn set(&self, rights: &[ClientRights]) {
         let mut current = self.lock();
         let rules = rights.iter().map(|rights| {
             let is_same = |rule: &&Arc<AccessRule>| rule.rights.pattern == rights.pattern;
-            let throttle = match current.rules.iter().find(is_same) {
+            let throttle = match current.iter().find(is_same) {
                 Some(rule) => rule.throttle.clone(),
-                None => Arc::new(AdjustableThrottle::new(None, None)),
+                None => Arc::new(SharedThrottle::new(None, None)),
             };
             throttle.set(rights.rate, rights.iops);
             Arc::new(AccessRule { rights: rights.clone(), throttle })
         });
-        *current = Arc::new(AccessRules { rules: rules.collect(), hidden });
-    }
-
-    /// Shows exports of these names, and no others, to no client.
-    pub(crate) fn hide(&self, hidden: Vec<String>) {
-        let mut current = self.lock();
-        *current = Arc::new(AccessRules { rules: current.rules.clone(), hidden });
+        *current = rules.collect();
     }
 
     /// Exports behind these rules.
@@ -71,18 +58,22 @@ impl ClientAccess {
     /// What a client may do now.
     fn rights(&self, client: &ExportClient) -> Result<GrantedAccess> {
         let all = self.lock().clone();
-        if all.rules.is_empty() {
-            return Ok(GrantedAccess { rule: None, all });
+        if all.is_empty() {
+            return Ok(GrantedAccess { rule: None });
         }
         let address = client.stream.as_ref().and_then(|stream| stream.peer().ip());
-        let certificate = client.certificate.get().map(|names| names.subject.as_str());
+        // A subject that cannot be parsed is that of no rule.
+        let certificate = client.certificate.get();
+        let certificate =
+            certificate.and_then(|names| DistinguishedName::parse(&names.subject).ok());
         let key = client.key_name.get().map(String::as_str);
-        let is_about =
-            |rule: &&Arc<AccessRule>| rule.rights.pattern.matches(address, certificate, key);
-        let Some(rule) = all.rules.iter().find(is_about).cloned() else {
+        let is_about = |rule: &&Arc<AccessRule>| {
+            rule.rights.pattern.matches(address, certificate.as_ref(), key)
+        };
+        let Some(rule) = all.iter().find(is_about).cloned() else {
             return Err(Error::new(Kind::Refused, "no rule for clients is about this one"));
         };
-        Ok(GrantedAccess { rule: Some(rule), all })
+        Ok(GrantedAccess { rule: Some(rule) })
     }
 }
 
@@ -90,7 +81,6 @@ impl ClientAccess {
 struct GrantedAccess {
     /// The rule about the client; `None`: it has all rights.
     rule: Option<Arc<AccessRule>>,
-    all: Arc<AccessRules>,
 }
 
 impl GrantedAccess {
@@ -111,11 +101,16 @@ impl GrantedAccess {
 
     fn sees(&self, name: &str) -> bool {
         let has = |names: &[String]| names.iter().any(|own| is_below(name, own));
-        !has(&self.all.hidden) && self.exports().is_none_or(has)
+        self.exports().is_none_or(has)
     }
 
     /// The form of an export that the client gets.
-    fn restricted(&self, export: Export, table: &ExportTable) -> Result<Export> {
+    fn restricted(
+        &self,
+        export: Export,
+        table: &ExportTable,
+        connection: Arc<ThrottledConnection>,
+    ) -> Result<Export> {
         let Some(rule) = &self.rule else { return Ok(export) };
         let ClientRights { write, rate, iops, .. } = rule.rights;
         let mut device = export.device;
@@ -123,7 +118,7 @@ impl GrantedAccess {
             device = table.readonly(&device)?;
         }
         if rate.is_some() || iops.is_some() {
-            device = rule.throttle.layer().wrap(device)?;
+            device = rule.throttle.wrap(device, connection);
         }
         Ok(Export { device, ..export })
     }
@@ -147,7 +142,8 @@ impl Exports for AccessExports {
         let admitted = self.inner.admit(client.clone());
         let access = self.access.clone();
         Box::pin(async move {
-            let visit = AccessVisit { inner: admitted.await?, access, client };
+            let connection = Arc::default();
+            let visit = AccessVisit { inner: admitted.await?, access, client, connection };
             Ok(Arc::new(visit) as Arc<dyn Visit>)
         })
     }
@@ -162,6 +158,8 @@ struct AccessVisit {
     inner: Arc<dyn Visit>,
     access: Arc<ClientAccess>,
     client: ExportClient,
+    /// The client for the rate of its rule.
+    connection: Arc<ThrottledConnection>,
 }
 
 impl Visit for AccessVisit {
@@ -187,15 +185,16 @@ impl Visit for AccessVisit {
             return Box::pin(std::future::ready(Ok(None)));
         };
         let below = self.inner.open(below, tls);
-        let table = self.access.table.clone();
+        let (table, connection) = (self.access.table.clone(), self.connection.clone());
         Box::pin(async move {
             // The export may have another name than the one that the client asked for.
             let found = below.await?.filter(|export| granted.sees(&export.name));
-            found.map(|export| granted.restricted(export, &table)).transpose()
+            found.map(|export| granted.restricted(export, &table, connection)).transpose()
         })
     }
 
     fn gone(&self) {
+        self.connection.leave();
         self.inner.gone();
     }
 }

@@ -2,6 +2,8 @@
 
 use std::net::IpAddr;
 
+use blockhaul_tls::DistinguishedName;
+
 /// An address, or the addresses that share its first bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct AddressRange {
@@ -63,8 +65,8 @@ impl AddressRange {
 pub struct ClientPattern {
     /// The address of the client is in one of these ranges; empty: any address, and Unix sockets.
     pub addresses: Vec<AddressRange>,
-    /// The subject of the client's certificate, in the form of RFC 4514: `CN=alice,O=Example`.
-    pub certificate: Option<String>,
+    /// The subject of the client's certificate.
+    pub certificate: Option<DistinguishedName>,
     /// The identity with which the client has proved a pre-shared key.
     pub psk: Option<String>,
 }
@@ -74,18 +76,20 @@ impl ClientPattern {
     pub fn matches(
         &self,
         address: Option<IpAddr>,
-        certificate: Option<&str>,
+        certificate: Option<&DistinguishedName>,
         psk: Option<&str>,
     ) -> bool {
         let is_inside =
             |address| self.addresses.iter().any(|range: &AddressRange| range.contains(address));
-        let is_name = |required: &Option<String>, name| {
-            required.as_deref().is_none_or(|required| name == Some(required))
-        };
         (self.addresses.is_empty() || address.is_some_and(is_inside))
-            && is_name(&self.certificate, certificate)
-            && is_name(&self.psk, psk)
+            && is_required(self.certificate.as_ref(), certificate)
+            && is_required(self.psk.as_deref(), psk)
     }
+}
+
+/// Whether a client's name is the one that is required, if one is.
+fn is_required<T: PartialEq + ?Sized>(required: Option<&T>, name: Option<&T>) -> bool {
+    required.is_none_or(|required| name == Some(required))
 }
 
 #[cfg(test)]
@@ -129,7 +133,8 @@ mod tests {
         assert!(!pattern.matches(local, None, Some("bob")));
         assert!(!pattern.matches(local, None, None));
         // A certificate does not stand for a key of the same name.
-        assert!(!pattern.matches(local, Some("alice"), None));
+        let alice = DistinguishedName::parse("CN=alice").unwrap();
+        assert!(!pattern.matches(local, Some(&alice), None));
         assert!(ClientPattern::default().matches(None, None, None));
     }
 }

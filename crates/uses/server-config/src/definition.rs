@@ -13,7 +13,7 @@ use crate::error::{ConfigErrorKind, ConfigFileError};
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ServerConfigFile {
     /// The file, as the user names it.
-    pub path: String,
+    pub path: PathBuf,
     /// The exports, in the order of the file; at least one.
     pub exports: Vec<ConfiguredExport>,
     /// The rights of clients: the first rule that matches a client holds, and a client that matches none
@@ -164,6 +164,8 @@ pub struct MetricsTable {
     pub line: usize,
     /// Addresses and files, as `--metrics` has them.
     pub destinations: Vec<String>,
+    /// The line of the addresses, from 1; 0 if there are none.
+    pub destinations_line: usize,
     /// Whether the page is served at the address.
     pub page: bool,
 }

@@ -114,7 +114,11 @@ fn changed_export(new: &ServerConfigFile, export: &ConfiguredExport) -> ConfigFi
 fn check_fixed(old: &ServerConfigFile, new: &ServerConfigFile) -> Result<(), ConfigFileError> {
     let listen = |file: &ServerConfigFile| ListenTable { line: 0, ..file.listen.clone() };
     let tls = |file: &ServerConfigFile| TlsTable { line: 0, ..file.tls.clone() };
-    let metrics = |file: &ServerConfigFile| MetricsTable { line: 0, ..file.metrics.clone() };
+    let metrics = |file: &ServerConfigFile| MetricsTable {
+        line: 0,
+        destinations_line: 0,
+        ..file.metrics.clone()
+    };
     let lines = |line: fn(&ServerConfigFile) -> usize| [line(old), line(new)];
     let parts = [
         ("listen", listen(old) != listen(new), lines(|file| file.listen.line)),

@@ -1,6 +1,7 @@
 //! Errors of a configuration file, as data.
 
 use std::fmt;
+use std::path::Path;
 
 /// The kinds of faults of a configuration file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,7 +21,7 @@ pub enum ConfigErrorKind {
 pub struct ConfigFileError {
     /// The kind of the fault.
     pub kind: ConfigErrorKind,
-    /// The file, as the user names it.
+    /// The file, as the user names it, for messages.
     pub path: String,
     /// The line of the fault, from 1; 0: the fault is about the whole file.
     pub line: usize,
@@ -36,12 +37,13 @@ impl ConfigFileError {
     /// An error of this kind on a line, from 1; 0: about the whole file.
     pub fn new(
         kind: ConfigErrorKind,
-        path: &str,
+        path: impl AsRef<Path>,
         line: usize,
         text: impl Into<String>,
     ) -> ConfigFileError {
         let text = text.into();
-        ConfigFileError { kind, path: path.to_string(), line, key: None, text, guess: None }
+        let path = path.as_ref().display().to_string();
+        ConfigFileError { kind, path, line, key: None, text, guess: None }
     }
 
     /// This error with the key or table that it is about.

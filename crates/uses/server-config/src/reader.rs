@@ -2,13 +2,14 @@
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::{OsStr, OsString};
-use std::fs::{File, Metadata};
+use std::fs::Metadata;
 use std::io::Read as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use blockhaul_catalog::{DeviceSpec, parse_number, parse_rate};
 use blockhaul_server::Limits;
+use blockhaul_tls::DistinguishedName;
 use toml::de::{DeTable, DeValue};
 
 use crate::client_pattern::{AddressRange, ClientPattern};
@@ -63,11 +64,7 @@ impl ServerConfigFile {
             ConfigFileError::new(ConfigErrorKind::File, &shown, 0, text)
         };
         let refused = |text: &str| ConfigFileError::new(ConfigErrorKind::File, &shown, 0, text);
-        // Opening a named pipe waits for its writer.
-        if !std::fs::metadata(path).map_err(unreadable)?.is_file() {
-            return Err(refused("cannot read the configuration: it is no regular file"));
-        }
-        let file = File::open(path).map_err(unreadable)?;
+        let file = blockhaul_io::open_regular_file(path).map_err(unreadable)?;
         let before = FileVersion::of(&file.metadata().map_err(unreadable)?);
         let mut text = String::new();
         (&file).take(LONGEST + 1).read_to_string(&mut text).map_err(unreadable)?;
@@ -79,7 +76,7 @@ impl ServerConfigFile {
                 "cannot read the configuration: it has changed meanwhile: write another file and rename it",
             ));
         }
-        ServerConfigFile::parse(&shown, &text)
+        ServerConfigFile::parse(path, &text)
     }
 
     /// Parses the text of a file. `path` is its name in errors.
@@ -87,8 +84,9 @@ impl ServerConfigFile {
     /// # Errors
     /// The first fault, with line, key and guess: no TOML, an unknown key, a wrong value, no export, two exports of
     /// one name, or a rule about an export that is absent.
-    pub fn parse(path: &str, text: &str) -> Result<ServerConfigFile, ConfigFileError> {
-        let file = TomlText { path, text };
+    pub fn parse(path: &Path, text: &str) -> Result<ServerConfigFile, ConfigFileError> {
+        let shown = path.display().to_string();
+        let file = TomlText { path: &shown, text };
         if text.len() as u64 > LONGEST {
             return Err(file.fault(0, format!("the file is longer than {LONGEST} bytes")));
         }
@@ -98,10 +96,12 @@ impl ServerConfigFile {
         })?;
         let top = ConfigTable { file, table: parsed.get_ref(), offset: 0 };
         top.check_keys(FILE_KEYS)?;
+        let exports = tables(&top, "export", EXPORTS_MAX)?;
+        let clients = tables(&top, "client", CLIENTS_MAX)?;
         let config = ServerConfigFile {
-            path: path.to_string(),
-            exports: collect(&top, "export", EXPORTS_MAX, export)?,
-            clients: collect(&top, "client", CLIENTS_MAX, client)?,
+            path: path.to_path_buf(),
+            exports: exports.iter().map(export).collect::<Result<_, _>>()?,
+            clients: clients.iter().map(client).collect::<Result<_, _>>()?,
             listen: section(&top, "listen")?.map(listen).transpose()?.unwrap_or_default(),
             tls: section(&top, "tls")?.map(tls).transpose()?.unwrap_or_default(),
             limits: section(&top, "limits")?.map(limits).transpose()?.unwrap_or_default(),
@@ -112,8 +112,8 @@ impl ServerConfigFile {
             bitmaps_line: top.key_line("bitmaps"),
         };
         config.limits_over(Limits::default())?;
-        check_names(&config)?;
-        check_identities(&config)?;
+        check_names(&config, &exports, &clients)?;
+        check_identities(&config, &clients)?;
         check_patterns(&config)?;
         Ok(config)
     }
@@ -143,12 +143,11 @@ fn inner<'a>(top: &ConfigTable<'a>, name: &str, table: &'a DeTable<'a>) -> Confi
 }
 
 /// Tables `[[NAME]]`, at most `most` of them.
-fn collect<'a, T>(
+fn tables<'a>(
     top: &ConfigTable<'a>,
     name: &str,
     most: usize,
-    read: fn(ConfigTable<'a>) -> Result<T, ConfigFileError>,
-) -> Result<Vec<T>, ConfigFileError> {
+) -> Result<Vec<ConfigTable<'a>>, ConfigFileError> {
     let wrong = || top.fault(name, format!("write it as [[{name}]]"));
     let list = match top.value(name) {
         None => return Ok(Vec::new()),
@@ -157,13 +156,13 @@ fn collect<'a, T>(
         Some(_) => return Err(wrong()),
     };
     let table = |value: &'a DeValue<'a>| match value {
-        DeValue::Table(table) => read(inner(top, name, table)),
+        DeValue::Table(table) => Ok(inner(top, name, table)),
         _ => Err(wrong()),
     };
     list.iter().map(|value| table(value.get_ref())).collect()
 }
 
-fn export(table: ConfigTable<'_>) -> Result<ConfiguredExport, ConfigFileError> {
+fn export(table: &ConfigTable<'_>) -> Result<ConfiguredExport, ConfigFileError> {
     table.check_keys(EXPORT_KEYS)?;
     let name = table.string("name")?.unwrap_or_default().to_string();
     if name.len() > NAME_MAX || name.contains('\0') {
@@ -173,7 +172,7 @@ fn export(table: ConfigTable<'_>) -> Result<ConfiguredExport, ConfigFileError> {
         line: table.line(),
         name,
         description: table.string("description")?.unwrap_or_default().to_string(),
-        device: device(&table)?,
+        device: device(table)?,
         layers: table.words("layers")?.unwrap_or_default(),
         readonly: table.switch("readonly")?.unwrap_or(false),
     })
@@ -197,15 +196,16 @@ fn device(table: &ConfigTable<'_>) -> Result<DeviceSpec, ConfigFileError> {
     }
 }
 
-fn client(table: ConfigTable<'_>) -> Result<ClientRights, ConfigFileError> {
+fn client(table: &ConfigTable<'_>) -> Result<ClientRights, ConfigFileError> {
     table.check_keys(CLIENT_KEYS)?;
     let ranges = table.words("address")?.unwrap_or_default();
     let ranges = ranges.iter().map(|text| AddressRange::parse(text));
     let addresses = ranges.collect::<Result<_, _>>().map_err(|why| table.fault("address", why))?;
-    let name = |key: &str| table.string(key).map(|name| name.map(str::to_string));
+    let certificate = table.parsed("certificate", DistinguishedName::parse)?;
+    let psk = table.string("psk")?.map(str::to_string);
     Ok(ClientRights {
         line: table.line(),
-        pattern: ClientPattern { addresses, certificate: name("certificate")?, psk: name("psk")? },
+        pattern: ClientPattern { addresses, certificate, psk },
         exports: table.words("exports")?,
         write: table.switch("write")?.unwrap_or(true),
         rate: table.parsed("rate", |text| {
@@ -272,19 +272,24 @@ fn metrics(table: ConfigTable<'_>) -> Result<MetricsTable, ConfigFileError> {
     if page && destinations.is_empty() {
         return Err(table.fault("page", "requires the key address"));
     }
-    Ok(MetricsTable { line: table.line(), destinations, page })
+    let destinations_line = table.key_line("address");
+    Ok(MetricsTable { line: table.line(), destinations, destinations_line, page })
 }
 
 /// Refuses a file without exports, a name that two exports have, and a rule about an export that is absent.
-fn check_names(config: &ServerConfigFile) -> Result<(), ConfigFileError> {
+fn check_names(
+    config: &ServerConfigFile,
+    exports: &[ConfigTable<'_>],
+    clients: &[ConfigTable<'_>],
+) -> Result<(), ConfigFileError> {
     if config.exports.is_empty() {
         return Err(config.fault(1, "it lists no export: add [[export]] with device = …"));
     }
     let mut names = HashSet::new();
-    for export in &config.exports {
+    for (export, table) in config.exports.iter().zip(exports) {
         if !names.insert(export.name.as_str()) {
             let text = format!("two exports have the name {:?}: choose another", export.name);
-            return Err(config.fault(export.line, text).about("name"));
+            return Err(table.fault("name", text));
         }
     }
     // An export may have exports of its own, below its name.
@@ -292,25 +297,28 @@ fn check_names(config: &ServerConfigFile) -> Result<(), ConfigFileError> {
         let first = name.split('/').next().unwrap_or(name);
         names.contains(name) || names.contains(first) || names.contains("")
     };
-    for client in &config.clients {
+    for (client, table) in config.clients.iter().zip(clients) {
         let mut visible = client.exports.iter().flatten();
         if let Some(name) = visible.find(|name| !is_known(name)) {
-            let fault = config.fault(client.line, format!("there is no export {name:?}"));
-            return Err(fault.about("exports").guessing(name, names.iter().copied()));
+            let fault = table.fault("exports", format!("there is no export {name:?}"));
+            return Err(fault.guessing(name, names.iter().copied()));
         }
     }
     Ok(())
 }
 
 /// Refuses rules that no client can match: their identity is not what TLS authenticates here.
-fn check_identities(config: &ServerConfigFile) -> Result<(), ConfigFileError> {
+fn check_identities(
+    config: &ServerConfigFile,
+    clients: &[ConfigTable<'_>],
+) -> Result<(), ConfigFileError> {
     let tls = &config.tls;
     let is_off = tls.mode.as_deref() == Some("off");
     let needs_certificate =
         |pattern: &ClientPattern| pattern.certificate.is_some() && (is_off || !tls.verify_peer);
     let needs_key =
         |pattern: &ClientPattern| pattern.psk.is_some() && (is_off || tls.psk.is_none());
-    for client in &config.clients {
+    for (client, table) in config.clients.iter().zip(clients) {
         let (key, need) = if needs_certificate(&client.pattern) {
             ("certificate", "verify-peer = true")
         } else if needs_key(&client.pattern) {
@@ -319,7 +327,7 @@ fn check_identities(config: &ServerConfigFile) -> Result<(), ConfigFileError> {
             continue;
         };
         let text = format!("no client can match: [tls] needs {need}, and a mode other than off");
-        return Err(config.fault(client.line, text).about(key));
+        return Err(table.fault(key, text));
     }
     Ok(())
 }

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use blockhaul_catalog::{DeviceSpec, Exports};
-use blockhaul_jobs::{ExportTable, ExportTableConfig};
+use blockhaul_jobs::{ExportTable, ExportTableConfig, JobError};
 use blockhaul_server::{Limits, Server};
 
 use crate::access::ClientAccess;
@@ -61,6 +61,16 @@ impl RunningConfig {
         RunningConfig { file: Mutex::new(file), limits, table, access }
     }
 
+    /// This error of an export that cannot be opened with the file and the line of the export.
+    pub fn locate(&self, error: JobError) -> JobError {
+        let file = self.file();
+        let failed = file.exports.iter().find(|export| error.export() == Some(&export.name));
+        match failed {
+            Some(export) => error.reworded(file.export_fault(export, error.facts()).to_string()),
+            None => error,
+        }
+    }
+
     /// The exports of the server as each client sees them.
     pub fn guard(&self, exports: Arc<dyn Exports>) -> Arc<dyn Exports> {
         self.access.guard(exports)
@@ -76,7 +86,7 @@ impl RunningConfig {
     /// # Errors
     /// Those of [`ServerConfigFile::read`].
     pub fn read(&self) -> Result<ServerConfigFile, ConfigFileError> {
-        ServerConfigFile::read(Path::new(&self.file().path))
+        ServerConfigFile::read(&self.file().path)
     }
 
     /// Carries out the difference from the file in force to `new`; `secure` exchanges keys and certificates, once
@@ -94,31 +104,31 @@ impl RunningConfig {
         let difference = ConfigDifference::between(&self.file(), &new)?;
         let limits = new.limits_over(self.limits.clone())?;
         self.open(&new, &difference.added).await?;
-        // Under the new rules nobody proves an identity by an old key, and nobody sees what is about to be removed.
+        // Under the new rules nobody proves an identity by an old key, and nobody sees what is about to be removed;
+        // under the old rules nobody sees what is new.
         secure();
-        self.access.set(&new.clients, difference.removed.clone());
+        difference.removed.iter().for_each(|name| self.table.show(name, false));
+        self.access.set(&new.clients);
+        difference.added.iter().for_each(|export| self.table.show(&export.name, true));
         server.set_limits(limits);
         for name in &difference.removed {
             self.table.remove(name).await;
         }
-        self.access.hide(Vec::new());
         *self.file.lock().expect("no panic under this lock") = new;
         Ok(difference)
     }
 
-    /// Opens exports, which stay hidden until the rules are set. If one cannot be opened, the others are closed.
+    /// Opens exports, which stay hidden. If one cannot be opened, the others are closed.
     async fn open(
         &self,
         new: &ServerConfigFile,
         added: &[ConfiguredExport],
     ) -> Result<(), ConfigFileError> {
-        self.access.hide(added.iter().map(|export| export.name.clone()).collect());
         for (index, export) in added.iter().enumerate() {
-            if let Err(error) = self.table.add(export.config()).await {
+            if let Err(error) = self.table.add_hidden(export.config()).await {
                 for opened in &added[..index] {
                     self.table.remove(&opened.name).await;
                 }
-                self.access.hide(Vec::new());
                 return Err(new.export_fault(export, error));
             }
         }

@@ -1,5 +1,9 @@
 //! Files that are read, files that are refused, and the difference between two.
 
+use std::fs::OpenOptions;
+use std::io::Write as _;
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use blockhaul_server_config::{ConfigDifference, ServerConfigFile};
 use proptest::prelude::*;
 
@@ -31,7 +35,7 @@ write = false
 ";
 
 fn parse(text: &str) -> ServerConfigFile {
-    ServerConfigFile::parse("f.toml", text).expect("a valid file")
+    ServerConfigFile::parse("f.toml".as_ref(), text).expect("a valid file")
 }
 
 #[test]
@@ -125,8 +129,30 @@ fn errors_name_line_key_and_guess() {
             "f.toml:6: key client: no client reaches this rule: that of line 4 is about",
         ),
         ("a = \n", "f.toml:1:"),
+        // The line is that of the key, wherever it is in its table.
+        (
+            "[[export]]\ndevice = 'a'\n[[export]]\ndevice = 'b'\nname = ''",
+            "f.toml:5: key name: two exports",
+        ),
+        (
+            "[[export]]\nname = 'a'\ndevice = 'a'\n[[client]]\nwrite = false\nexports = ['b']",
+            "f.toml:6: key exports: there is no export \"b\"",
+        ),
+        (
+            "[[export]]\ndevice = 'a'\n[[client]]\nwrite = false\npsk = 'x'",
+            "f.toml:5: key psk: no client can match",
+        ),
+        (
+            "[[export]]\ndevice = 'a'\n[[client]]\nwrite = false\ncertificate = 'alice'",
+            "f.toml:5: key certificate: \"alice\" has no =; write a name such as CN=alice,O=Example (RFC 4514)",
+        ),
+        (
+            "[tls]\nverify-peer = true\ncertificates = 'd'\n[[export]]\ndevice = 'a'\n\
+             [[client]]\ncertificate = 'CN=a+O=b'\n[[client]]\ncertificate = 'O=b+CN=a'",
+            "f.toml:9: key client: no client reaches this rule: that of line 7 is about the same",
+        ),
     ] {
-        let error = ServerConfigFile::parse("f.toml", text).unwrap_err().to_string();
+        let error = ServerConfigFile::parse("f.toml".as_ref(), text).unwrap_err().to_string();
         assert!(error.contains(expected), "{text:?}: {error}");
     }
 }
@@ -185,10 +211,35 @@ fn what_cannot_change_is_refused_with_its_line() {
     }
 }
 
+/// A part of a file may grant more than all of it.
+#[test]
+fn a_file_that_changes_while_it_is_read_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("f.toml");
+    let text = format!("{FILE}# {}\n", "x".repeat(2 << 20));
+    std::fs::write(&path, &text).unwrap();
+    let ends = AtomicBool::new(false);
+    let refused = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut file = OpenOptions::new().append(true).open(&path).unwrap();
+            while !ends.load(Ordering::Relaxed) {
+                file.write_all(b"# A comment.\n").unwrap();
+                file.set_len(text.len() as u64).unwrap();
+            }
+        });
+        let read = (0..1000).map(|_| ServerConfigFile::read(&path));
+        let refused = read.filter_map(Result::err).next();
+        ends.store(true, Ordering::Relaxed);
+        refused.expect("one of many reads meets a change")
+    });
+    assert!(refused.to_string().contains("it has changed meanwhile"), "{refused}");
+    assert_eq!(ServerConfigFile::read(&path).unwrap().exports.len(), 2);
+}
+
 proptest! {
     #[test]
     fn no_text_ends_in_a_panic(text in "\\PC{0,200}") {
-        let _ = ServerConfigFile::parse("f", &text);
+        let _ = ServerConfigFile::parse("f".as_ref(), &text);
     }
 
     #[test]
@@ -196,7 +247,7 @@ proptest! {
         let mut text = FILE.to_string();
         let end = (at + length).min(text.len());
         text.replace_range(at..end, &with);
-        if let Ok(new) = ServerConfigFile::parse("f", &text) {
+        if let Ok(new) = ServerConfigFile::parse("f".as_ref(), &text) {
             let _ = ConfigDifference::between(&parse(FILE), &new);
         }
     }

@@ -79,7 +79,7 @@ impl<'a> ExportLookup<'a> {
         })
     }
 
-    /// The connection is encrypted from here on: discards what was opened before.
+    /// The connection is encrypted from here on: discards what was opened or refused before.
     pub(crate) fn secured(&mut self, about: &blockhaul_tls::TlsSessionInfo) {
         if let Some(names) = &about.names {
             let subject = names.subject.clone();
@@ -92,6 +92,7 @@ impl<'a> ExportLookup<'a> {
         }
         self.tls = true;
         self.open = None;
+        self.refused = None;
     }
 
     /// The export of this name, for a client that selects its contexts. Most clients choose it

@@ -5,11 +5,12 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use blockhaul_block::{
-    Can, ContextSet, Device, DeviceExt, Error, Facts, HOLE, Kind, LeaseAccess, OpKind,
+    Can, ContextSet, Device, DeviceExt, Error, Facts, HOLE, Kind, LeaseAccess, Op, OpKind,
     PendingRequest, Reply, Request, RequestFlags, Result, ZERO,
 };
 use blockhaul_catalog::{Layer, Registry};
 use blockhaul_io::{Data, Reservation, Runtime, RuntimeConfig, WorkerHandle};
+use blockhaul_layers::{SharedThrottle, ThrottledConnection};
 
 fn on_workers<F>(check: fn() -> F)
 where
@@ -227,6 +228,49 @@ fn a_rate_can_be_changed_while_requests_wait() {
     for text in ["rate", "rate?rate=0"] {
         assert!(refused(text).to_string().contains("rate=100M"), "{text}");
     }
+    // The largest numbers are numbers, and larger ones are none.
+    for text in ["rate?rate=16E", "rate?rate=1&burst=18446744073709551615"] {
+        assert!(refused(text).to_string().contains("more than 2^63 - 1 bytes"), "{text}");
+    }
+    on_workers(|| async {
+        let most = i64::MAX;
+        let device = over_memory(&format!("rate?rate={most}&burst={most}"));
+        device.submit(read(0, 1 << 20)).await.unwrap();
+    });
+}
+
+/// A client with long requests, and one that leaves, keep no other one from the limits that they have together.
+#[test]
+fn a_shared_throttle_serves_each_connection_in_turn() {
+    on_workers(|| async {
+        let throttle = Arc::new(SharedThrottle::new(Some(1 << 20), Some(1000)));
+        let device = |connection: &Arc<ThrottledConnection>| {
+            throttle.wrap(blockhaul_backends::memory(64 << 20), connection.clone())
+        };
+        let [greedy, modest] = [(); 2].map(|()| Arc::<ThrottledConnection>::default());
+        let (long, short) = (device(&greedy), device(&modest));
+        // A minute for each of them.
+        let zero = Request { op: Op::Zero, at: 0, len: 64 << 20, flags: RequestFlags::empty() };
+        let zero = || Request { op: Op::Zero, ..zero };
+        let pending: Vec<_> = (0..16).map(|_| long.submit(zero())).collect();
+        let started = Instant::now();
+        for _ in 0..3 {
+            short.submit(read(0, 16 << 10)).await.unwrap();
+        }
+        assert!(started.elapsed() < Duration::from_secs(10), "{:?}", started.elapsed());
+        greedy.leave();
+        for one in pending {
+            assert_eq!(one.await.unwrap_err().kind(), Kind::ShuttingDown);
+        }
+        assert!(started.elapsed() < Duration::from_secs(20), "{:?}", started.elapsed());
+        // The limit holds: a tenth of a second of it may be there.
+        let started = Instant::now();
+        let pending = [(); 4].map(|()| short.submit(read(0, 128 << 10)));
+        for one in pending {
+            one.await.unwrap();
+        }
+        assert!(started.elapsed() >= Duration::from_millis(390), "{:?}", started.elapsed());
+    });
 }
 
 #[test]

@@ -39,7 +39,8 @@ pub fn read(args: &mut ServeArgs) -> Result<Option<ServerConfigFile>, ConfigFile
     args.workers = file.workers;
     args.page = file.metrics.page;
     for destination in &file.metrics.destinations {
-        let wrong = |why| file.fault(file.metrics.line, format!("{why}")).about("address");
+        let wrong =
+            |why| file.fault(file.metrics.destinations_line, format!("{why}")).about("address");
         args.metrics.push(destination.parse().map_err(wrong)?);
     }
     Ok(Some(file))

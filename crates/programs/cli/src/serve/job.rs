@@ -89,10 +89,11 @@ impl ServerSetup {
 
     /// Opens the exports and binds the sockets; nothing is accepted yet.
     async fn open(&mut self) -> Result<OpenServer, CommandFailure> {
-        let mut exports = self.table.open().await?;
-        if let Some(config) = &self.config {
-            exports = config.guard(exports);
-        }
+        let exports = self.table.open().await;
+        let exports = match &self.config {
+            Some(config) => config.guard(exports.map_err(|error| config.locate(error))?),
+            None => exports?,
+        };
         let label = system::SocketLabel::set(self.selinux_label.as_deref())?;
         let listening = self.listeners.bind().await?;
         drop(label);

@@ -1,6 +1,7 @@
 //! `--config`: rights and rates of real clients, reloads while clients are connected, and errors.
 
 use std::fs;
+use std::os::unix::ffi::OsStrExt as _;
 
 use blockhaul_testkit::require_peer;
 use blockhaul_testkit::tools::PeerProgram;
@@ -373,6 +374,212 @@ fn files_of_a_directory_keep_their_names_when_exports_come_and_go() {
     let output = config.run(&["info", &plain("b")]);
     assert!(text(&output.stderr).contains("there is no export"), "{}", text(&output.stderr));
     assert!(server.stop().unwrap().success());
+}
+
+/// Runs a script of nbdsh in the directory, and returns what it prints.
+fn script(config: &Config, nbdsh: &PeerProgram, words: &str) -> String {
+    let mut command = nbdsh.command();
+    command.env("OURS", OURS).args(["-c", words]).current_dir(config.0.path());
+    let output = tools::output(&mut command, LIMIT).unwrap();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    text(&output.stdout)
+}
+
+/// A client that is connected while a layer leaves the export, and while the export itself leaves.
+#[test]
+fn a_connected_client_keeps_its_rights_when_layers_and_exports_leave() {
+    let nbdsh = require_peer!("nbdsh");
+    let other = "[listen]\nunix = 's'\n[[export]]\nname = 'b'\ndevice = 'memory:1M'\n";
+    let own = "[[export]]\nname = 'a'\ndevice = 'memory:1M'\n";
+    let rule = "[[client]]\nwrite = false\n";
+    let config = Config::new(&format!("{other}{own}layers = ['readonly']\n{rule}"));
+    fs::write(config.0.file("without.toml"), format!("{other}{rule}")).unwrap();
+    fs::write(config.0.file("writable.toml"), format!("{other}{own}")).unwrap();
+    let _server = config.serve(&["--quiet"]);
+    let said = script(
+        &config,
+        &nbdsh,
+        "
+import os
+def write():
+    try:
+        h.pwrite(bytes(range(256)) * 2, 0)
+        print('written')
+    except nbd.Error as error:
+        print(error.errno)
+def ctl(words):
+    assert os.system(os.environ['OURS'] + ' ctl c ' + words + ' >&2') == 0
+h.set_strict_mode(0)
+h.set_export_name('a')
+h.connect_unix('s')
+write()
+ctl('layer-remove a readonly')
+write()
+for file in ['without.toml', 'writable.toml']:
+    os.replace(file, 'f.toml')
+    ctl('reload')
+    write()
+",
+    );
+    assert_eq!(said.lines().collect::<Vec<_>>(), ["EPERM"; 4]);
+    config.succeed(&["compare", "--no-progress", "memory:1M", &plain("a")]);
+    config.succeed(&["copy", "--no-progress", "random:1M", &plain("a")]);
+}
+
+/// An answer from before TLS is not one for the client that TLS has authenticated.
+#[test]
+fn tls_changes_what_was_refused_before_it() {
+    let nbdsh = require_peer!("nbdsh");
+    let config = Config::new(&format!(
+        "{DISKS}[tls]\nmode = 'on'\npsk = 'keys.psk'\n[[client]]\npsk = 'alice'\n"
+    ));
+    config.succeed(&["tls", "init", "--psk", "alice", "keys.psk"]);
+    let _server = config.serve(&["--quiet"]);
+    let said = script(
+        &config,
+        &nbdsh,
+        "
+h.set_opt_mode(True)
+h.set_tls_psk_file('keys.psk')
+h.set_tls_username('alice')
+h.set_export_name('data')
+h.connect_unix('s')
+try:
+    h.opt_set_meta_context_queries([nbd.CONTEXT_BASE_ALLOCATION], lambda name: 0)
+except nbd.Error as error:
+    print('refused')
+assert h.opt_starttls()
+h.set_request_meta_context(False)
+h.opt_go()
+print(h.get_size())
+",
+    );
+    assert_eq!(said.lines().collect::<Vec<_>>(), ["refused", "8388608"]);
+}
+
+/// Clients of a rule have its rate together, and none of them keeps the others from it.
+#[test]
+fn a_client_with_long_requests_keeps_nobody_of_its_rule_waiting() {
+    let nbdsh = require_peer!("nbdsh");
+    let config = Config::new(&format!("{DISKS}[[client]]\nrate = '640k'\niops = 1000\n"));
+    let _server = config.serve(&["--quiet"]);
+    // 64 requests, for which the rate is 13 minutes.
+    let said = script(
+        &config,
+        &nbdsh,
+        "
+import os, time
+def read():
+    begun = time.monotonic()
+    other = nbd.NBD()
+    other.set_export_name('root')
+    other.connect_unix('s')
+    other.pread(64 << 10, 0)
+    other.shutdown()
+    return time.monotonic() - begun
+h.set_export_name('data')
+h.connect_unix('s')
+for _ in range(64):
+    h.aio_zero(8 << 20, 0)
+while h.aio_get_direction() & 2:
+    h.poll(100)
+beside = read()
+h.aio_disconnect()
+del h
+after = read()
+print('ok' if beside < 10 and after < 10 else (beside, after))
+",
+    );
+    assert_eq!(said.trim(), "ok");
+}
+
+/// A file that keeps its reader waiting is refused, at the start and when files are read again.
+#[test]
+fn files_that_are_no_regular_ones_keep_no_server_waiting() {
+    let config = Config::new(&format!("{DISKS}[tls]\nmode = 'on'\npsk = 'keys.psk'\n"));
+    let pipe = |name: &str| {
+        let _ = fs::remove_file(config.0.file(name));
+        assert!(Command::new("mkfifo").arg(config.0.file(name)).status().unwrap().success());
+    };
+    pipe("keys.psk");
+    let output = config.run(&["serve", "--config", "f.toml"]);
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(3), "{said}");
+    assert!(said.contains("key tls: cannot offer TLS: cannot read"), "{said}");
+    assert!(said.contains("keys.psk: it is no regular file"), "{said}");
+    fs::remove_file(config.0.file("keys.psk")).unwrap();
+    config.succeed(&["tls", "init", "--psk", "alice", "keys.psk"]);
+    let server = config.serve(&["--quiet"]);
+    pipe("keys.psk");
+    let output = config.run(&["ctl", "c", "reload"]);
+    assert!(text(&output.stderr).contains("it is no regular file"), "{}", text(&output.stderr));
+    assert_eq!(config.seen(&plain("")), ["root", "data"]);
+    assert!(server.stop().unwrap().success());
+    config.succeed(&["tls", "init", "--host", "localhost", "--client", "alice", "pki"]);
+    config.write(&format!("{DISKS}[tls]\ncertificates = 'pki'\nverify-peer = true\n"));
+    for name in ["server-key.pem", "server-cert.pem", "ca-cert.pem", "ca-crl.pem"] {
+        let (path, aside) = (config.0.file(&format!("pki/{name}")), config.0.file("aside"));
+        let _ = fs::rename(&path, &aside);
+        pipe(&format!("pki/{name}"));
+        let output = config.run(&["serve", "--config", "f.toml", "--check-config"]);
+        assert!(
+            text(&output.stderr).contains("it is no regular file"),
+            "{name}: {}",
+            text(&output.stderr)
+        );
+        fs::remove_file(&path).unwrap();
+        let _ = fs::rename(&aside, &path);
+    }
+    config.succeed(&["serve", "--config", "f.toml", "--check-config"]);
+}
+
+/// The name of a file is bytes, and need not be text.
+#[test]
+fn a_file_whose_name_is_no_text_is_read_again() {
+    let config = Config::new(DISKS);
+    let name = std::ffi::OsStr::from_bytes(b"f\xff.toml");
+    fs::rename(config.0.file("f.toml"), config.0.path().join(name)).unwrap();
+    let mut command = Command::new(OURS);
+    command.args(["serve", "--foreground", "--exit-with-parent", "--quiet", "--control", "c"]);
+    command.arg("--config").arg(name).current_dir(config.0.path());
+    let server = PeerServer::start(command, &config.0.socket("s")).unwrap();
+    let more = "[[export]]\nname = 'new'\ndevice = 'memory:1M'\n";
+    fs::write(config.0.path().join(name), format!("{DISKS}{more}")).unwrap();
+    assert_eq!(config.succeed(&["ctl", "c", "reload"]).trim(), "1 export added");
+    assert!(server.stop().unwrap().success());
+}
+
+/// An export that cannot be opened at the start has its line.
+#[test]
+fn an_export_that_cannot_be_opened_has_its_line() {
+    let config = Config::new(&DISKS.replace("memory:8M", "nbd+unix:///?socket=nowhere"));
+    let output = config.run(&["serve", "--config", "f.toml", "--foreground"]);
+    let said = text(&output.stderr);
+    assert!(said.contains("f.toml:7: export \"data\": cannot open the device"), "{said}");
+    assert!(said.contains("nowhere"), "{said}");
+}
+
+/// An export that is being opened hides no other one, whatever their names are.
+#[test]
+fn an_export_that_is_being_opened_takes_no_name_from_others() {
+    let one = "[listen]\nunix = 's'\n[[export]]\nname = 'images/a'\ndevice = 'memory:1M'\n";
+    let config = Config::new(one);
+    let _server = config.serve(&["--quiet"]);
+    let words = format!("while [ ! -e go ]; do sleep 0.05; done; exec {OURS} serve memory:2M");
+    let slow = format!("[[export]]\nname = 'images'\ndevice = ['sh', '-c', '{words}']\n");
+    config.write(&format!("{one}{slow}"));
+    let mut reload = Command::new(OURS);
+    reload.args(["ctl", "c", "reload"]).current_dir(config.0.path());
+    let mut reload = reload.stdout(Stdio::null()).spawn().unwrap();
+    for _ in 0..5 {
+        assert_eq!(config.seen(&plain("")), ["images/a"]);
+        assert_eq!(config.succeed(&["info", "--size", &plain("images/a")]).trim(), "1048576");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    assert!(reload.try_wait().unwrap().is_none(), "it waits for the device");
+    fs::write(config.0.file("go"), "").unwrap();
+    assert!(tools::wait_within(&mut reload, LIMIT).unwrap().success());
+    assert_eq!(config.seen(&plain("")), ["images/a", "images"]);
 }
 
 #[test]
