@@ -7,6 +7,7 @@ use blockhaul_formats::qcow2::backing_change::{BackingName, SnapshotPolicy, comm
 use blockhaul_formats::qcow2::resize::NewSize;
 
 use crate::error::{QemuImgStatus, Result, failure};
+use crate::image::stored_name;
 use crate::progress::{FINE, ProgressLines};
 use crate::tool::QemuImg;
 
@@ -44,7 +45,7 @@ impl QemuImg {
             Some((base, format)) => {
                 let path = base.path().map(std::path::absolute).transpose();
                 let path = path.map_err(|error| failure(format!("{}: {error}", base.shown)))?;
-                let name = path.map_or_else(|| base.holder(), |path| path.display().to_string());
+                let name = path.map_or_else(|| Ok(base.holder()), |path| stored_name(&path))?;
                 Some(BackingName { name, format: format.name().to_string() })
             }
         };

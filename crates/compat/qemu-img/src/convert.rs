@@ -10,7 +10,7 @@ use crate::copy::CopyTarget;
 use crate::create::READ_ONLY;
 use crate::error::{QemuImgStatus, Result, failure};
 use crate::help::OptionUse;
-use crate::image::{beside, size};
+use crate::image::{beside, size, stored_name};
 use crate::new_image::NewImage;
 use crate::preallocation::allocate_start_of_copy;
 use crate::progress::{FINE, ProgressLines};
@@ -210,7 +210,7 @@ impl QemuImg {
         let path = std::path::absolute(source.path().unwrap_or_else(|| std::path::Path::new("")));
         let path = path.map_err(|error| failure(format!("{}: {error}", source.shown)))?;
         let format = self.image_format(source)?.name().to_string();
-        let over = BackingName { name: path.display().to_string(), format };
+        let over = BackingName { name: stored_name(&path)?, format };
         self.give_backing(target, Some(over), RebaseMode::Unsafe)?;
         self.give_backing(target, Some(below), how)
     }

@@ -119,6 +119,13 @@ pub(crate) fn not_opened(image: &QemuImage, error: &Error) -> QemuImgError {
     failure(format!("Could not open '{}': {error}", image.shown))
 }
 
+/// The name of a file as an image stores it.
+pub(crate) fn stored_name(path: &Path) -> Result<String> {
+    let wrong =
+        || failure(format!("{}: the name of a file in an image must be UTF-8", path.display()));
+    path.to_str().map(str::to_string).ok_or_else(wrong)
+}
+
 /// A name in an image, from the directory of this program.
 pub(crate) fn beside(image: &QemuImage, name: &str) -> String {
     let has_protocol = name.split_once(':').is_some_and(|(scheme, _)| !scheme.contains('/'));

@@ -1,5 +1,6 @@
 //! The workers' part of a mount: opens the devices, mounts, signals readiness, and unmounts.
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -252,7 +253,6 @@ impl MountSetup {
 }
 
 /// The path of the disk, and that of the place, for `--run`.
-fn variables(disk: &Path, target: &Path) -> [(&'static str, String); 2] {
-    let text = |path: &Path| path.display().to_string();
-    [("disk", text(disk)), ("target", text(target))]
+fn variables(disk: &Path, target: &Path) -> [(&'static str, OsString); 2] {
+    [("disk", disk.into()), ("target", target.into())]
 }

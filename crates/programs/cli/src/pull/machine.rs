@@ -18,8 +18,10 @@ pub(super) fn request(args: &args::PullArgs) -> Result<MachineRequest, CommandFa
         (None, Some(socket)) => MachineAddress::Qmp { socket: socket.clone() },
         (None, None) => return Err(CommandFailure::usage("give a file, --libvirt or --qmp")),
     };
-    let stores = machine.store.clone();
-    let stores = stores.ok_or_else(|| CommandFailure::usage("add --store with a directory"))?;
+    // A file of jobs names them as text.
+    let stores = machine.store.clone().filter(|store| store.to_str().is_some());
+    let wrong = || CommandFailure::usage("add --store with a directory, whose name is UTF-8");
+    let stores = stores.ok_or_else(wrong)?;
     let (disks, scratch) = (machine.disk.clone(), machine.scratch.clone());
     let time = super::utc("%Y%m%dT%H%M%S%3fZ");
     Ok(MachineRequest { address, stores, disks, scratch, freeze: !machine.no_freeze, time })

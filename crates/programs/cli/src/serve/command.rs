@@ -1,5 +1,6 @@
 //! `--run`: a shell command that determines the server's lifetime.
 
+use std::ffi::OsString;
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::{Command, ExitStatus};
 use std::sync::mpsc;
@@ -23,20 +24,20 @@ pub struct RunningCommand {
 /// with its exit status.
 pub fn start(
     script: &str,
-    variables: &[(&str, String)],
+    variables: &[(&str, OsString)],
     ended: impl FnOnce(u8) + Send + 'static,
 ) -> Result<RunningCommand, CommandFailure> {
-    let mut text = String::new();
-    for (name, value) in variables {
-        text += &format!("{name}={}\n", quoted(value));
-    }
-    text += script;
+    // As words of the command line, values need not be text.
+    let numbered = variables.iter().zip(1..);
+    let assigned = numbered.map(|((name, _), number)| format!("{name}=${{{number}}}\n"));
+    let text = format!("{}set --\n{script}", assigned.collect::<String>());
     let cannot = |error: std::io::Error| {
         CommandFailure::new(FAILED, format!("cannot run {script:?}: {}", plain(&error)))
     };
     let (input, output) = stdio::original().map_err(cannot)?;
     let mut command = Command::new("/bin/sh");
-    command.arg("-c").arg(text).stdin(input).stdout(output);
+    command.arg("-c").arg(text).arg("/bin/sh").stdin(input).stdout(output);
+    command.args(variables.iter().map(|(_, value)| value));
     // Only this program may notify a service manager.
     command.env_remove(blockhaul_server::ServiceNotifier::VARIABLE);
     let mut child = command.spawn().map_err(cannot)?;
@@ -85,9 +86,11 @@ pub fn quoted(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::ffi::OsStringExt as _;
+
     use super::*;
 
-    fn run(script: &str, variables: &[(&str, String)]) -> u8 {
+    fn run(script: &str, variables: &[(&str, OsString)]) -> u8 {
         let (sender, receiver) = mpsc::channel();
         let running = start(script, variables, move |status| sender.send(status).unwrap()).unwrap();
         let status = receiver.recv_timeout(Duration::from_secs(120)).unwrap();
@@ -101,7 +104,14 @@ mod tests {
         assert_eq!(run("kill -KILL $$", &[]), 137);
         let odd = "it's $HOME `x` \"y\" \\ \n z";
         let check = format!("test \"$uri\" = {}", quoted(odd));
-        assert_eq!(run(&check, &[("uri", odd.to_string())]), 0);
+        assert_eq!(run(&check, &[("uri", odd.into())]), 0);
+        let bytes = OsString::from_vec(vec![b'/', 0xff, b'\'']);
+        let check = "test \"$uri\" = \"$(printf '/\\377\\047')\" -a $# = 0 -a \"$last\" = 1";
+        let mut variables = vec![("uri", bytes)];
+        variables.extend(
+            ["a", "b", "c", "d", "e", "f", "g", "h", "last"].map(|name| (name, "1".into())),
+        );
+        assert_eq!(run(check, &variables), 0);
         // Not exported: programs that the script starts do not see it.
         assert_eq!(run("sh -c 'test -z \"$uri\"'", &[("uri", "x".into())]), 0);
     }

@@ -1,6 +1,7 @@
 //! Where a server listens: Unix sockets, TCP, vsock, sockets from the service manager; what is
 //! created for that is removed on exit.
 
+use std::ffi::OsString;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs as _};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -399,17 +400,16 @@ impl ListenAddresses {
     }
 
     /// Variables for `--run`, as nbdkit names them.
-    pub fn variables(&self, export: &str, uri: &str) -> Vec<(&'static str, String)> {
-        let socket = self.unix.as_ref().map(|path| path.display().to_string());
+    pub fn variables(&self, export: &str, uri: &str) -> Vec<(&'static str, OsString)> {
+        let path = |path: &Option<PathBuf>| path.clone().unwrap_or_default().into_os_string();
         let port = self.tcp.as_ref().map(|(_, port)| port.to_string());
-        let vhost = self.vhost.as_ref().map(|path| path.display().to_string());
         vec![
-            ("uri", uri.to_string()),
-            ("nbd", uri.to_string()),
-            ("exportname", export.to_string()),
-            ("port", port.unwrap_or_default()),
-            ("unixsocket", socket.unwrap_or_default()),
-            ("vhostsocket", vhost.unwrap_or_default()),
+            ("uri", uri.into()),
+            ("nbd", uri.into()),
+            ("exportname", export.into()),
+            ("port", port.unwrap_or_default().into()),
+            ("unixsocket", path(&self.unix)),
+            ("vhostsocket", path(&self.vhost)),
         ]
     }
 }

@@ -1,5 +1,6 @@
 //! `--tls` and related options: the server's credentials, and the parameters for clients.
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -97,21 +98,15 @@ impl TlsSettings {
     }
 
     /// Variables for `--run`, with nbdkit's names.
-    pub fn variables(&self) -> Vec<(&'static str, String)> {
-        let text = |path: &Option<PathBuf>| {
-            path.as_ref().map(|path| path.display().to_string()).unwrap_or_default()
-        };
+    pub fn variables(&self) -> Vec<(&'static str, OsString)> {
+        let text = |path: &Option<PathBuf>| path.clone().unwrap_or_default().into_os_string();
         let (certificates, keys) = &self.typed;
         let tls = match self.mode {
             TlsMode::Off => return Vec::new(),
             TlsMode::On => "1",
             TlsMode::Require => "2",
         };
-        vec![
-            ("tls", tls.to_string()),
-            ("tls_certificates", text(certificates)),
-            ("tls_psk", text(keys)),
-        ]
+        vec![("tls", tls.into()), ("tls_certificates", text(certificates)), ("tls_psk", text(keys))]
     }
 }
 
