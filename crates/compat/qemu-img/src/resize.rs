@@ -61,7 +61,7 @@ impl QemuImg {
 
     fn resize_qcow2(&self, image: &QemuImage, size: NewSize, shrinks: bool) -> Result<()> {
         let result = self.with_holder(image, NamePolicy::Allow, async move |context, holder| {
-            resize(context, holder, size, shrinks).await
+            resize(context, holder, size, shrinks, &|_, _| ()).await
         })?;
         result.map_err(|error| image_failure(image, &error))?;
         Ok(())

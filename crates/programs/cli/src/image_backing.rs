@@ -86,14 +86,16 @@ pub fn run_commit(args: &args::CommitArgs, groups: &Groups) -> CommandResult {
 }
 
 /// Runs work on an image, and shows its progress.
-fn shown<T>(
+pub(crate) fn shown<T, E>(
     command: &'static str,
     output: &ChangeOutput,
-    work: impl FnOnce(Arc<CopyProgress>) -> Result<Result<T, Error>, CommandFailure>,
-) -> Result<Result<T, Error>, CommandFailure> {
+    work: impl FnOnce(Arc<CopyProgress>) -> Result<Result<T, E>, CommandFailure>,
+) -> Result<Result<T, E>, CommandFailure> {
     output.reporting.start_log();
     let shown = WorkProgress::start(command, &output.reporting)?;
+    let begun = blockhaul_io::now();
     let result = work(shown.progress());
+    log::debug!("{command} has ended after {:.3} s", blockhaul_io::elapsed(begun).as_secs_f64());
     shown.finish(matches!(result, Ok(Ok(_))));
     result
 }

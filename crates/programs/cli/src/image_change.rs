@@ -11,6 +11,7 @@ use blockhaul_transfer::{FileFormat, is_image, path_of};
 use crate::args::{self, BackingPolicy};
 use crate::brackets::Groups;
 use crate::exit::{self, CommandFailure, CommandResult, plain};
+use crate::image_backing::shown;
 use crate::image_tools::{holder, run};
 use crate::out;
 
@@ -30,9 +31,12 @@ pub fn run_resize(args: &args::ResizeArgs, groups: &Groups) -> CommandResult {
     let described = name.clone();
     let size = args.size;
     let shrink = args.shrink;
-    let result = run(move |registry| async move {
-        let context = OpenContext::new(&registry).with_names(names);
-        resize(&context, &described, size, shrink).await
+    let result = shown("resize", &args.output, |progress| {
+        run(move |registry| async move {
+            let context = OpenContext::new(&registry).with_names(names);
+            let count = |done, all| progress.set_done(done, all);
+            resize(&context, &described, size, shrink, &count).await
+        })
     })?;
     tell(args, &name, result.map_err(|error| failure(&name, &error))?)
 }
@@ -59,10 +63,9 @@ fn resize_raw(spec: DeviceSpec, args: &args::ResizeArgs) -> CommandResult {
     check_format(&spec, &path)?;
     let name = spec.to_string();
     let (size, shrink) = (args.size, args.shrink);
-    let result =
-        run(
-            move |registry| async move { raw::resize(&registry, &spec, &path, size, shrink).await },
-        )?;
+    let result = shown("resize", &args.output, |_| {
+        run(move |registry| async move { raw::resize(&registry, &spec, &path, size, shrink).await })
+    })?;
     let result = result.map_err(|error| match error {
         RawResizeError::NoRegularFile => {
             CommandFailure::new(exit::OPEN, format!("{name} is not a regular file"))
@@ -78,7 +81,7 @@ fn resize_raw(spec: DeviceSpec, args: &args::ResizeArgs) -> CommandResult {
 
 /// Prints the new size.
 fn tell(args: &args::ResizeArgs, name: &str, size: u64) -> CommandResult {
-    out::result(args.json, &serde_json::json!({ "image": name, "size": size }), "")?;
+    out::result(args.output.json, &serde_json::json!({ "image": name, "size": size }), "")?;
     Ok(0)
 }
 

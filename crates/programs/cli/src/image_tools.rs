@@ -29,7 +29,7 @@ where
     T: Send + 'static,
     F: Future<Output = T> + 'static,
 {
-    logger::start(false);
+    logger::start_unless_started();
     let registry = devices::registry(TIMEOUT).for_command();
     let runtime = Runtime::start(&RuntimeConfig { workers: 1, ..RuntimeConfig::default() })
         .map_err(|error| {

@@ -258,6 +258,13 @@ pub fn start(verbose: bool) {
     start_at(if verbose { LevelFilter::Debug } else { LevelFilter::Warn });
 }
 
+/// Starts logging warnings, unless the command has started its log already.
+pub fn start_unless_started() {
+    if log::max_level() == LevelFilter::Off {
+        start(false);
+    }
+}
+
 /// Starts the log of a server, which also has what is changed while it runs.
 pub fn start_server(verbose: bool) {
     start_at(if verbose { LevelFilter::Debug } else { LevelFilter::Info });

@@ -345,7 +345,7 @@ pub async fn commit(
     if !keep && written > 0 {
         let head = FileHeader::read(&file).await.map_err(named)?;
         let edit = Edit::open(&file, &head, None).await.map_err(named)?;
-        edit.run(async |parts, _| parts.cut(0).await).await.map_err(named)?;
+        edit.run(async |parts, _| parts.cut(0, &|_, _| ()).await).await.map_err(named)?;
     }
     Ok(BackingChange { bytes: written, snapshots })
 }

@@ -6,6 +6,7 @@
 use blockhaul_block::{Error, Kind, RequestFlags, Result};
 use blockhaul_catalog::{OpenContext, parse_size};
 
+use super::backing_change::ChangeProgress;
 use super::chain::{CHANGE, ChainBase, open_base};
 use super::edit::Edit;
 use super::entry::EntryLayout;
@@ -83,7 +84,8 @@ impl NewSize {
 
 /// Changes the size of the disk in the image that `description` names, which nothing else may use,
 /// and returns the new size: rounded up to 512 bytes. New bytes read as zeroes. `shrink` allows a
-/// smaller size. An image with a backing file grows only if `context` allows to open it.
+/// smaller size. An image with a backing file grows only if `context` allows to open it. `progress` gets the bytes of the
+/// disk whose clusters are looked at: those beyond its new end, or beyond its old one.
 ///
 /// # Errors
 /// [`Kind::Usage`] for a size that is not possible, [`Kind::Unsupported`] if the image has an
@@ -93,6 +95,7 @@ pub async fn resize(
     description: &str,
     wanted: NewSize,
     shrink: bool,
+    progress: ChangeProgress<'_>,
 ) -> Result<u64> {
     let grows = |header: &Header| wanted.of(header.size).is_ok_and(|size| size > header.size);
     let ChainBase { file, head, below } = open_base(context, description, CHANGE, grows).await?;
@@ -115,7 +118,11 @@ pub async fn resize(
     };
     let edit = Edit::open(&file, &head, below).await.map_err(named)?;
     let change = async |parts: &ImageParts, _: &Header| {
-        if new < old { parts.shrink(new).await } else { parts.grow(old, new).await }
+        if new < old {
+            parts.shrink(new, progress).await
+        } else {
+            parts.grow(old, new, progress).await
+        }
     };
     edit.run(change).await.map_err(named)?;
     Ok(new)
@@ -164,15 +171,15 @@ fn l1_entries(head: &FileHeader, size: u64) -> Result<u32> {
 }
 
 impl ImageParts {
-    async fn shrink(&self, new: u64) -> Result<()> {
+    async fn shrink(&self, new: u64, progress: ChangeProgress<'_>) -> Result<()> {
         self.put_header(SIZE_AT, &new.to_be_bytes()).await?;
-        self.cut(new.div_ceil(self.image.layout.cluster())).await?;
+        self.cut(new.div_ceil(self.image.layout.cluster()), progress).await?;
         self.drop_empty_blocks().await
     }
 
-    async fn grow(&self, old: u64, new: u64) -> Result<()> {
+    async fn grow(&self, old: u64, new: u64, progress: ChangeProgress<'_>) -> Result<()> {
         let cluster = self.image.layout.cluster();
-        self.cut(old.div_ceil(cluster)).await?;
+        self.cut(old.div_ceil(cluster), progress).await?;
         // What was beyond the end of the disk: the rest of its last cluster, and the backing file.
         let below = self.backing.as_ref().map_or(0, |backing| backing.size);
         let end = below.max(old).next_multiple_of(cluster).min(new);

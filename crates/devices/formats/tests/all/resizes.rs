@@ -23,7 +23,7 @@ fn resized(path: &Path, size: NewSize, shrink: bool) -> Result<u64> {
     runtime.block_on(move || async move {
         let registry = registry();
         let context = OpenContext::new(&registry).with_names(NamePolicy::Allow);
-        resize(&context, &description, size, shrink).await
+        resize(&context, &description, size, shrink, &|_, _| ()).await
     })
 }
 
@@ -136,7 +136,7 @@ fn images_that_would_be_wrong_are_refused_and_unchanged() {
 fn resize_given(device: Arc<dyn Device>, size: u64) -> bool {
     change_given(device, move |registry| async move {
         let context = OpenContext::new(&registry).with_names(NamePolicy::Allow);
-        resize(&context, "given:", NewSize::To(size), true).await.is_ok()
+        resize(&context, "given:", NewSize::To(size), true, &|_, _| ()).await.is_ok()
     })
 }
 

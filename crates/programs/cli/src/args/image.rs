@@ -61,9 +61,8 @@ pub struct ResizeArgs {
     #[arg(long, value_name = "WHETHER", hide_possible_values = true)]
     pub backing: Option<BackingPolicy>,
 
-    /// Print the result as JSON
-    #[arg(long)]
-    pub json: bool,
+    #[command(flatten)]
+    pub output: ChangeOutput,
 }
 
 /// What a command that changes an image prints.

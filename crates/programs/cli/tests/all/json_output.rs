@@ -266,6 +266,7 @@ fn long_work_shows_itself() {
     let folder = Folder::new();
     let _server = folder.served();
     folder.ours("copy --manifest n sample:64M large.raw");
+    folder.ours("copy sample:64M qcow2:large.qcow2");
     folder.ours("pull --point a pull.toml");
     folder.ours("pull --point b --bitmap a pull.toml");
     let total = 64 << 20;
@@ -278,6 +279,8 @@ fn long_work_shows_itself() {
         ("prune", "chain prune --progress=json:3 --keep 1 store", None),
         ("commit", "commit --keep --progress=json:3 --backing allow over.qcow2", None),
         ("rebase", "rebase --flatten --progress=json:3 --backing allow over.qcow2", None),
+        ("resize", "resize --shrink --progress=json:3 qcow2:large.qcow2 1M", None),
+        ("resize", "resize --progress=json:3 large.raw 65M", None),
     ] {
         folder.ours(&format!("{words} 3>progress"));
         let lines = fs::read_to_string(folder.0.file("progress")).unwrap();
@@ -291,6 +294,21 @@ fn long_work_shows_itself() {
         if let Some(total) = total {
             assert_eq!((&last["done"], &last["total"]), (&total.into(), &total.into()), "{words}");
         }
+    }
+}
+
+/// Commands that start workers keep the level of the log that their options ask for.
+#[test]
+fn verbose_work_on_an_image_has_a_log() {
+    let folder = Folder::new();
+    for words in [
+        "commit --keep --verbose --backing allow over.qcow2",
+        "rebase --flatten --verbose --backing allow over.qcow2",
+        "resize --verbose qcow2:vm.qcow2 +1M",
+    ] {
+        folder.ours(&format!("{words} 2>log"));
+        let log = fs::read_to_string(folder.0.file("log")).unwrap();
+        assert!(log.contains("debug: ") && log.contains("has ended after"), "{words}: {log}");
     }
 }
 

@@ -3,19 +3,27 @@
 use blockhaul_block::Result;
 
 use crate::bytes::index;
+use crate::qcow2::backing_change::ChangeProgress;
 use crate::qcow2::cache::FreedClusters;
 use crate::qcow2::parts::ImageParts;
 
 impl ImageParts {
     /// Clears the entries of all clusters from `first` on, and frees what they refer to. Nothing
-    /// else may use the image, whose `size` covers all of its L1 table.
+    /// else may use the image, whose `size` covers all of its L1 table. `progress` gets the bytes of these clusters.
     ///
     /// # Errors
     /// If an entry cannot be true, or the device fails.
-    pub(in crate::qcow2) async fn cut(&self, first: u64) -> Result<()> {
+    pub(in crate::qcow2) async fn cut(
+        &self,
+        first: u64,
+        progress: ChangeProgress<'_>,
+    ) -> Result<()> {
         let layout = self.image.layout;
         let per_table = layout.l2_entries();
-        for number in first / per_table..self.image.l1.len() as u64 {
+        let tables = first / per_table..self.image.l1.len() as u64;
+        let bytes = |tables: u64| tables.saturating_mul(layout.l2_covers());
+        for number in tables.clone() {
+            progress(bytes(number - tables.start), bytes(tables.end - tables.start));
             let entry = self.image.l1_entry(number);
             let Some(table) = self.image.layout_now().l2_table(number, entry)? else { continue };
             self.make_room().await?;
