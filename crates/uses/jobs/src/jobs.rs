@@ -116,16 +116,18 @@ impl Jobs {
 
     /// Ends all jobs and waits until they have ended.
     async fn stop(&self) {
-        for job in self.all() {
-            if !job.is_over() {
-                if job.interrupt() {
-                    log::warn!("the server stops: job {} is interrupted", job.id());
-                } else {
-                    log::warn!("the server stops: job {} is cancelled", job.id());
-                }
-                job.cancel();
-                job.over().await;
+        let jobs: Vec<_> = self.all().into_iter().filter(|job| !job.is_over()).collect();
+        for job in &jobs {
+            if job.interrupt() {
+                log::warn!("the server stops: job {} is interrupted", job.id());
+            } else {
+                log::warn!("the server stops: job {} is cancelled", job.id());
             }
+            job.cancel();
+        }
+        // All of them together: each may wait for a target that does not answer.
+        for job in jobs {
+            job.over().await;
         }
     }
 
