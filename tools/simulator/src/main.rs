@@ -1,6 +1,7 @@
 //! `cargo xtask simulate`: runs scenarios by their seeds.
 
 use std::collections::BTreeMap;
+use std::io::Write as _;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -40,12 +41,24 @@ struct SimulatorOptions {
     scenarios: Vec<&'static ScenarioKind>,
 }
 
+/// The exit status of a program whose standard output was closed, as that of SIGPIPE in a shell.
+const CLOSED: i32 = 141;
+
+/// Prints a line. Where nobody reads it any more, the program ends.
+macro_rules! say {
+    ($($text:tt)*) => {
+        if writeln!(std::io::stdout(), $($text)*).is_err() {
+            std::process::exit(CLOSED);
+        }
+    };
+}
+
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
     if args.iter().any(|arg| arg == "--help" || arg == "-h") {
-        print!("{HELP}\nScenarios:\n");
+        say!("{HELP}\nScenarios:");
         for scenario in SCENARIOS {
-            println!("  {:<16}  {}", scenario.name, scenario.summary);
+            say!("  {:<16}  {}", scenario.name, scenario.summary);
         }
         return ExitCode::SUCCESS;
     }
@@ -119,7 +132,7 @@ fn single(wanted: &SimulatorOptions, seed: u64) -> ExitCode {
         (run.keep, run.quiet) = (wanted.keep.clone(), wanted.quiet);
         run.log = wanted.log.unwrap_or(LOG);
         let ended = simulate(&run);
-        println!(
+        say!(
             "{run}: {}; {} steps, {:.3} s of virtual time, trace {:016x}",
             ended.failure.as_deref().unwrap_or("no promise is broken"),
             ended.report.steps,
@@ -135,13 +148,13 @@ fn single(wanted: &SimulatorOptions, seed: u64) -> ExitCode {
 }
 
 fn print(ended: &blockhaul_simulator::SimulationResult) {
-    println!("faults:");
+    say!("faults:");
     for (number, what) in &ended.report.chosen {
-        println!("  {number}: {what}");
+        say!("  {number}: {what}");
     }
-    println!("last events:");
+    say!("last events:");
     for line in &ended.report.log {
-        println!("  {line}");
+        say!("  {line}");
     }
 }
 
@@ -149,7 +162,7 @@ fn print(ended: &blockhaul_simulator::SimulationResult) {
 fn many(wanted: &SimulatorOptions) -> ExitCode {
     let first = wanted.seed.unwrap_or_else(blockhaul_testkit::rng::seed) & (u64::MAX >> 16);
     let runs = wanted.runs.unwrap_or(if wanted.time.is_some() { u64::MAX } else { 1000 });
-    println!("from seed {first}");
+    say!("from seed {first}");
     let begun = Instant::now();
     let next = AtomicU64::new(0);
     let made = AtomicU64::new(0);
@@ -184,9 +197,9 @@ fn many(wanted: &SimulatorOptions) -> ExitCode {
     });
     let made = made.into_inner();
     let time = begun.elapsed().as_secs_f64();
-    println!("{made} runs in {time:.1} s: {:.0} runs a second", made as f64 / time.max(0.001));
+    say!("{made} runs in {time:.1} s: {:.0} runs a second", made as f64 / time.max(0.001));
     for (what, count) in faults.into_inner().unwrap_or_default() {
-        println!("{count:>9}  {what}");
+        say!("{count:>9}  {what}");
     }
     let found = found.into_inner().unwrap_or_default();
     for run in &found {
@@ -199,7 +212,7 @@ fn many(wanted: &SimulatorOptions) -> ExitCode {
 fn report(wanted: &SimulatorOptions, run: &SimulationRun) {
     let run = SimulationRun { log: wanted.log.unwrap_or(LOG), ..run.clone() };
     let ended = simulate(&run);
-    println!(
+    say!(
         "{run}: {}",
         ended.failure.as_deref().unwrap_or("not again: it depends on something else")
     );
@@ -208,12 +221,12 @@ fn report(wanted: &SimulatorOptions, run: &SimulationRun) {
     }
     let shrunk = shrink(&run);
     let failure = shrunk.ended.failure.as_deref().unwrap_or("none");
-    println!(
+    say!(
         "with {} faults of {}: {}",
         shrunk.ended.report.chosen.len(),
         ended.report.chosen.len(),
         failure
     );
-    println!("repeat it with: {}", shrunk.run);
+    say!("repeat it with: {}", shrunk.run);
     print(&shrunk.ended);
 }

@@ -4,7 +4,7 @@
 //! one open for a moment, and delays their ends.
 #![allow(clippy::unwrap_used)]
 
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use blockhaul_simulator::{SCENARIOS, SimulationRun, simulate};
 
@@ -23,4 +23,15 @@ fn the_same_seed_gives_the_same_events_in_another_process() {
             assert!(there.contains(&trace), "{trace} here; {there}");
         }
     }
+}
+
+/// Nobody reads its output: it ends, with the status of SIGPIPE, and without a panic.
+#[test]
+fn a_closed_output_ends_the_program() {
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_blockhaul-simulate"));
+    let output = command.arg("--help").stdout(writer).stderr(Stdio::piped()).output().unwrap();
+    assert_eq!(output.status.code(), Some(141));
+    assert_eq!(String::from_utf8_lossy(&output.stderr), "");
 }
