@@ -87,19 +87,31 @@ fn bar(view: &CopySnapshot, columns: usize) -> String {
 /// The rate and the time that is left, and at the end the average rate.
 fn rest_of(view: &CopySnapshot, end: Option<bool>) -> String {
     let now = &view.all;
-    let rate = format!("{}/s", rounded(view.rate));
+    let rate = rate_text(view, view.rate, view.data_rate);
     match (end, view.eta()) {
         (Some(_), _) => {
             let seconds = view.elapsed.as_secs_f64();
             // What an earlier run has copied took none of this run's time.
             let copied = now.done().saturating_sub(now.resumed);
-            let average = rounded((copied as f64 / seconds.max(0.001)) as u64);
+            let average = |bytes: u64| (bytes as f64 / seconds.max(0.001)) as u64;
             let verified = if is_verifying(now) { ", verified" } else { "" };
-            format!("{} in {seconds:.1} s, {average}/s{verified}", rounded(now.done()))
+            let rate = rate_text(view, average(copied), average(now.data));
+            format!("{} in {seconds:.1} s, {rate}{verified}", rounded(now.done()))
         }
         (None, Some(eta)) => format!("{rate} {} left", clock(eta)),
         (None, None) => rate,
     }
+}
+
+/// The rate of a copy, in bytes per second: that of its data, which limits are about, if holes make the other one
+/// higher.
+fn rate_text(view: &CopySnapshot, rate: u64, data_rate: u64) -> String {
+    let has_holes = view.all.zeroed + view.all.skipped > 0;
+    let is_verified_now = is_verifying(&view.all) && view.end.is_none();
+    if view.is_copy() && has_holes && !is_verified_now && rate > data_rate / 100 * 105 {
+        return format!("{}/s of data", rounded(data_rate));
+    }
+    format!("{}/s", rounded(rate))
 }
 
 fn strip(view: &CopySnapshot, map: &MapSnapshot, columns: usize) -> String {
@@ -226,6 +238,16 @@ mod tests {
         assert_eq!(rounded(1536), "1.5 KiB");
     }
 
+    /// Holes are no data, and a limit of the rate is one of data.
+    #[test]
+    fn the_rate_is_that_of_the_data() {
+        let all = ProgressSnapshot { zeroed: 600 << 20, ..at(40 << 20, 1 << 30) };
+        let view = CopySnapshot { rate: 640 << 20, data_rate: 40 << 20, ..view(all) };
+        assert!(bar(&view, 0).contains("] 40.0 MiB/s of data 0:01 left ("), "{}", bar(&view, 0));
+        let checked = CopySnapshot { command: "verify", ..view };
+        assert!(bar(&checked, 0).contains("] 640 MiB/s 0:01 left"), "{}", bar(&checked, 0));
+    }
+
     #[test]
     fn the_bar_tells_data_zeroes_and_earlier_runs_apart() {
         let now = ProgressSnapshot {
@@ -258,7 +280,7 @@ mod tests {
         };
         let line = bar(&view, 0);
         assert!(
-            line.contains("4.0 KiB in 2.0 s, 1.0 KiB/s (1.0 KiB data, 1.0 KiB zero, "),
+            line.contains("4.0 KiB in 2.0 s, 512 B/s of data (1.0 KiB data, 1.0 KiB zero, "),
             "{line}"
         );
         assert!(line.ends_with("2.0 KiB by an earlier run)"), "{line}");
