@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
 """Tests the page of --page in headless Chromium, over WebDriver's HTTP interface.
 
-    tests/page/browser.py target/debug/blockhaul [--screenshots DIR]
+    tests/page/browser.py target/debug/blockhaul [--screenshots DIR] [--axe FILE]
 
-Needs chromium and chromedriver (Debian: chromium chromium-driver). Exit status 77: they are absent.
+Needs chromium and chromedriver (Debian: chromium chromium-driver). Exit status 77: they are absent. With axe-core
+(npm install --prefix target/npm-tools axe-core) each page is checked for what keeps people from using it; without
+--axe it is taken from target/npm-tools, if it is there.
 """
 
 import argparse
@@ -216,6 +218,28 @@ def check_contrast(driver):
     assert faint == [], faint
 
 
+# The text of axe-core; None: it is not installed.
+AXE = None
+AXE_AT = "target/npm-tools/node_modules/axe-core/axe.min.js"
+AXE_RUN = """
+const done = arguments[arguments.length - 1];
+const places = found => found.nodes.map(node => `${node.target}: ${node.failureSummary}`);
+axe.run(document, {resultTypes: ['violations']}).then(
+  result => done(result.violations.map(found => [found.id, found.help, ...places(found)])),
+  error => done([String(error)]));
+"""
+
+
+def check_axe(driver):
+    """axe-core finds nothing that keeps people from using the page."""
+    if AXE is None:
+        return
+    if not driver.run("return typeof axe === 'object'"):
+        driver.run(AXE)
+    violations = driver.ask("POST", "/execute/async", {"script": AXE_RUN, "args": []})
+    assert violations == [], json.dumps(violations, indent=1)
+
+
 def check_width(driver, width):
     """The page fits; only tables scroll."""
     driver.size(width)
@@ -256,12 +280,14 @@ def test_copy(driver, ours, folder, shots):
         assert re.match(r"512 KiB to 1\.0 MiB: data", cell), cell
         driver.run("document.activeElement.blur()")
         check_contrast(driver)
+        check_axe(driver)
         driver.screenshot(shots and os.path.join(shots, "copy-20.png"), "#charts-section")
         driver.scheme("dark")
         driver.screenshot(shots and os.path.join(shots, "copy-20-dark.png"))
         back = driver.run("return getComputedStyle(document.body).backgroundColor")
         assert back == "rgb(16, 19, 24)", back
         check_contrast(driver)
+        check_axe(driver)
         check_width(driver, 360)
         driver.screenshot(shots and os.path.join(shots, "copy-20-phone.png"))
         driver.scheme("light")
@@ -311,7 +337,11 @@ def test_failed(driver, ours, folder, shots):
         last = program.lines[-1]
         assert last["error"] in driver.text("#notice"), (last, driver.text("#notice"))
         assert driver.text("#state") == "failed"
+        shown = driver.run("return [document.querySelector('#progress').className,"
+                           " document.querySelector('#tiles').textContent]")
+        assert shown[0] == "failed" and "Limited by" not in shown[1], shown
         check_contrast(driver)
+        check_axe(driver)
         compare(figures(driver), last)
         assert driver.errors() == []
     finally:
@@ -334,6 +364,7 @@ def test_job(driver, ours, folder, shots):
         until("rows", lambda: driver.run("return document.querySelectorAll('#disks tr').length") == 3)
         until("a disk under way", lambda: program.done() > 60 << 20)
         driver.screenshot(shots and os.path.join(shots, "job.png"), "#charts-section")
+        check_axe(driver)
         check_width(driver, 360)
         driver.size(1000)
         assert program.wait() == 0, program.said
@@ -370,6 +401,7 @@ def test_serve(driver, ours, folder, shots):
         assert shown == [str(client["number"]) for client in status["clients"]], (shown, status)
         assert driver.run("return document.querySelectorAll('#exports tr').length") == 2
         assert int(figures(driver)["bytes.read"]) > 0
+        check_axe(driver)
         driver.screenshot(shots and os.path.join(shots, "serve.png"), "#exports-section")
         check_width(driver, 360)
         driver.screenshot(shots and os.path.join(shots, "serve-phone.png"))
@@ -429,6 +461,7 @@ def test_jobs(driver, ours, folder, shots):
             for width in (1280, 390):
                 check_width(driver, width)
                 check_contrast(driver)
+                check_axe(driver)
                 broken = driver.run(
                     "return [...document.querySelectorAll('#jobs td:nth-child(2)')].filter(cell => {"
                     "const range = document.createRange(); range.selectNodeContents(cell);"
@@ -452,12 +485,20 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("blockhaul")
     parser.add_argument("--screenshots", metavar="DIR")
+    parser.add_argument("--axe", metavar="FILE", help="axe.min.js of axe-core")
     parser.add_argument("--only", metavar="NAME", help="run one test, for example copy")
     args = parser.parse_args()
     browser = shutil.which("chromium") or shutil.which("chromium-browser")
     if not browser or not shutil.which("chromedriver"):
         print("chromium or chromedriver is not installed")
         return 77
+    axe = args.axe or (AXE_AT if os.path.exists(AXE_AT) else None)
+    if axe:
+        global AXE
+        with open(axe, encoding="utf-8") as file:
+            AXE = file.read()
+    else:
+        print("axe-core is not installed: pages are not checked with it")
     ours = os.path.abspath(args.blockhaul)
     driver = Driver(browser)
     try:
