@@ -207,7 +207,7 @@ const EXAMPLES: &[(&str, &str)] = &[
     (
         "completions",
         "\
-  Complete commands, options and devices in bash:
+  Complete commands and options in bash:
       blockhaul completions bash > ~/.local/share/bash-completion/completions/blockhaul
 ",
     ),

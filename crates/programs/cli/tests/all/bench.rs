@@ -47,6 +47,9 @@ fn slow_devices_are_measured_as_far_as_the_time_does_and_dead_ones_given_up() {
         said.contains("left out for lack of time: ") && said.contains("For reading:"),
         "{said}"
     );
+    // It fits a terminal, but for the command, which is copied as a whole.
+    let long = said.lines().find(|line| line.len() > 80 && !line.contains("blockhaul copy"));
+    assert_eq!(long, None, "{said}");
     let output = bench("1s", "sleep 60; head -c $3 /dev/zero");
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{said}");

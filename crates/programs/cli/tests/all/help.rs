@@ -3,7 +3,7 @@
 use std::process::{Command, Output};
 use std::time::Duration;
 
-use blockhaul_testkit::tools::{self, text};
+use blockhaul_testkit::tools::{self, ScratchDir, text};
 
 const OURS: &str = env!("CARGO_BIN_EXE_blockhaul");
 
@@ -40,6 +40,49 @@ fn the_short_help_of_copy_has_what_matters() {
         assert!(help.contains(wanted), "{wanted}: {help}");
     }
     assert!(!help.contains("--queue-size"), "{help}");
+}
+
+/// They complete what their help promises, and no more is promised.
+#[test]
+fn completions_are_those_that_their_help_names() {
+    let help = blockhaul(&["completions", "--help"]);
+    assert!(text(&help.stdout).contains("Complete commands and options in bash"));
+    let completed = |words: &[&str]| {
+        let script = "source <(\"$0\" completions bash); COMP_WORDS=(blockhaul \"$@\"); COMP_CWORD=$#; \
+                      _blockhaul blockhaul \"${COMP_WORDS[COMP_CWORD]}\" x; echo ${COMPREPLY[*]}";
+        let mut command = Command::new("bash");
+        command.args(["-c", script, OURS]).args(words);
+        text(&tools::output(&mut command, Duration::from_secs(60)).unwrap().stdout)
+    };
+    assert_eq!(completed(&["chain", "pru"]).trim(), "prune");
+    let kept = completed(&["chain", "prune", "--keep-"]);
+    assert!(kept.contains("--keep-daily") && kept.contains("--keep-within"), "{kept}");
+}
+
+/// A fault of a plugin is one error: its process was ended for it, which is none.
+#[test]
+fn a_wrong_answer_of_a_plugin_is_one_error() {
+    let scratch = ScratchDir::new().unwrap();
+    let (plugin, disk) = (scratch.file("bad.py"), scratch.file("disk.raw"));
+    std::fs::write(
+        &plugin,
+        "def open(r): return 1\ndef get_size(h): return 'x'\ndef pread(h): pass\n",
+    )
+    .unwrap();
+    let output = blockhaul(&["info", &format!("python:{}", plugin.display())]);
+    let said = text(&output.stderr);
+    assert!(said.contains("get_size returned 'x'") && said.lines().count() == 1, "{said}");
+    // Nor does Rust show through.
+    std::fs::write(&disk, vec![7; 1 << 20]).unwrap();
+    let [disk, copy] = [&disk, &scratch.file("copy.raw")].map(|path| path.display().to_string());
+    let said = text(&blockhaul(&["copy", "--verbose", &disk, &copy]).stderr);
+    assert!(said.contains("debug: ") && !said.contains("Os {") && !said.contains("Err("), "{said}");
+    for words in
+        [&["copy", "--connections", "0", "a", "b"][..], &["serve", "--workers", "1025", "a"]]
+    {
+        let said = text(&blockhaul(words).stderr);
+        assert!(!said.contains("..=") && said.contains("use a number from "), "{words:?}: {said}");
+    }
 }
 
 #[test]

@@ -31,8 +31,8 @@ pub(super) fn json(findings: &Findings) -> Result<String> {
 
 /// The device, and what of it was read.
 fn described(findings: &Findings) -> String {
-    let mut out = format!(
-        "{}: {} bytes; minimum block {}, maximum request {}; {}{}\n",
+    let mut out = wrapped(&format!(
+        "{}: {} bytes; minimum block {}, maximum request {}; {}{}",
         findings.device,
         findings.size,
         format_size(u64::from(findings.minimum_block)),
@@ -43,14 +43,13 @@ fn described(findings: &Findings) -> String {
             "one handle for all threads"
         },
         if findings.own_connections && !findings.multi_conn { ", without multi-conn" } else { "" }
-    );
+    ));
     out.push_str(&if findings.only_zeroes {
         "the device reports only zeroes: data may be read at a lower rate\n\n".to_owned()
     } else {
-        format!(
-            "{} bytes of data, read repeatedly: a cache that holds them affects the results\n\n",
-            findings.data_bytes
-        )
+        let bytes = findings.data_bytes;
+        let text = "bytes of data, read repeatedly: a cache that holds them affects the results";
+        wrapped(&format!("{bytes} {text}")) + "\n"
     });
     out
 }
@@ -83,7 +82,7 @@ fn latencies(findings: &Findings) -> String {
 
 fn latency(what: &str, latency: &LatencySummary) -> String {
     format!(
-        "{what:18} median {} us, 90 % {}, 99 % {}, maximum {} ({})\n",
+        "{what:18} median {} us, 90 % {}, 99 % {}, maximum {}\n                   {}\n",
         number(latency.median_us),
         number(latency.p90_us),
         number(latency.p99_us),
@@ -111,15 +110,14 @@ pub(super) fn text(findings: &Findings) -> String {
         let Some(advice) = advice else { continue };
         out.push_str(&advised(what, advice, lane));
     }
-    out.push_str(&format!("\nmeasured in {} s", number(findings.took_s)));
+    let mut end = format!("measured in {} s", number(findings.took_s));
     if findings.left_out > 0 {
-        out.push_str(&format!(
+        end.push_str(&format!(
             "; left out for lack of time: {} (--time allows more)",
             counted(findings.left_out, "measurement")
         ));
     }
-    out.push('\n');
-    out
+    out + "\n" + &wrapped(&end)
 }
 
 /// The advice for one direction.
