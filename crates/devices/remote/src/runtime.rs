@@ -1,7 +1,8 @@
 //! The thread that carries out the requests of this crate, with tokio's runtime. All other devices do without one.
 
-use std::sync::OnceLock;
+use std::sync::{OnceLock, mpsc};
 use std::thread;
+use std::time::Duration;
 
 use blockhaul_block::{Error, Kind, Result};
 use tokio::runtime::{Builder, Handle};
@@ -28,6 +29,21 @@ pub(crate) async fn run<T: Send + 'static>(
     let (completer, ticket) = blockhaul_io::ticket();
     spawn(async move { completer.complete(work.await) })?;
     ticket.await.unwrap_or_else(|_| Err(lost()))
+}
+
+/// Carries out `work`, and waits for it at most this long: behind it the process may end. Call it elsewhere than on
+/// the thread of requests.
+pub(crate) fn finish(most: Duration, work: impl Future<Output = ()> + Send + 'static) {
+    let (done, ended) = mpsc::channel();
+    let started = spawn(async move {
+        work.await;
+        // Nobody may wait any more.
+        let _ = done.send(());
+    });
+    if started.is_ok() {
+        // Work that takes longer goes on while the process does.
+        let _ = ended.recv_timeout(most);
+    }
 }
 
 /// The result of `work`, which blocks, on a thread of its own. Call it on the thread of requests.

@@ -1,6 +1,6 @@
 //! The device of an object that is written.
 
-use std::sync::{Arc, mpsc};
+use std::sync::Arc;
 use std::time::Duration;
 
 use blockhaul_block::{
@@ -89,16 +89,7 @@ impl Drop for UploadDevice {
         if !self.upload.is_given_up() {
             return;
         }
-        let (done, ended) = mpsc::channel();
         let upload = self.upload.clone();
-        let started = runtime::spawn(async move {
-            upload.abort().await;
-            // Nobody may wait any more.
-            let _ = done.send(());
-        });
-        if started.is_ok() {
-            // The process may end after this.
-            let _ = ended.recv_timeout(ABORT_MAX);
-        }
+        runtime::finish(ABORT_MAX, async move { upload.abort().await });
     }
 }

@@ -1,8 +1,10 @@
 //! Changes of the manifest by its writer: flushes, renewals of the lease, closing.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use blockhaul_block::{Error, Kind, Result};
+use futures_util::future::ready;
 use futures_util::stream::{self, StreamExt as _, TryStreamExt as _};
 use object_store::UpdateVersion;
 
@@ -11,20 +13,31 @@ use crate::chunks::folder::ObjectFolder;
 use crate::chunks::layout::{
     ChunkManifest, ChunkObject, ChunkVersion, MANIFEST, MANIFEST_MAX, page_bytes, page_name,
 };
+use crate::chunks::lease;
 use crate::chunks::table::IndexChange;
 use crate::runtime;
 
 /// Attempts to write a manifest whose earlier attempt may have succeeded unnoticed.
 const ATTEMPTS: u32 = 4;
 
-/// The manifest as this program has written it, and its version at the service.
+/// The manifest as this program has read or written it, and its version at the service.
 pub(crate) struct OpenManifest {
     pub(crate) manifest: ChunkManifest,
-    pub(crate) version: UpdateVersion,
+    /// None: there is no manifest yet.
+    pub(crate) version: Option<UpdateVersion>,
+    /// A moment at which this program had the disk, once it has written the manifest.
+    pub(crate) proven: Duration,
+    /// The latest renewal that has failed, and when it ended.
+    failure: Option<(Duration, Error)>,
 }
 
 impl OpenManifest {
-    /// Replaces the manifest. The lease is that of this writer until others have replaced it.
+    /// A manifest that was read, or one that is about to be made.
+    pub(crate) fn new(manifest: ChunkManifest, version: Option<UpdateVersion>) -> OpenManifest {
+        OpenManifest { manifest, version, proven: Duration::ZERO, failure: None }
+    }
+
+    /// Replaces the manifest. If the response gets lost, what is there then decides.
     ///
     /// # Errors
     /// [`Kind::InUse`]: another writer has the disk. Others: the manifest is the earlier one, or the new one.
@@ -33,28 +46,64 @@ impl OpenManifest {
         folder: &dyn ObjectFolder,
         next: ChunkManifest,
     ) -> Result<()> {
+        let begun = lease::now();
         for _ in 0..ATTEMPTS {
             let bytes = next.to_bytes().into();
-            if let Some(version) = folder.replace(MANIFEST, bytes, Some(&self.version)).await? {
-                *self = OpenManifest { manifest: next, version };
+            let written = folder.replace(MANIFEST, bytes, self.version.as_ref()).await;
+            if let Ok(Some(version)) = written {
+                self.become_owner(next, version, begun);
                 return Ok(());
             }
-            let Some(found) = folder.get(MANIFEST, MANIFEST_MAX).await? else {
-                return Err(replaced(None));
+            let failed = written.err();
+            let found = match folder.get(MANIFEST, MANIFEST_MAX).await {
+                Ok(found) => found,
+                Err(error) => return Err(failed.unwrap_or(error)),
             };
+            let Some(found) = found else { return Err(failed.unwrap_or_else(|| replaced(None))) };
             let manifest = ChunkManifest::parse(&found.bytes)?;
-            if manifest.id != next.id || manifest.writer != next.writer {
-                return Err(replaced(manifest.holder));
-            }
-            // An attempt whose response got lost.
-            self.version = found.version;
             if manifest == next {
-                self.manifest = next;
+                self.become_owner(next, found.version, begun);
                 return Ok(());
             }
+            if !self.is_own(&manifest, &next) {
+                return Err(failed.unwrap_or_else(|| replaced(manifest.holder)));
+            }
+            if let Some(error) = failed {
+                return Err(error);
+            }
+            // An earlier attempt, whose response got lost.
+            self.version = Some(found.version);
         }
         let text = "the service refuses each new manifest";
         Err(Error::new(Kind::Io, text).with_remedy("try again later"))
+    }
+
+    fn become_owner(&mut self, manifest: ChunkManifest, version: UpdateVersion, moment: Duration) {
+        *self = OpenManifest { proven: moment, ..OpenManifest::new(manifest, Some(version)) };
+    }
+
+    /// Whether this writer, which is about to write `next`, has written the manifest that was found. A holder has a
+    /// random number.
+    fn is_own(&self, found: &ChunkManifest, next: &ChunkManifest) -> bool {
+        let was_open = self.manifest.writer == next.writer && found.holder == self.manifest.holder;
+        found.id == next.id
+            && found.writer == next.writer
+            && (found.holder == next.holder || was_open)
+    }
+}
+
+/// Notes the end of a flush, also of one whose task ends without a result.
+struct FlushGuard<'a> {
+    disk: &'a ChunkDisk,
+    failed: Option<Error>,
+}
+
+impl Drop for FlushGuard<'_> {
+    fn drop(&mut self) {
+        if let Some(error) = &self.failed {
+            self.disk.failed_flush.note(error);
+            self.disk.table().is_littered = true;
+        }
     }
 }
 
@@ -73,33 +122,33 @@ impl ChunkDisk {
     /// # Errors
     /// An object cannot be written, another writer has the disk, or an earlier flush has failed.
     pub(crate) async fn flush(self: &Arc<ChunkDisk>) -> Result<()> {
-        let flush = self.flushes.lock().await;
+        let turn = self.flushes.lock().await;
         self.check()?;
         self.failed_flush.check()?;
+        self.noted(self.folder.holds_lock().await)?;
+        let unfinished = Error::new(Kind::Io, "a flush ended without a result (a bug)");
+        let mut guard = FlushGuard { disk: self, failed: Some(unfinished) };
         let committed = self.commit().await;
-        drop(flush);
-        if let Err(error) = &committed {
-            self.failed_flush.note(error);
-            self.table().is_littered = true;
-        }
+        guard.failed = committed.as_ref().err().cloned();
+        drop(guard);
+        drop(turn);
         self.remove(committed?);
-        Ok(())
+        // A flush of nothing has written no manifest.
+        self.prove_lease().await
     }
 
     /// Returns the objects that are not needed any more.
     async fn commit(self: &Arc<ChunkDisk>) -> Result<Vec<String>> {
         let dirty = self.table().dirty_buffers();
         let each = |(chunk, buffer)| async move { self.write_back(chunk, &buffer).await };
-        let sent = stream::iter(dirty).map(Ok).try_for_each_concurrent(self.connections, each);
-        sent.await?;
+        self.carry_out(dirty, each).await?;
         let IndexChange { pages, mut superseded } = self.table().index_change();
         if pages.is_empty() {
             return Ok(superseded);
         }
         let each =
             |(page, entries)| async move { Ok((page, self.send_page(page, entries).await?)) };
-        let sent = stream::iter(pages).map(each).buffer_unordered(self.connections);
-        let sent: Vec<_> = sent.try_collect().await?;
+        let sent = self.carry_out(pages, each).await?;
         let mut open = self.manifest.lock().await;
         let mut next = open.manifest.clone();
         next.generation += 1;
@@ -114,6 +163,17 @@ impl ChunkDisk {
         Ok(superseded)
     }
 
+    /// Carries out work for each of these, some at a time, and all to their ends: requests that are dropped may
+    /// arrive nevertheless.
+    async fn carry_out<T, U, F: Future<Output = Result<U>>>(
+        &self,
+        items: Vec<T>,
+        work: impl FnMut(T) -> F,
+    ) -> Result<Vec<U>> {
+        let done = stream::iter(items).map(work).buffer_unordered(self.connections);
+        done.collect::<Vec<_>>().await.into_iter().collect()
+    }
+
     /// Writes a page of the index; a page of holes has no object.
     async fn send_page(&self, page: u64, entries: Vec<ChunkVersion>) -> Result<ChunkVersion> {
         if entries.iter().all(|entry| *entry == ChunkVersion::HOLE) {
@@ -126,13 +186,49 @@ impl ChunkDisk {
     }
 
     async fn publish(&self, open: &mut OpenManifest, next: ChunkManifest) -> Result<()> {
-        let replaced = open.replace(self.folder.as_ref(), next).await;
-        if let Err(error) = &replaced
+        self.noted(open.replace(self.folder.as_ref(), next).await)?;
+        self.lease.prove(open.proven);
+        Ok(())
+    }
+
+    /// A result after which the disk cannot be used if it is that another writer has it.
+    fn noted<T>(&self, result: Result<T>) -> Result<T> {
+        if let Err(error) = &result
             && error.kind() == Kind::InUse
         {
             self.table().failed.get_or_insert(error.clone());
         }
-        replaced
+        result
+    }
+
+    /// Whether what this program knows of the disk is surely not old: a reader sees the disk as it was.
+    pub(crate) fn is_current(&self) -> bool {
+        self.read_generation.is_some() || self.lease.holds()
+    }
+
+    /// Renews the lease if it may have run out. What was found out before is not old then.
+    ///
+    /// # Errors
+    /// Those of [`renew`](ChunkDisk::renew).
+    pub(crate) async fn prove_lease(&self) -> Result<()> {
+        self.check()?;
+        if self.is_current() {
+            return Ok(());
+        }
+        let begun = lease::now();
+        let mut open = self.manifest.lock().await;
+        if self.is_current() {
+            return self.check();
+        }
+        // All that have waited for one attempt fail with it.
+        if let Some((ended, error)) = &open.failure
+            && *ended >= begun
+        {
+            return Err(error.clone());
+        }
+        let renewed = self.renew_open(&mut open).await;
+        open.failure = renewed.as_ref().err().map(|error| (lease::now(), error.clone()));
+        renewed
     }
 
     /// Renews the lease.
@@ -141,9 +237,18 @@ impl ChunkDisk {
     /// The manifest cannot be written, or another writer has the disk.
     pub(crate) async fn renew(&self) -> Result<()> {
         let mut open = self.manifest.lock().await;
+        self.renew_open(&mut open).await
+    }
+
+    async fn renew_open(&self, open: &mut OpenManifest) -> Result<()> {
         self.check()?;
+        let begun = lease::now();
+        if self.noted(self.folder.holds_lock().await)? {
+            self.lease.prove(begun);
+            return Ok(());
+        }
         let next = ChunkManifest { renewal: open.manifest.renewal + 1, ..open.manifest.clone() };
-        self.publish(&mut open, next).await
+        self.publish(open, next).await
     }
 
     /// Waits for all requests, flushes, waits until the objects that are not needed are removed, and gives the disk back to other writers.
@@ -151,6 +256,7 @@ impl ChunkDisk {
         if self.check().is_err() {
             return;
         }
+        self.table().is_closing = true;
         let _last = self.requests.write().await;
         if let Err(error) = self.flush().await {
             log::warn!("{error}");
@@ -203,11 +309,14 @@ impl ChunkDisk {
         }
     }
 
-    /// Removes the objects of earlier writers that the index of `manifest` with these `versions` does not name.
+    /// Removes the objects of earlier writers that the index of `manifest` with these `versions` does not name. There
+    /// may be some although the disk `was_clean`: those of a replaced writer can arrive at any time. Closing the disk
+    /// does not wait for the search for these.
     pub(crate) fn remove_litter(
         self: &Arc<ChunkDisk>,
         manifest: ChunkManifest,
         versions: Vec<ChunkVersion>,
+        was_clean: bool,
     ) {
         let disk = self.clone();
         self.start_removal(async move {
@@ -221,7 +330,9 @@ impl ChunkDisk {
                     Ok(())
                 }
             };
-            let removed = disk.folder.names().try_for_each_concurrent(disk.connections, each).await;
+            let goes_on = |_: &String| ready(Ok(!(was_clean && disk.table().is_closing)));
+            let names = disk.folder.names().try_take_while(goes_on);
+            let removed = names.try_for_each_concurrent(disk.connections, each).await;
             if let Err(error) = removed {
                 log::warn!("objects of an earlier writer remain, and are removed later: {error}");
                 disk.table().is_littered = true;

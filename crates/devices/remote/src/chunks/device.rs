@@ -1,6 +1,6 @@
 //! The device of a disk in chunks.
 
-use std::sync::{Arc, mpsc};
+use std::sync::Arc;
 use std::time::Duration;
 
 use blockhaul_block::{
@@ -85,7 +85,9 @@ impl Device for ChunkDevice {
         }
         match op {
             Op::Read(room) => {
-                if disk.extents(at, at + len).runs().iter().all(|run| run.state & HOLE != 0) {
+                let is_hole =
+                    disk.extents(at, at + len).runs().iter().all(|run| run.state & HOLE != 0);
+                if is_hole && disk.is_current() {
                     return Ok(Reply::Hole).into();
                 }
                 let mut buf = room.into_buf();
@@ -128,7 +130,16 @@ impl Device for ChunkDevice {
                 if flags.contains(RequestFlags::ONE_EXTENT) {
                     extents.first_only();
                 }
-                Ok(Reply::Extents(contexts.iter().map(|_| extents.clone()).collect())).into()
+                let reply = Reply::Extents(contexts.iter().map(|_| extents.clone()).collect());
+                if disk.is_current() {
+                    return Ok(reply).into();
+                }
+                self.start(|disk| {
+                    Box::pin(async move {
+                        disk.prove_lease().await?;
+                        Ok(reply)
+                    })
+                })
             }
             Op::Cache => {
                 Error::new(Kind::Unsupported, "disks in chunks have no such request").into()
@@ -150,16 +161,7 @@ impl Drop for OpenChunkDisk {
         if self.disk.read_generation.is_some() || self.disk.check().is_err() {
             return;
         }
-        let (done, ended) = mpsc::channel();
         let disk = self.disk.clone();
-        let started = runtime::spawn(async move {
-            disk.close().await;
-            // Nobody may wait any more.
-            let _ = done.send(());
-        });
-        if started.is_ok() {
-            // The process may end after this.
-            let _ = ended.recv_timeout(CLOSE_MAX);
-        }
+        runtime::finish(CLOSE_MAX, async move { disk.close().await });
     }
 }

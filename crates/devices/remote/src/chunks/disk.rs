@@ -10,6 +10,7 @@ use crate::chunks::buffer::{BufferRoom, ChunkBuffer, RoomPermit};
 use crate::chunks::commit::OpenManifest;
 use crate::chunks::folder::ObjectFolder;
 use crate::chunks::layout::{ChunkManifest, ChunkVersion, MANIFEST, MANIFEST_MAX, chunk_name};
+use crate::chunks::lease::WriterLease;
 use crate::chunks::table::{ChunkTable, SharedBuffer};
 
 /// An open disk. Its methods run on the thread of requests.
@@ -27,6 +28,7 @@ pub(crate) struct ChunkDisk {
     pub(crate) table: Mutex<ChunkTable>,
     pub(crate) room: Arc<BufferRoom>,
     pub(crate) manifest: tokio::sync::Mutex<OpenManifest>,
+    pub(crate) lease: WriterLease,
     /// Held during a flush. The lease is renewed meanwhile, for which the manifest must be free.
     pub(crate) flushes: tokio::sync::Mutex<()>,
     pub(crate) failed_flush: FailedFlush,
@@ -80,7 +82,7 @@ impl ChunkDisk {
     /// Fills `buf` with the bytes at offset `at`.
     ///
     /// # Errors
-    /// A chunk is lost, or cannot be read.
+    /// A chunk is lost, or cannot be read; another writer has the disk, or may have it.
     pub(crate) async fn read(&self, at: u64, buf: &mut [u8]) -> Result<()> {
         let mut rest = buf;
         let mut reads = Vec::new();
@@ -89,7 +91,8 @@ impl ChunkDisk {
             rest = more;
             reads.push(self.read_part(part, piece));
         }
-        try_join_all(reads).await.map(drop)
+        try_join_all(reads).await?;
+        self.prove_lease().await
     }
 
     async fn read_part(&self, part: ChunkPart, buf: &mut [u8]) -> Result<()> {

@@ -66,6 +66,14 @@ pub(crate) trait ObjectFolder: Send + Sync + 'static {
     /// # Errors
     /// [`Kind::InUse`]
     async fn lock(&self) -> Result<bool>;
+
+    /// Whether the lock still keeps others away. False: only the lease does.
+    ///
+    /// # Errors
+    /// [`Kind::InUse`]: the lock was removed, and another writer may have one.
+    async fn holds_lock(&self) -> Result<bool> {
+        Ok(false)
+    }
 }
 
 /// The objects of a store whose names begin with a prefix.

@@ -283,7 +283,7 @@ mod tests {
             writer: 3,
             renewal: 9,
             lease: Duration::from_secs(30),
-            holder: Some("host process 1".to_owned()),
+            holder: Some("host process 1 00000000075bcd15".to_owned()),
             is_clean: false,
             pages: BTreeMap::from([(1, ChunkVersion::of(3, 5).unwrap())]),
         }

@@ -2,7 +2,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read as _, Write as _};
-use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -84,6 +84,14 @@ impl LocalFolder {
         Ok(Some(FoundObject { bytes: bytes.into(), version }))
     }
 
+    /// Keeps others from replacing an object until the result is dropped, where the file system has locks of
+    /// directories: the lock of a writer can be removed.
+    fn turn(&self) -> io::Result<File> {
+        let folder = File::open(&self.root)?;
+        let _ = flock(&folder, FlockOperation::LockExclusive);
+        Ok(folder)
+    }
+
     /// Makes the directories, and a file that becomes the object at once.
     fn replace_now(
         &self,
@@ -96,6 +104,8 @@ impl LocalFolder {
             let folders = FOLDERS.iter().map(|folder| self.root.join(folder));
             folders.into_iter().try_for_each(|path| Self::make_folder(&path)).map_err(wrong)?;
         }
+        let _turn = self.turn().map_err(wrong)?;
+        self.check_lock()?;
         let found = self.get_now(name, u64::from(u32::MAX))?;
         if found.map(|found| found.version.e_tag) != expected.map(|version| version.e_tag.clone()) {
             return Ok(None);
@@ -122,6 +132,22 @@ impl LocalFolder {
         })?;
         *self.lock.lock().unwrap_or_else(PoisonError::into_inner) = Some(file);
         Ok(())
+    }
+
+    /// Whether a lock is held, which is the one that others look at.
+    fn check_lock(&self) -> Result<bool> {
+        let held = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(held) = &*held else { return Ok(false) };
+        let path = self.at(LOCK);
+        let wrong = |error| failed("check", &path, error);
+        let identity = |file: fs::Metadata| (file.dev(), file.ino());
+        let own = held.metadata().map(identity).map_err(wrong)?;
+        if found(fs::metadata(&path)).map_err(wrong)?.map(identity) == Some(own) {
+            return Ok(true);
+        }
+        let text = format!("{} was removed: another writer may have the disk", path.display());
+        let remedy = "open the disk again; what was not flushed is lost";
+        Err(Error::new(Kind::InUse, text).with_remedy(remedy))
     }
 
     fn names_now(&self) -> Result<Vec<String>> {
@@ -210,6 +236,11 @@ impl ObjectFolder for LocalFolder {
     async fn lock(&self) -> Result<bool> {
         let folder = self.clone();
         blocking(move || folder.lock_now()).await.map(|()| true)
+    }
+
+    async fn holds_lock(&self) -> Result<bool> {
+        let folder = self.clone();
+        blocking(move || folder.check_lock()).await
     }
 }
 

@@ -5,7 +5,8 @@
 //! writer. The disk is therefore always as at the last flush, whenever the program is killed, and a writer that was
 //! replaced by another one cannot change it, however late its requests arrive.
 //!
-//! - `backend`: the kind of storage `chunks:`. `device`: its device. `opening`: leases, and disks that are made.
+//! - `backend`: the kind of storage `chunks:`. `device`: its device. `opening`: writers one after another, and disks that
+//!   are made. `lease`: the time of a writer.
 //! - `disk`: reads and writes; `buffer`: the bytes of a chunk in memory; `table`: versions of chunks, buffers in use.
 //!   `commit`: flushes, renewals of the lease, closing.
 //! - `layout`: the bytes of objects. `folder`: objects of a store; `local_folder`: those of a directory.
@@ -17,6 +18,7 @@ mod device;
 mod disk;
 mod folder;
 mod layout;
+mod lease;
 mod local_folder;
 mod opening;
 mod table;

@@ -1,4 +1,4 @@
-//! Opening disks in chunks: one writer at a time, by a lease in the manifest.
+//! Opening disks in chunks: one writer at a time, by a lease in the manifest or a lock.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -14,6 +14,7 @@ use crate::chunks::folder::{FoundObject, ObjectFolder};
 use crate::chunks::layout::{
     ChunkManifest, ChunkVersion, MANIFEST, MANIFEST_MAX, PAGE, WRITERS_MAX, page_entries, page_name,
 };
+use crate::chunks::lease::WriterLease;
 use crate::chunks::table::ChunkTable;
 use crate::runtime;
 
@@ -53,7 +54,7 @@ impl ChunkPlace {
         let (manifest, version) = self.manifest().await?.ok_or_else(no_disk)?;
         let versions = self.versions(&manifest).await?;
         let table = ChunkTable::new(manifest.writer, versions);
-        Ok(self.disk(OpenManifest { manifest, version }, table, true))
+        Ok(self.disk(OpenManifest::new(manifest, Some(version)), table, true))
     }
 
     /// Opens a disk to be read and written, if there is one.
@@ -70,7 +71,7 @@ impl ChunkPlace {
             self.wait_for_lease(&manifest, &version).await?;
         }
         let is_clean = manifest.is_clean;
-        let open = self.take(manifest, version).await?;
+        let open = self.take(OpenManifest::new(manifest, Some(version))).await?;
         let versions = match self.versions(&open.manifest).await {
             Ok(versions) => versions,
             Err(error) => {
@@ -81,9 +82,7 @@ impl ChunkPlace {
         let manifest = open.manifest.clone();
         let table = ChunkTable::new(manifest.writer, versions.clone());
         let disk = self.disk(open, table, false);
-        if !is_clean {
-            disk.remove_litter(manifest, versions);
-        }
+        disk.remove_litter(manifest, versions, is_clean);
         keep_lease(&disk, self.lease, is_locked)?;
         Ok(Some(disk))
     }
@@ -99,17 +98,12 @@ impl ChunkPlace {
                 "choose an empty place, or remove them; a disk without its manifest is lost";
             return Err(Error::new(Kind::InUse, text).with_remedy(remedy));
         }
-        let mut random = [0; 20];
-        openssl::rand::rand_bytes(&mut random)
-            .map_err(|error| Error::new(Kind::Io, "no random numbers").because(error))?;
-        let (id, first) = random.split_at(16);
-        let id = id.iter().fold(0, |id, byte| id << 8 | u128::from(*byte));
+        let id = format!("{:016x}{:016x}", random_number()?, random_number()?);
         // Late requests of a writer of an earlier disk at this place must not meet objects of this one. Half of the
         // numbers are left.
-        let before =
-            first.iter().fold(0, |number, byte| number << 8 | u64::from(*byte)) % (WRITERS_MAX / 2);
+        let before = random_number()? % (WRITERS_MAX / 2);
         let manifest = ChunkManifest {
-            id: format!("{id:032x}"),
+            id,
             size,
             chunk,
             generation: 0,
@@ -121,12 +115,10 @@ impl ChunkPlace {
             pages: Default::default(),
         };
         let versions = vec![ChunkVersion::HOLE; index(manifest.chunks())];
-        let version = UpdateVersion { e_tag: None, version: None };
         // The first writer.
         let mut table = ChunkTable::new(before + 1, versions);
         table.failed = Some(Error::new(Kind::NotFound, "the disk was not made yet"));
-        let disk = self.disk(OpenManifest { manifest, version }, table, false);
-        Ok(disk)
+        Ok(self.disk(OpenManifest::new(manifest, None), table, false))
     }
 
     /// Makes a disk that was [planned](ChunkPlace::plan).
@@ -138,13 +130,13 @@ impl ChunkPlace {
         let mut open = disk.manifest.lock().await;
         let manifest = open.manifest.clone();
         let bytes = manifest.to_bytes();
-        let made = self.folder.replace(MANIFEST, bytes.clone().into(), None).await?;
-        let version = made.ok_or_else(taken)?;
+        open.replace(self.folder.as_ref(), manifest.clone()).await.map_err(taken)?;
         if self.folder.replace(MANIFEST, bytes.into(), None).await?.is_some() {
             self.folder.remove(MANIFEST).await?;
             return Err(unconditional());
         }
-        *open = self.take(manifest, version).await?;
+        *open = self.take(OpenManifest::new(manifest, open.version.clone())).await?;
+        disk.lease.prove(open.proven);
         drop(open);
         disk.table().failed = None;
         keep_lease(disk, self.lease, is_locked)
@@ -172,16 +164,22 @@ impl ChunkPlace {
     }
 
     /// Makes this program the writer of a disk.
-    async fn take(&self, manifest: ChunkManifest, version: UpdateVersion) -> Result<OpenManifest> {
-        let next = manifest.next_writer(holder(), self.lease)?;
+    async fn take(&self, mut open: OpenManifest) -> Result<OpenManifest> {
+        let (was_clean, before) = (open.manifest.is_clean, open.version.clone());
+        let next = open.manifest.next_writer(holder()?, self.lease)?;
         let bytes = next.to_bytes();
-        let replaced = self.folder.replace(MANIFEST, bytes.clone().into(), Some(&version)).await?;
-        let open = OpenManifest { manifest: next, version: replaced.ok_or_else(taken)? };
+        open.replace(self.folder.as_ref(), next).await.map_err(taken)?;
         // The condition does not hold any more: a service that writes nevertheless ignores conditions.
-        let again = self.folder.replace(MANIFEST, bytes.into(), Some(&version)).await?;
-        let Some(version) = again else { return Ok(open) };
-        self.give_back(OpenManifest { version, ..open }, manifest.is_clean).await;
-        Err(unconditional())
+        let error = match self.folder.replace(MANIFEST, bytes.into(), before.as_ref()).await {
+            Ok(None) => return Ok(open),
+            Ok(again) => {
+                open.version = again;
+                unconditional()
+            }
+            Err(error) => error,
+        };
+        self.give_back(open, was_clean).await;
+        Err(error)
     }
 
     /// Gives a disk back that was not changed.
@@ -228,7 +226,7 @@ impl ChunkPlace {
     }
 
     fn disk(&self, open: OpenManifest, table: ChunkTable, reads: bool) -> Arc<ChunkDisk> {
-        let ChunkManifest { id, size, chunk, generation, .. } = &open.manifest;
+        let ChunkManifest { id, size, chunk, generation, lease, .. } = &open.manifest;
         Arc::new(ChunkDisk {
             folder: self.folder.clone(),
             id: id.clone(),
@@ -238,6 +236,7 @@ impl ChunkPlace {
             read_generation: reads.then_some(*generation),
             room: BufferRoom::new(index((self.cache / chunk).max(BUFFERS_MIN))),
             table: Mutex::new(table),
+            lease: WriterLease::new(*lease, open.proven),
             manifest: tokio::sync::Mutex::new(open),
             flushes: tokio::sync::Mutex::default(),
             failed_flush: FailedFlush::default(),
@@ -267,11 +266,18 @@ fn keep_lease(disk: &Arc<ChunkDisk>, lease: Duration, is_locked: bool) -> Result
     })
 }
 
-/// The name of this program for other writers.
-fn holder() -> String {
+/// The name of this writer for others. No other one has it: hosts may share their names, and the numbers of processes.
+fn holder() -> Result<String> {
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let host = blockhaul_wire::printable(name.trim().as_bytes(), 64);
-    format!("{host} process {}", std::process::id())
+    Ok(format!("{host} process {} {:016x}", std::process::id(), random_number()?))
+}
+
+fn random_number() -> Result<u64> {
+    let mut bytes = [0; 8];
+    openssl::rand::rand_bytes(&mut bytes)
+        .map_err(|error| Error::new(Kind::Io, "no random numbers").because(error))?;
+    Ok(u64::from_be_bytes(bytes))
 }
 
 /// The error of a place without a disk.
@@ -281,7 +287,11 @@ pub(crate) fn no_disk() -> Error {
         .with_remedy("check the name; to make a disk, copy to it, or give its size: create=10G")
 }
 
-fn taken() -> Error {
+/// The error of a disk that could not be taken.
+fn taken(error: Error) -> Error {
+    if error.kind() != Kind::InUse {
+        return error;
+    }
     let text = "another writer has opened the disk at the same moment";
     Error::new(Kind::InUse, text).with_remedy("close it there, or open it read-only")
 }

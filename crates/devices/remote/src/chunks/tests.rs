@@ -17,7 +17,11 @@ use object_store::path::Path;
 
 use super::disk::ChunkDisk;
 use super::folder::{FoundObject, ObjectFolder, StoreFolder};
-use super::layout::{CHUNK_RANGE, ChunkManifest, ChunkObject, MANIFEST, MANIFEST_MAX};
+use super::layout::{
+    CHUNK_RANGE, ChunkManifest, ChunkObject, ChunkVersion, MANIFEST, MANIFEST_MAX, chunk_name,
+    page_name,
+};
+use super::local_folder::LocalFolder;
 use super::opening::ChunkPlace;
 use crate::runtime::block_on;
 use crate::store_failure::StoreKind;
@@ -37,6 +41,13 @@ struct FaultyFolder {
     failures: AtomicU64,
     /// Milliseconds that an object takes to arrive.
     delay: AtomicU64,
+    /// Replacements whose responses get lost: an error, or that of a repetition that meets its own object.
+    lost: AtomicU64,
+    repeats: bool,
+    /// The next object that is written ends its task.
+    panics: AtomicBool,
+    /// Objects that are being written.
+    under_way: AtomicU64,
     rng: Mutex<Rng>,
 }
 
@@ -54,6 +65,10 @@ impl FaultyFolder {
             ignores_conditions: false,
             failures: AtomicU64::new(0),
             delay: AtomicU64::new(0),
+            lost: AtomicU64::new(0),
+            repeats: false,
+            panics: AtomicBool::new(false),
+            under_way: AtomicU64::new(0),
             rng: Mutex::new(Rng::new(seed)),
         }
     }
@@ -96,11 +111,15 @@ impl ObjectFolder for FaultyFolder {
 
     async fn put(&self, name: &str, bytes: Bytes) -> Result<()> {
         tokio::task::yield_now().await;
+        assert!(!self.panics.swap(false, Ordering::Relaxed), "on purpose");
+        self.under_way.fetch_add(1, Ordering::Relaxed);
         let delay = Duration::from_millis(self.delay.load(Ordering::Relaxed));
-        if !delay.is_zero() {
+        if !delay.is_zero() && !name.starts_with("chunks/0000000000000000") {
             tokio::time::sleep(delay).await;
         }
-        self.attempt(self.inside.put(name, bytes)).await
+        let written = self.attempt(self.inside.put(name, bytes)).await;
+        self.under_way.fetch_sub(1, Ordering::Relaxed);
+        written
     }
 
     async fn replace(
@@ -113,7 +132,14 @@ impl ObjectFolder for FaultyFolder {
             self.inside.put(name, bytes).await?;
             return Ok(self.inside.get(name, MANIFEST_MAX).await?.map(|found| found.version));
         }
-        self.attempt(self.inside.replace(name, bytes, expected)).await
+        let is_lost = |left: u64| left.checked_sub(1);
+        let lost = self.lost.fetch_update(Ordering::Relaxed, Ordering::Relaxed, is_lost).is_ok();
+        let written = self.attempt(self.inside.replace(name, bytes, expected)).await;
+        match lost {
+            true if self.repeats => Ok(None),
+            true => Err(Error::new(Kind::Disconnected, "the response is lost")),
+            false => written,
+        }
     }
 
     async fn remove(&self, name: &str) -> Result<()> {
@@ -200,6 +226,42 @@ fn a_second_writer_is_refused_until_the_lease_ends() {
     });
 }
 
+/// A lock file that is removed lets another writer in.
+#[test]
+fn a_writer_notices_that_its_lock_was_removed() {
+    block_on(async {
+        let scratch = tempfile::tempdir().unwrap();
+        let place = || ChunkPlace {
+            folder: Arc::new(LocalFolder::new(scratch.path().to_owned())),
+            connections: 3,
+            cache: 3 * CHUNK,
+            lease: LEASE,
+        };
+        let first = made(&place(), 8 * CHUNK).await;
+        first.write(5, b"first").await.unwrap();
+        first.flush().await.unwrap();
+        let refused = place().open_to_write().await.err().unwrap();
+        assert_eq!(refused.kind(), Kind::InUse);
+        std::fs::remove_file(scratch.path().join("lock")).unwrap();
+        let second = place().open_to_write().await.unwrap().unwrap();
+        // Nothing has changed yet.
+        assert_eq!(first.flush().await.unwrap_err().kind(), Kind::InUse);
+        assert_eq!(first.read(0, &mut [0; 9]).await.unwrap_err().kind(), Kind::InUse);
+        std::fs::remove_file(scratch.path().join("lock")).unwrap();
+        second.write(5, b"wrong").await.unwrap();
+        let lost = second.flush().await.unwrap_err();
+        assert!(lost.kind() == Kind::InUse && lost.is_complete(), "{lost}");
+        second.close().await;
+        let third = place().open_to_write().await.unwrap().unwrap();
+        assert_eq!(&content(&third).await[5..10], b"first");
+        tokio::time::sleep(LEASE).await;
+        assert_eq!(&content(&third).await[5..10], b"first");
+        std::fs::remove_file(scratch.path().join("lock")).unwrap();
+        tokio::time::sleep(LEASE).await;
+        assert_eq!(third.read(0, &mut [0; 9]).await.unwrap_err().kind(), Kind::InUse);
+    });
+}
+
 #[test]
 fn the_lease_is_renewed_during_a_long_flush() {
     block_on(async {
@@ -214,6 +276,119 @@ fn the_lease_is_renewed_during_a_long_flush() {
         assert_eq!(refused.err().unwrap().kind(), Kind::InUse);
         one.delay.store(0, Ordering::Relaxed);
         first.close().await;
+    });
+}
+
+#[test]
+fn a_writer_whose_lease_has_run_out_answers_nothing_that_may_be_old() {
+    block_on(async {
+        let store = Arc::new(InMemory::new());
+        let (one, two) = (folder(&store), folder(&store));
+        let first = made(&place(&one), 8 * CHUNK).await;
+        first.write(5, b"first").await.unwrap();
+        first.flush().await.unwrap();
+        one.is_cut.store(true, Ordering::Relaxed);
+        tokio::time::sleep(LEASE).await;
+        // Nobody else has the disk, but this writer cannot know it.
+        for failed in [first.read(0, &mut [0; 9]).await, first.flush().await] {
+            assert_eq!(failed.unwrap_err().kind(), Kind::Disconnected);
+        }
+        one.is_cut.store(false, Ordering::Relaxed);
+        assert_eq!(&content(&first).await[5..10], b"first");
+        first.flush().await.unwrap();
+        one.is_cut.store(true, Ordering::Relaxed);
+        let second = place(&two).open_to_write().await.unwrap().unwrap();
+        second.write(5, b"after").await.unwrap();
+        second.flush().await.unwrap();
+        // In memory, in a hole, and a flush of nothing.
+        for at in [0, 4 * CHUNK] {
+            assert!(first.read(at, &mut [0; 9]).await.is_err());
+        }
+        assert!(first.flush().await.is_err());
+        one.is_cut.store(false, Ordering::Relaxed);
+        assert_eq!(first.flush().await.unwrap_err().kind(), Kind::InUse);
+        second.close().await;
+    });
+}
+
+#[test]
+fn late_objects_of_a_replaced_writer_are_removed_by_the_next_one() {
+    block_on(async {
+        let store = Arc::new(InMemory::new());
+        let (one, two) = (folder(&store), folder(&store));
+        let first = made(&place(&one), 8 * CHUNK).await;
+        first.write(5, b"first").await.unwrap();
+        first.flush().await.unwrap();
+        one.is_cut.store(true, Ordering::Relaxed);
+        place(&two).open_to_write().await.unwrap().unwrap().close().await;
+        assert!(manifest(&two).await.is_clean);
+        let late = ChunkVersion::of(manifest(&two).await.writer - 1, 99).unwrap();
+        let names = [chunk_name(3, late), page_name(0, late)];
+        for name in &names {
+            two.inside.put(name, Bytes::from_static(b"late")).await.unwrap();
+        }
+        let third = place(&two).open_to_write().await.unwrap().unwrap();
+        for _ in 0..100 {
+            tokio::time::sleep(LEASE / 20).await;
+            if two.names().count().await == 3 {
+                break;
+            }
+        }
+        assert_eq!(two.names().count().await, 3);
+        assert_eq!(&content(&third).await[5..10], b"first");
+        third.close().await;
+    });
+}
+
+#[test]
+fn a_manifest_whose_response_is_lost_is_recognized() {
+    block_on(async {
+        for repeats in [false, true] {
+            let store = Arc::new(InMemory::new());
+            let faulty = Arc::new(FaultyFolder { repeats, ..FaultyFolder::new(&store, 1) });
+            let lose = || faulty.lost.store(1, Ordering::Relaxed);
+            let place = place(&faulty);
+            let disk = place.plan(CHUNK, CHUNK).await.unwrap();
+            lose();
+            place.begin(&disk).await.unwrap();
+            disk.write(0, b"first").await.unwrap();
+            lose();
+            disk.flush().await.unwrap();
+            lose();
+            disk.close().await;
+            lose();
+            let disk = place.open_to_write().await.unwrap().unwrap();
+            assert_eq!(&content(&disk).await[..5], b"first");
+            disk.close().await;
+            assert!(manifest(&faulty).await.holder.is_none());
+        }
+    });
+}
+
+#[test]
+fn a_failed_flush_has_ended_and_stays_failed() {
+    block_on(async {
+        let store = Arc::new(InMemory::new());
+        let folder = folder(&store);
+        let disk = made(&place(&folder), 8 * CHUNK).await;
+        for chunk in 0..3 {
+            disk.write(chunk * CHUNK, b"data").await.unwrap();
+        }
+        // The first chunk fails while others are sent.
+        folder.delay.store(50, Ordering::Relaxed);
+        folder.failures.store(100, Ordering::Relaxed);
+        disk.flush().await.unwrap_err();
+        assert_eq!(folder.under_way.load(Ordering::Relaxed), 0);
+        folder.failures.store(0, Ordering::Relaxed);
+        assert!(disk.flush().await.is_err());
+        disk.close().await;
+        let disk = place(&folder).open_to_write().await.unwrap().unwrap();
+        disk.write(0, b"data").await.unwrap();
+        folder.panics.store(true, Ordering::Relaxed);
+        let flushed = disk.clone();
+        assert!(tokio::spawn(async move { flushed.flush().await }).await.is_err());
+        let failed = disk.flush().await.unwrap_err();
+        assert!(failed.to_string().contains("flush failed"), "{failed}");
     });
 }
 
