@@ -71,7 +71,8 @@ pub struct Facts {
     pub rewrite_unit: u32,
     /// Whether written data is stored compressed.
     pub compression: Compression,
-    /// The local files and block devices that contain the device's bytes, or parts of them.
+    /// The local files and block devices that contain the device's bytes, or parts of them. An object in an object
+    /// store has a number, too, which is a digest of its address.
     pub files: Vec<FileId>,
     /// Names of the contexts available for extents; at most [`ContextSet::MAX`].
     // nbd: meta.name

@@ -126,6 +126,12 @@ pub trait Backend: Send + Sync {
         Box::pin(async move { Ok((opening.await?, Preparation::default())) })
     }
 
+    /// Whether [`Backend::open_target`] accepts a target that does not exist, and leaves its making to the
+    /// [`Preparation`].
+    fn makes_targets(&self) -> bool {
+        false
+    }
+
     /// For servers: opens storage whose clients get separate devices. `None`: all clients share the
     /// device of [`Backend::open`].
     fn exports(&self, target: &BackendTarget) -> Option<OpenFuture<Arc<dyn Exports>>> {

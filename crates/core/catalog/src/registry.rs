@@ -336,6 +336,11 @@ impl Registry {
         backend.open_target(target).await.map_err(|error| self.with_hint(spec, error))
     }
 
+    /// Whether a target that does not exist is made by the preparation of [`Registry::open_target`].
+    pub fn makes_target(&self, spec: &DeviceSpec) -> bool {
+        self.target(spec, Intent::TARGET).is_ok_and(|(backend, _)| backend.makes_targets())
+    }
+
     /// Opens the target of a copy like [`Registry::open`], but does not change its contents until
     /// the [`Preparation`] is run.
     ///

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use blockhaul_block::{
-    Can, Device, Error, Facts, Kind, Op, PendingRequest, Reply, Request, Result,
+    Can, Device, Error, Facts, FileId, Kind, Op, PendingRequest, Reply, Request, Result,
 };
-use blockhaul_catalog::{HandleOpener, OpenFuture};
+use blockhaul_catalog::{Claim, HandleOpener, OpenFuture};
 use tokio::sync::Semaphore;
 
 use crate::runtime;
@@ -44,6 +44,7 @@ pub(crate) struct RemoteDevice {
     object: Arc<dyn RemoteObject>,
     /// One for each request that may be under way.
     turns: Arc<Semaphore>,
+    _claim: Option<Arc<Claim>>,
 }
 
 impl RemoteDevice {
@@ -61,7 +62,13 @@ impl RemoteDevice {
         facts.advertised = Some(facts.advertised_or_own());
         facts.block.preferred = REQUEST;
         let turns = Arc::new(Semaphore::new(connections));
-        RemoteDevice { facts: Arc::new(facts), object, turns }
+        RemoteDevice { facts: Arc::new(facts), object, turns, _claim: None }
+    }
+
+    /// The same for an object of this number, which others may write.
+    pub(crate) fn claimed(self, identity: FileId, claim: Claim) -> RemoteDevice {
+        let facts = Facts { files: vec![identity], ..(*self.facts).clone() };
+        RemoteDevice { facts: Arc::new(facts), _claim: Some(Arc::new(claim)), ..self }
     }
 }
 

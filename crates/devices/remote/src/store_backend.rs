@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use blockhaul_block::{Error, Kind, Result};
+use blockhaul_block::{Error, FileId, Kind, Result};
 use blockhaul_catalog::{
     Backend, BackendTarget, ConnectionSettings, Intent, OpenFuture, OpenedDevice, Param, ParamKind,
     ParamValues, Preparation, StorageId, StorageIds,
@@ -16,7 +16,7 @@ use crate::http_backend::{CA, CONNECTIONS, connections};
 use crate::store_failure::{StoreKind, is_bucket_missing, is_forbidden};
 use crate::store_object::{StoreResource, open};
 use crate::store_service::StoreService;
-use crate::stores::{StoreSettings, build};
+use crate::stores::{StoreBucket, StoreSettings, build};
 use crate::upload::Upload;
 use crate::upload_device::UploadDevice;
 use crate::{RemoteOptions, runtime};
@@ -160,6 +160,10 @@ blockhaul serve --layer cow "az://CONTAINER/disk.raw?account=NAME"
         Some(Arc::new(StoreBackend::new(self.kind, self.options.connecting(settings))))
     }
 
+    fn makes_targets(&self) -> bool {
+        true
+    }
+
     fn open_target(&self, target: BackendTarget) -> OpenFuture<(OpenedDevice, Preparation)> {
         let (kind, options) = (self.kind, self.options);
         Box::pin(async move { open_upload(&target, kind, options).await })
@@ -186,9 +190,16 @@ async fn open_store(
     }
     let connections = typed.connections;
     let resource = typed.resource(kind, options).await?;
+    let identity = resource.identity("");
+    let claim = target.claim(storage_ids(identity), &name, false)?;
     let object = runtime::run(open(resource)).await.map_err(|error| error.on(&name))?;
-    let device = RemoteDevice::new(&name, Arc::new(object), connections);
+    let device = RemoteDevice::new(&name, Arc::new(object), connections).claimed(identity, claim);
     Ok(OpenedDevice { device: Arc::new(device.clone()), more: Some(Arc::new(device)) })
+}
+
+/// The claims on an object.
+pub(crate) fn storage_ids(identity: FileId) -> StorageIds {
+    StorageIds { same: vec![StorageId::File(identity)], below: Vec::new() }
 }
 
 /// Opens the target of a copy: an object that is written as a whole.
@@ -205,14 +216,14 @@ async fn open_upload(
         return Err(error.on(&typed.name));
     };
     let name = typed.name.clone();
-    let ids = StorageIds { same: vec![StorageId::Export(name.to_string())], below: Vec::new() };
-    let claim = target.claim(ids, &name, false)?;
     let connections = typed.connections;
     let resource = typed.resource(kind, options).await?;
+    let identity = resource.identity("");
+    let claim = target.claim(storage_ids(identity), &name, false)?;
     let upload = Arc::new(Upload::new(&name, resource.clone(), size, connections));
     runtime::run(check_bucket(resource)).await.map_err(|error| error.on(&name))?;
     let begun = upload.clone();
-    let device = UploadDevice::new(&name, upload, claim);
+    let device = UploadDevice::new(&name, upload, identity, claim);
     let preparation = Preparation::with_record(move |record| {
         Box::pin(async move {
             let begin = async move { begun.begin(record).await };
@@ -309,8 +320,9 @@ impl StoreDescription {
     fn prepare(self, kind: StoreKind, options: RemoteOptions) -> Result<StoreResource> {
         let client = client(options, self.authority.as_deref(), self.connections)?;
         let service = StoreService { client, limit: options.timeout, has_answered: Arc::default() };
-        let store = build(kind, &self.settings, service)?;
-        Ok(StoreResource { store, kind, key: self.key, limit: options.timeout })
+        let StoreBucket { store, address } = build(kind, &self.settings, service)?;
+        let (key, limit) = (self.key, options.timeout);
+        Ok(StoreResource { store, kind, key, bucket: address, limit })
     }
 }
 

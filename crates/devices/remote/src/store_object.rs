@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use blockhaul_block::{Error, Kind, Result};
+use blockhaul_block::{Error, FileId, Kind, Result};
 use futures_util::StreamExt as _;
 use object_store::multipart::MultipartStore;
 use object_store::path::Path;
@@ -27,8 +27,21 @@ pub(crate) struct StoreResource {
     pub(crate) store: Arc<dyn WritableStore>,
     pub(crate) kind: StoreKind,
     pub(crate) key: Path,
+    /// URL of the service, with the bucket.
+    pub(crate) bucket: Arc<str>,
     /// Time for each [`PIECE`] of a response; zero: none.
     pub(crate) limit: Duration,
+}
+
+impl StoreResource {
+    /// The number of the object with this name below the address of the resource, whatever description was typed. The
+    /// upper bit is set: no file has such a number.
+    pub(crate) fn identity(&self, below: &str) -> FileId {
+        let address = format!("{}/{}{below}", self.bucket, self.key);
+        let digest = openssl::sha::sha256(address.as_bytes());
+        let number = |bytes: &[u8]| bytes.iter().fold(0, |all, byte| all << 8 | u64::from(*byte));
+        (number(&digest[..8]) | 1 << 63, number(&digest[8..16]) | 1)
+    }
 }
 
 /// An object that is read by ranges.
@@ -70,7 +83,7 @@ impl StoreObject {
 
     /// Requests the rest of `buf`.
     async fn part(&self, at: u64, buf: &mut [u8], filled: &mut usize) -> Result<(), Failure> {
-        let StoreResource { store, kind, key, limit } = &self.resource;
+        let StoreResource { store, kind, key, limit, .. } = &self.resource;
         let failed = |error: object_store::Error| failure(*kind, &error);
         let begin = at + *filled as u64;
         let mut options = GetOptions {

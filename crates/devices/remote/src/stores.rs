@@ -28,7 +28,35 @@ pub(crate) struct StoreSettings {
     pub(crate) is_anonymous: bool,
 }
 
-/// A store with these settings. Reads files and the environment: it blocks.
+/// A bucket of a service.
+pub(crate) struct StoreBucket {
+    pub(crate) store: Arc<dyn WritableStore>,
+    /// URL of the service, or its scheme if it is the vendor's own, with the bucket.
+    pub(crate) address: Arc<str>,
+}
+
+impl StoreBucket {
+    fn new<T: WritableStore>(
+        kind: StoreKind,
+        built: object_store::Result<T>,
+        address: String,
+    ) -> Result<StoreBucket> {
+        match built {
+            Ok(store) => Ok(StoreBucket { store: Arc::new(store), address: address.into() }),
+            Err(error) => Err(failure(kind, &error).error.with_kind(Kind::Invalid)),
+        }
+    }
+}
+
+/// The address of a bucket at a service with this URL; in one spelling, where the URL has several.
+fn address(endpoint: Option<&str>, vendor: &str, bucket: &str) -> String {
+    let endpoint = endpoint.filter(|endpoint| !endpoint.is_empty()).unwrap_or(vendor);
+    let url = reqwest::Url::parse(endpoint).map(String::from);
+    let url = url.unwrap_or_else(|_| endpoint.to_owned());
+    format!("{}/{bucket}", url.trim_end_matches('/'))
+}
+
+/// A bucket with these settings. Reads files and the environment: it blocks.
 ///
 /// # Errors
 /// Settings or credentials are missing or wrong.
@@ -36,7 +64,7 @@ pub(crate) fn build(
     kind: StoreKind,
     settings: &StoreSettings,
     service: StoreService,
-) -> Result<Arc<dyn WritableStore>> {
+) -> Result<StoreBucket> {
     match kind {
         StoreKind::S3 => s3(settings, service),
         StoreKind::Gcs => gcs(settings, service),
@@ -49,21 +77,11 @@ fn retries() -> RetryConfig {
     RetryConfig { backoff, max_retries: REPEATS_MAX as usize, retry_timeout: 3 * PAUSE_MAX }
 }
 
-fn built<T: WritableStore>(
-    kind: StoreKind,
-    built: object_store::Result<T>,
-) -> Result<Arc<dyn WritableStore>> {
-    match built {
-        Ok(store) => Ok(Arc::new(store)),
-        Err(error) => Err(failure(kind, &error).error.with_kind(Kind::Invalid)),
-    }
-}
-
 fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|value| !value.is_empty())
 }
 
-fn s3(settings: &StoreSettings, service: StoreService) -> Result<Arc<dyn WritableStore>> {
+fn s3(settings: &StoreSettings, service: StoreService) -> Result<StoreBucket> {
     let mut builder = AmazonS3Builder::from_env()
         .with_bucket_name(&settings.bucket)
         .with_skip_signature(settings.is_anonymous)
@@ -79,10 +97,13 @@ fn s3(settings: &StoreSettings, service: StoreService) -> Result<Arc<dyn Writabl
     if let Some(endpoint) = &settings.endpoint {
         builder = builder.with_config(AmazonS3ConfigKey::S3Endpoint, endpoint);
     }
+    let endpoint = [AmazonS3ConfigKey::S3Endpoint, AmazonS3ConfigKey::Endpoint];
+    let endpoint = endpoint.iter().find_map(|key| builder.get_config_value(key));
+    let address = address(endpoint.as_deref(), "s3:", &settings.bucket);
     if !settings.is_path_style {
         builder = in_host(builder, &settings.bucket)?;
     }
-    built(StoreKind::S3, builder.build())
+    StoreBucket::new(StoreKind::S3, builder.build(), address)
 }
 
 /// With the settings of a profile that the environment does not have.
@@ -131,7 +152,7 @@ fn in_host(builder: AmazonS3Builder, bucket: &str) -> Result<AmazonS3Builder> {
     Ok(builder)
 }
 
-fn gcs(settings: &StoreSettings, service: StoreService) -> Result<Arc<dyn WritableStore>> {
+fn gcs(settings: &StoreSettings, service: StoreService) -> Result<StoreBucket> {
     let emulator = variable("STORAGE_EMULATOR_HOST");
     let emulator =
         emulator.map(|host| if host.contains("://") { host } else { format!("http://{host}") });
@@ -147,13 +168,15 @@ fn gcs(settings: &StoreSettings, service: StoreService) -> Result<Arc<dyn Writab
         let token = GcpCredential { bearer: String::new() };
         builder = builder.with_credentials(Arc::new(StaticCredentialProvider::new(token)));
     }
-    if let Some(endpoint) = settings.endpoint.clone().or(emulator) {
+    let endpoint = settings.endpoint.clone().or(emulator);
+    if let Some(endpoint) = &endpoint {
         builder = builder.with_config(GoogleConfigKey::BaseUrl, endpoint.trim_end_matches('/'));
     }
-    built(StoreKind::Gcs, builder.build())
+    let address = address(endpoint.as_deref(), "gs:", &settings.bucket);
+    StoreBucket::new(StoreKind::Gcs, builder.build(), address)
 }
 
-fn azure(settings: &StoreSettings, service: StoreService) -> Result<Arc<dyn WritableStore>> {
+fn azure(settings: &StoreSettings, service: StoreService) -> Result<StoreBucket> {
     let mut builder = MicrosoftAzureBuilder::from_env()
         .with_container_name(&settings.bucket)
         .with_skip_signature(settings.is_anonymous)
@@ -181,10 +204,13 @@ fn azure(settings: &StoreSettings, service: StoreService) -> Result<Arc<dyn Writ
             builder = builder.with_config(key, value);
         }
     }
-    if builder.get_config_value(&AzureConfigKey::AccountName).is_none() {
+    let Some(account) = builder.get_config_value(&AzureConfigKey::AccountName) else {
         let text = "no storage account";
         let remedy = "name it with account=NAME or in AZURE_STORAGE_ACCOUNT";
         return Err(Error::new(Kind::Usage, text).with_remedy(remedy));
-    }
-    built(StoreKind::Azure, builder.build())
+    };
+    let vendor = format!("https://{account}.blob.core.windows.net");
+    let endpoint = builder.get_config_value(&AzureConfigKey::Endpoint);
+    let address = address(endpoint.as_deref(), &vendor, &settings.bucket);
+    StoreBucket::new(StoreKind::Azure, builder.build(), address)
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blockhaul_block::{
-    Can, Device, Error, Facts, Kind, Op, PendingRequest, Reply, Request, Result,
+    Can, Device, Error, Facts, FileId, Kind, Op, PendingRequest, Reply, Request, Result,
 };
 use blockhaul_catalog::Claim;
 
@@ -23,10 +23,16 @@ pub(crate) struct UploadDevice {
 }
 
 impl UploadDevice {
-    /// With this name.
-    pub(crate) fn new(name: &str, upload: Arc<Upload>, claim: Claim) -> UploadDevice {
+    /// With this name, for the object of this number.
+    pub(crate) fn new(
+        name: &str,
+        upload: Arc<Upload>,
+        identity: FileId,
+        claim: Claim,
+    ) -> UploadDevice {
         let mut facts = Facts::new(name, upload.size());
         facts.can = Can::WRITE | Can::ZERO | Can::FLUSH;
+        facts.files = vec![identity];
         facts.one_handle = true;
         facts.flush_publishes = true;
         facts.block.preferred = REQUEST;

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use blockhaul_block::{BASE_ALLOCATION, Error, ExtentReader, Kind, ZERO};
-use blockhaul_catalog::{DeviceSpec, Intent, Stack, rounded_size};
+use blockhaul_catalog::{DeviceSpec, Intent, Layer, Stack, rounded_size};
 use blockhaul_engine::CopyError;
 use serde_json::{Value, json};
 
@@ -141,6 +141,26 @@ impl CopyContext {
         Ok(self.engine.ranges.as_ref().map_or_else(|| vec![(0, size)], |ranges| ranges.to_vec()))
     }
 
+    /// Checks a target that does not exist yet, without making it.
+    async fn made_target(
+        &mut self,
+        source: Option<&Stack>,
+        layers: Vec<Arc<dyn Layer>>,
+    ) -> Result<TargetChange> {
+        let from = source.map(|source| source.device().facts());
+        let intent = match &from {
+            Some(from) if !self.target_is_kept() => Intent::target(from.size),
+            _ => Intent::TARGET,
+        };
+        let opened = self.registry.open_target(&self.target, layers, intent).await;
+        let (target, _) = opened.map_err(|error| self.target_error(&error))?;
+        self.keep_open(&target);
+        if let Some(from) = from {
+            self.check_size(&from, &target.device().facts())?;
+        }
+        Ok(TargetChange::Created)
+    }
+
     /// What happens to the target, which is opened for reading if it exists.
     async fn target_change(&mut self, source: Option<&Stack>) -> Result<TargetChange> {
         let file = file_of(&self.target);
@@ -167,10 +187,15 @@ impl CopyContext {
             // What the command would do is unknown.
             return Ok(TargetChange::Unknown);
         }
-        let target = match self.registry.open(&self.target, layers, Intent::READ).await {
+        let is_made = self.registry.makes_target(&self.target);
+        let opened = self.registry.open(&self.target, layers.clone(), Intent::READ).await;
+        let target = match opened {
             Ok(target) => target,
+            Err(error) if is_made && error.kind() == Kind::NotFound => {
+                return self.made_target(source, layers).await;
+            }
             // A target that can only be written.
-            Err(error) if matches!(error.kind(), Kind::Usage | Kind::Unsupported) => {
+            Err(error) if !is_made && matches!(error.kind(), Kind::Usage | Kind::Unsupported) => {
                 return Ok(TargetChange::Unknown);
             }
             Err(error) => return Err(self.target_error(&error)),

@@ -1,22 +1,23 @@
 //! The kind of storage `chunks:LOCATION`.
 
+use std::os::unix::fs::MetadataExt as _;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use blockhaul_block::{Error, Kind, Result};
+use blockhaul_block::{Error, FileId, Kind, Result};
 use blockhaul_catalog::{
-    Backend, BackendTarget, Claim, ConnectionSettings, OpenFuture, OpenedDevice, Param, ParamKind,
+    Backend, BackendTarget, ConnectionSettings, OpenFuture, OpenedDevice, Param, ParamKind,
     ParamValues, Preparation, StorageId, StorageIds,
 };
 
 use crate::chunks::device::ChunkDevice;
 use crate::chunks::disk::ChunkDisk;
-use crate::chunks::folder::StoreFolder;
+use crate::chunks::folder::{ObjectFolder, StoreFolder};
 use crate::chunks::layout::ChunkManifest;
 use crate::chunks::local_folder::LocalFolder;
 use crate::chunks::opening::{ChunkPlace, no_disk};
-use crate::store_backend::{StoreDescription, params};
+use crate::store_backend::{StoreDescription, params, storage_ids};
 use crate::store_failure::StoreKind;
 use crate::{RemoteOptions, runtime};
 
@@ -115,6 +116,10 @@ blockhaul serve "chunks:s3://BUCKET/disk?create=10G&endpoint=https://HOST:9000"
         })
     }
 
+    fn makes_targets(&self) -> bool {
+        true
+    }
+
     fn open_target(&self, target: BackendTarget) -> OpenFuture<(OpenedDevice, Preparation)> {
         let options = self.options;
         Box::pin(async move { open(&target, options).await })
@@ -127,8 +132,7 @@ async fn open(
 ) -> Result<(OpenedDevice, Preparation)> {
     let typed = ChunkDescription::parse(target)?;
     let name = typed.name.clone();
-    let claim = target.claim(typed.ids(), &name, false)?;
-    let opened = typed.open(target, options, claim).await;
+    let opened = typed.open(target, options).await;
     opened.map_err(|error| error.on(&name))
 }
 
@@ -177,6 +181,48 @@ impl ChunkLocation {
     }
 }
 
+/// The place of the objects of a disk, and its names in this process.
+struct OpenLocation {
+    folder: Arc<dyn ObjectFolder>,
+    /// Chunks that are sent at a time.
+    connections: usize,
+    /// The number of the directory or of the objects. A directory that does not exist has none.
+    identity: Option<FileId>,
+    ids: StorageIds,
+}
+
+impl ChunkLocation {
+    async fn open(self, options: RemoteOptions) -> Result<OpenLocation> {
+        let (kind, object) = match self {
+            ChunkLocation::Folder(path) => return Ok(OpenLocation::of_directory(path)),
+            ChunkLocation::Store(kind, object) => (kind, object),
+        };
+        let connections = object.connections;
+        let resource = object.resource(kind, options).await?;
+        // The object whose name has no slash is another one.
+        let identity = resource.identity("/");
+        let folder = Arc::new(StoreFolder::new(resource, connections));
+        Ok(OpenLocation {
+            folder,
+            connections,
+            identity: Some(identity),
+            ids: storage_ids(identity),
+        })
+    }
+}
+
+impl OpenLocation {
+    fn of_directory(path: PathBuf) -> OpenLocation {
+        let identity = std::fs::metadata(&path).map(|found| (found.dev(), found.ino())).ok();
+        let whole = std::fs::canonicalize(&path).or_else(|_| std::path::absolute(&path));
+        let whole = whole.unwrap_or_else(|_| path.clone());
+        let same = vec![StorageId::Export(format!("chunks:{}", whole.display()))];
+        let ids = StorageIds { same, below: Vec::new() };
+        let folder = Arc::new(LocalFolder::new(path));
+        OpenLocation { folder, connections: FILES, identity, ids }
+    }
+}
+
 impl ChunkDescription {
     fn parse(target: &BackendTarget) -> Result<ChunkDescription> {
         let (text, args) = (target.text()?, &target.args);
@@ -193,36 +239,15 @@ impl ChunkDescription {
         Ok(ChunkDescription { name, location, chunk, create, cache, lease })
     }
 
-    /// The identity of the disk in this process.
-    fn ids(&self) -> StorageIds {
-        let id = match &self.location {
-            ChunkLocation::Store(..) => self.name.trim_end_matches('/').to_owned(),
-            ChunkLocation::Folder(path) => {
-                let whole = std::fs::canonicalize(path).or_else(|_| std::path::absolute(path));
-                let whole = whole.unwrap_or_else(|_| path.clone());
-                format!("chunks:{}", whole.display())
-            }
-        };
-        StorageIds { same: vec![StorageId::Export(id)], below: Vec::new() }
-    }
-
     async fn open(
         self,
         target: &BackendTarget,
         options: RemoteOptions,
-        claim: Claim,
     ) -> Result<(OpenedDevice, Preparation)> {
         let ChunkDescription { name, location, chunk, create, cache, lease } = self;
         let intent = target.intent;
-        let (folder, connections): (Arc<dyn crate::chunks::folder::ObjectFolder>, _) =
-            match location {
-                ChunkLocation::Folder(path) => (Arc::new(LocalFolder::new(path)), FILES),
-                ChunkLocation::Store(kind, object) => {
-                    let connections = object.connections;
-                    let resource = object.resource(kind, options).await?;
-                    (Arc::new(StoreFolder::new(resource, connections)), connections)
-                }
-            };
+        let OpenLocation { folder, connections, identity, ids } = location.open(options).await?;
+        let claim = target.claim(ids, &name, false)?;
         let place = ChunkPlace { folder, connections, cache, lease };
         let opened = place.clone();
         let found = if intent.write {
@@ -231,7 +256,7 @@ impl ChunkDescription {
             Some(runtime::run(async move { opened.open_to_read().await }).await?)
         };
         if let Some(disk) = found {
-            let device = ChunkDevice::new(&name, disk.clone(), claim, false);
+            let device = ChunkDevice::new(&name, disk.clone(), identity, claim);
             check_existing(&disk, chunk, create)?;
             return Ok((opened_device(device), Preparation::default()));
         }
@@ -240,7 +265,7 @@ impl ChunkDescription {
         ChunkManifest::check_sizes(size, chunk)?;
         let planned = place.clone();
         let disk = runtime::run(async move { planned.plan(size, chunk).await }).await?;
-        let device = ChunkDevice::new(&name, disk.clone(), claim, true);
+        let device = ChunkDevice::new(&name, disk.clone(), identity, claim).empty();
         let preparation = Preparation::new(move || {
             Box::pin(async move {
                 let begin = async move { place.begin(&disk).await };

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blockhaul_block::{
-    BASE_ALLOCATION, Can, Device, Error, Facts, HOLE, Kind, Op, PendingRequest, Reply, Request,
-    RequestFlags, Result,
+    BASE_ALLOCATION, Can, Device, Error, Facts, FileId, HOLE, Kind, Op, PendingRequest, Reply,
+    Request, RequestFlags, Result,
 };
 use blockhaul_catalog::{Claim, HandleOpener, OpenFuture};
 
@@ -30,16 +30,21 @@ struct OpenChunkDisk {
 }
 
 impl ChunkDevice {
-    /// With this name. `is_new`: the disk has no chunks yet.
-    pub(crate) fn new(name: &str, disk: Arc<ChunkDisk>, claim: Claim, is_new: bool) -> ChunkDevice {
+    /// With this name, at a place of this number.
+    pub(crate) fn new(
+        name: &str,
+        disk: Arc<ChunkDisk>,
+        identity: Option<FileId>,
+        claim: Claim,
+    ) -> ChunkDevice {
         let mut facts = Facts::new(name, disk.size);
+        facts.files = identity.into_iter().collect();
         let changes = Can::WRITE | Can::FLUSH | Can::ZERO | Can::TRIM;
         facts.can = Can::MULTI_CONN | Can::EXTENTS;
         if disk.read_generation.is_none() {
             facts.can |= changes;
         }
         facts.contexts = vec![BASE_ALLOCATION.to_owned()];
-        facts.zeroed = is_new;
         facts.flush_failures_stay = true;
         facts.loses_unflushed = true;
         let chunk = u32::try_from(disk.chunk).unwrap_or(REQUEST);
@@ -51,6 +56,12 @@ impl ChunkDevice {
             facts: Arc::new(facts),
             open: Arc::new(OpenChunkDisk { disk, _claim: claim }),
         }
+    }
+
+    /// The same for a disk that has no chunks yet.
+    pub(crate) fn empty(self) -> ChunkDevice {
+        let facts = Facts { zeroed: true, ..(*self.facts).clone() };
+        ChunkDevice { facts: Arc::new(facts), ..self }
     }
 
     fn start(&self, work: impl FnOnce(Arc<ChunkDisk>) -> ChunkWork) -> PendingRequest {

@@ -57,6 +57,7 @@ impl FaultyFolder {
             store: store.clone(),
             kind: StoreKind::S3,
             key: Path::from("a/disk"),
+            bucket: "memory".into(),
             limit: Duration::ZERO,
         };
         FaultyFolder {

@@ -33,6 +33,35 @@ fn a_copy_that_cannot_be_kept_fails() {
     assert!(text(&output.stderr).contains("File too large"), "{}", text(&output.stderr));
 }
 
+/// In a directory, where no server is needed.
+#[test]
+fn a_place_is_not_both_source_and_target_and_a_dry_run_makes_nothing() {
+    let scratch = tools::ScratchDir::new().unwrap();
+    let run = |words: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_blockhaul"));
+        let output = tools::output(command.args(words).current_dir(scratch.path()), LIMIT).unwrap();
+        (output.status.code(), text(&output.stdout) + &text(&output.stderr))
+    };
+    for target in ["chunks:k?size=64K", "chunks:new/k?size=64K"] {
+        let (status, said) = run(&["copy", "--dry-run", "pattern:1M", target]);
+        assert!(status == Some(0) && said.contains("would create chunks:"), "{said}");
+        assert_eq!(fs::read_dir(scratch.path()).unwrap().count(), 0);
+    }
+    let (status, said) = run(&["copy", "--dry-run", "pattern:1M", "chunks:k?size=3"]);
+    assert_eq!(status, Some(2), "{said}");
+    let (status, said) = run(&["copy", "pattern:1M", "chunks:k?size=64K"]);
+    assert_eq!(status, Some(0), "{said}");
+    std::os::unix::fs::symlink("k", scratch.file("link")).unwrap();
+    for target in ["chunks:k", "chunks:./k/", "chunks:link?cache=1M"] {
+        for options in [&["copy", "--dry-run"][..], &["copy"]] {
+            let (status, said) = run(&[options, &["chunks:k", target]].concat());
+            assert!(status == Some(2) && said.contains("are the same"), "{status:?} {said}");
+        }
+    }
+    let (status, said) = run(&["compare", "pattern:1M", "chunks:k"]);
+    assert_eq!(status, Some(0), "{said}");
+}
+
 fn the_commands_of_the_page_run(server: &ObjectServer) {
     let disk = server.disk(7);
     let is_command = |line: &String| line != "blockhaul chunks 1";
@@ -51,6 +80,10 @@ fn the_commands_of_the_page_run(server: &ObjectServer) {
     server.refuse(&["copy", "disk.raw", "chunks:s3://disks/vm1?size=2M"], "size=1048576");
     server.refuse(&["info", "chunks:s3://disks/none"], "no disk in chunks");
     server.refuse(&["serve", "chunks:s3://disks/none", "-U", "sock"], "create=10G");
+    server.refuse(&["copy", "chunks:s3://disks/vm1", "chunks:s3://disks/vm1/"], "are the same");
+    server.succeed(&["copy", "--dry-run", "disk.raw", "chunks:s3://disks/none"]);
+    server.refuse(&["copy", "--dry-run", "disk.raw", "chunks:s3://nothing/none"], "NoSuchBucket");
+    server.refuse(&["info", "chunks:s3://disks/none"], "no disk in chunks");
     // Objects of others are no empty place.
     server.succeed(&["copy", "disk.raw", "s3://disks/other/disk.raw"]);
     server.refuse(&["copy", "disk.raw", "chunks:s3://disks/other"], "other objects");

@@ -200,6 +200,15 @@ fn objects_are_written_as_a_whole_or_not_at_all(server: &ObjectServer) {
     assert!(shown.contains("ETag ") && shown.contains("-3, 3 parts"), "{shown}");
     server.succeed(&["copy", "as-vmdk:disk.raw", "s3://disks/x.vmdk"]);
     server.succeed(&["compare", "disk.raw", "vmdk:s3://disks/x.vmdk"]);
+    let endpoint = format!("s3://disks/x?endpoint=http://127.0.0.1:{}/", server.s3);
+    for target in ["s3://disks/x?connections=3", &endpoint] {
+        for source in ["s3://disks/x", "as-qcow2:s3://disks/x"] {
+            server.refuse(&["copy", source, target], "are the same");
+        }
+    }
+    server.succeed(&["copy", "--dry-run", "disk.raw", "s3://disks/none"]);
+    server.refuse(&["copy", "--dry-run", "disk.raw", "s3://nothing/none"], "NoSuchBucket");
+    server.refuse(&["info", "s3://disks/none"], "NoSuchKey");
     server.refuse(&["serve", "s3://disks/x", "-U", "sock"], "at random places");
     server.refuse(&["copy", "disk.raw", "qcow2:s3://disks/y"], "as a whole, from a source");
     server.refuse(&["copy", "disk.raw", "s3://nothing/y"], "NoSuchBucket");
