@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 
 use crate::claims::{Claim, ClaimRequest, ClaimUse, CompositeStorage, StorageIds};
+use crate::object_list::ObjectList;
 use crate::opening::{Intent, OpenFuture, OpenedDevice, Preparation};
 use crate::{ConnectionSettings, DeviceSpec, Exports, Param, ParamValues, Registry};
 use blockhaul_block::{Error, Kind, Result};
@@ -130,6 +131,12 @@ pub trait Backend: Send + Sync {
     /// [`Preparation`].
     fn makes_targets(&self) -> bool {
         false
+    }
+
+    /// Lists the objects of a service below a name. `None`: the storage is no part of a list.
+    fn list(&self, target: &BackendTarget) -> Option<OpenFuture<Box<dyn ObjectList>>> {
+        let _ = target;
+        None
     }
 
     /// For servers: opens storage whose clients get separate devices. `None`: all clients share the

@@ -28,6 +28,7 @@ mod image_bitmaps;
 mod image_format;
 mod layer;
 mod near;
+mod object_list;
 mod opening;
 mod param;
 mod qemu_node;
@@ -54,6 +55,7 @@ pub use image_bitmaps::{BitmapSlot, BitmapStore, ImageBitmap, ImageBitmaps};
 pub use image_format::{ArchivedDisk, IMAGE_FORMATS, ImageFormat};
 pub use layer::{Layer, LayerBase, LayerKind};
 pub use near::nearest;
+pub use object_list::{ObjectEntry, ObjectList};
 pub use opening::{
     DirectMode, HandleOpener, Intent, OpenFuture, OpenedDevice, Preparation, RecordFile,
 };

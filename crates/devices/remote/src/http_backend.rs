@@ -5,13 +5,14 @@ use std::sync::Arc;
 
 use blockhaul_block::{Error, Kind, Result};
 use blockhaul_catalog::{
-    Backend, BackendTarget, ConnectionSettings, OpenFuture, OpenedDevice, Param, ParamKind,
-    ParamValues, parse_options,
+    Backend, BackendTarget, ConnectionSettings, ObjectList, OpenFuture, OpenedDevice, Param,
+    ParamKind, ParamValues, parse_options,
 };
 use reqwest::Url;
 use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
 
 use crate::client::client;
+use crate::dav_list::DavList;
 use crate::device::RemoteDevice;
 use crate::files::read_text;
 use crate::http_object::{HttpResource, basic, open};
@@ -103,6 +104,11 @@ blockhaul serve --layer cow "qcow2:https://HOST/disk.qcow2#ca=ca.pem&header-file
         Some(Arc::new(HttpBackend { options: self.options.connecting(settings) }))
     }
 
+    fn list(&self, target: &BackendTarget) -> Option<OpenFuture<Box<dyn ObjectList>>> {
+        let (options, target) = (self.options, target.clone());
+        Some(Box::pin(async move { list(&target, options).await }))
+    }
+
     fn open(&self, target: BackendTarget) -> OpenFuture<OpenedDevice> {
         let options = self.options;
         Box::pin(async move { open_http(&target, options).await })
@@ -136,6 +142,21 @@ async fn open_http(target: &BackendTarget, options: RemoteOptions) -> Result<Ope
     log::debug!("{name}: {} bytes, ranges: {}", object.size(), !object.is_stream());
     let device = RemoteDevice::new(&name, object.into(), connections);
     Ok(OpenedDevice { device: Arc::new(device.clone()), more: Some(Arc::new(device)) })
+}
+
+/// The files of a directory of a WebDAV server.
+async fn list(target: &BackendTarget, options: RemoteOptions) -> Result<Box<dyn ObjectList>> {
+    let typed = HttpDescription::parse(&target.scheme, target.text()?)?;
+    let name: Arc<str> = typed.name().into();
+    if !target.scheme.starts_with("dav") {
+        let error = Error::new(Kind::Unsupported, "a web server has no list of its files");
+        let remedy = "name a file; if it is a WebDAV server, write dav:// or davs://";
+        return Err(error.with_remedy(remedy).on(&name));
+    }
+    let read = blockhaul_io::offload(move || typed.prepare(options)).await;
+    let lost = |error| Error::new(Kind::Io, "cannot read the files").because(error);
+    let resource = read.map_err(lost)?.map_err(|error| error.on(&name))?;
+    Ok(Box::new(DavList::new(resource)))
 }
 
 /// A description, checked.

@@ -2,10 +2,11 @@
 //!
 //! - `http_backend`, `store_backend`: the kinds of storage. `device`: the device of a disk.
 //! - `http_object`: a resource of an HTTP server, read by ranges. `http_stream`: one of a server without ranges,
-//!   read in one pass. `response`: checks of responses, `service_words`: what their bodies say. `failure`: errors, and
-//!   whether a request is repeated.
+//!   read in one pass; `dav_list`: the files of a WebDAV server. `response`: checks of responses, `service_words`:
+//!   what their bodies say. `failure`: errors, and whether a request is repeated.
 //! - `store_object`: an object of an object store; `stores`: the stores of the vendors, and their credentials;
-//!   `aws_profile`: profiles in files. `store_service`: connections of stores, `store_failure`: their errors.
+//!   `aws_profile`: profiles in files; `store_list`: the objects of a bucket. `store_service`: connections of stores,
+//!   `store_failure`: their errors.
 //! - `chunks`: disks whose chunks are objects, written at random places.
 //! - `upload`: an object that is written; `part_buffer`: a part of it; `upload_device`: its device; `upload_record`:
 //!   how far it is, in a file.
@@ -19,6 +20,7 @@ mod aws_profile;
 mod chunks;
 mod client;
 mod crypto;
+mod dav_list;
 mod device;
 mod failure;
 mod files;
@@ -31,6 +33,7 @@ mod runtime;
 mod service_words;
 mod store_backend;
 mod store_failure;
+mod store_list;
 mod store_object;
 mod store_service;
 mod stores;

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use blockhaul_block::{Error, FileId, Kind, Result};
 use blockhaul_catalog::{
-    Backend, BackendTarget, ConnectionSettings, Intent, OpenFuture, OpenedDevice, Param, ParamKind,
-    ParamValues, Preparation, StorageId, StorageIds,
+    Backend, BackendTarget, ConnectionSettings, Intent, ObjectList, OpenFuture, OpenedDevice,
+    Param, ParamKind, ParamValues, Preparation, StorageId, StorageIds,
 };
 use object_store::path::Path;
 
@@ -14,6 +14,7 @@ use crate::client::client;
 use crate::device::RemoteDevice;
 use crate::http_backend::{CA, CONNECTIONS, connections};
 use crate::store_failure::{StoreKind, is_bucket_missing, is_forbidden};
+use crate::store_list::StoreList;
 use crate::store_object::{StoreResource, open};
 use crate::store_service::StoreService;
 use crate::stores::{StoreBucket, StoreSettings, build};
@@ -164,6 +165,15 @@ blockhaul serve --layer cow "az://CONTAINER/disk.raw?account=NAME"
         true
     }
 
+    fn list(&self, target: &BackendTarget) -> Option<OpenFuture<Box<dyn ObjectList>>> {
+        let (kind, options, target) = (self.kind, self.options, target.clone());
+        Some(Box::pin(async move {
+            let typed = StoreDescription::list(kind, &target.scheme, target.text()?, &target.args)?;
+            let resource = typed.resource(kind, options).await?;
+            Ok(Box::new(StoreList::new(&resource)) as Box<dyn ObjectList>)
+        }))
+    }
+
     fn open_target(&self, target: BackendTarget) -> OpenFuture<(OpenedDevice, Preparation)> {
         let (kind, options) = (self.kind, self.options);
         Box::pin(async move { open_upload(&target, kind, options).await })
@@ -266,14 +276,35 @@ impl StoreDescription {
         text: &str,
         args: &ParamValues,
     ) -> Result<StoreDescription> {
+        let parts = text.strip_prefix("//").and_then(|text| text.split_once('/'));
+        let parts = parts.filter(|(_, key)| !key.is_empty());
+        StoreDescription::parse_parts(kind, scheme, (text, parts), args)
+    }
+
+    /// The objects below `SCHEME:TEXT`, or all of a bucket.
+    fn list(
+        kind: StoreKind,
+        scheme: &str,
+        text: &str,
+        args: &ParamValues,
+    ) -> Result<StoreDescription> {
+        let place = text.strip_prefix("//").map(|text| text.trim_end_matches('/'));
+        let parts = place.map(|place| place.split_once('/').unwrap_or((place, "")));
+        StoreDescription::parse_parts(kind, scheme, (text, parts), args)
+    }
+
+    /// `parts`: bucket and name.
+    fn parse_parts(
+        kind: StoreKind,
+        scheme: &str,
+        (text, parts): (&str, Option<(&str, &str)>),
+        args: &ParamValues,
+    ) -> Result<StoreDescription> {
         let name: Arc<str> = format!("{scheme}:{text}").into();
         let wrong = |why: String| Error::new(Kind::Usage, format!("{name}: {why}"));
         let form = if kind == StoreKind::Azure { "CONTAINER" } else { "BUCKET" };
         let remedy = format!("write {scheme}://{form}/NAME");
-        let parts = text.strip_prefix("//").and_then(|text| text.split_once('/'));
-        let Some((bucket, key)) =
-            parts.filter(|(bucket, key)| !bucket.is_empty() && !key.is_empty())
-        else {
+        let Some((bucket, key)) = parts.filter(|(bucket, _)| !bucket.is_empty()) else {
             return Err(wrong("no bucket, or no name in it".to_owned()).with_remedy(remedy));
         };
         let is_odd = |c: char| !(c.is_ascii_alphanumeric() || "-._$".contains(c));

@@ -15,6 +15,7 @@ use crate::device::RemoteObject;
 use crate::failure::{Failure, Repetitions};
 use crate::http_object::{PIECE, due};
 use crate::store_failure::{StoreKind, failure};
+use crate::store_service::ObjectFields;
 
 /// A store of objects that are uploaded in parts.
 pub(crate) trait WritableStore: ObjectStore + MultipartStore {}
@@ -50,6 +51,7 @@ pub(crate) struct StoreObject {
     size: u64,
     /// None: an object with this name never changes.
     version: Option<ObjectMeta>,
+    fields: ObjectFields,
 }
 
 /// Finds out the size of an object.
@@ -60,8 +62,12 @@ pub(crate) async fn open(resource: StoreResource) -> Result<StoreObject> {
     let StoreResource { store, kind, key, .. } = &resource;
     // The response to a HEAD request does not say what is wrong.
     let first = GetOptions { range: Some(GetRange::Bounded(0..1)), ..GetOptions::default() };
+    let mut fields = ObjectFields::default();
     let version = match store.get_opts(key, first).await {
-        Ok(found) => found.meta,
+        Ok(found) => {
+            fields = object_fields(&resource, found.extensions).await;
+            found.meta
+        }
         // An empty object has no range.
         Err(error) => match store.head(key).await {
             Ok(version) if version.size == 0 => version,
@@ -72,13 +78,26 @@ pub(crate) async fn open(resource: StoreResource) -> Result<StoreObject> {
         let text = format!("the service names a size of {} bytes", version.size);
         return Err(Error::new(Kind::Invalid, text).with_remedy("check the service"));
     }
-    Ok(StoreObject { resource, size: version.size, version: Some(version) })
+    Ok(StoreObject { resource, size: version.size, version: Some(version), fields })
+}
+
+/// What the service says about an object with this response. Azure says more in one without contents.
+async fn object_fields(resource: &StoreResource, found: http::Extensions) -> ObjectFields {
+    let of = |found: http::Extensions| found.get().cloned().unwrap_or_default();
+    let fields: ObjectFields = of(found);
+    if resource.kind != StoreKind::Azure {
+        return fields;
+    }
+    let head = GetOptions { head: true, ..GetOptions::default() };
+    // Who may read the contents may be refused the rest.
+    let head = resource.store.get_opts(&resource.key, head).await;
+    fields.with(head.map(|head| of(head.extensions)).unwrap_or_default())
 }
 
 impl StoreObject {
     /// An object of this size that never changes. It need not exist.
     pub(crate) fn constant(resource: StoreResource, size: u64) -> StoreObject {
-        StoreObject { resource, size, version: None }
+        StoreObject { resource, size, version: None, fields: ObjectFields::default() }
     }
 
     /// Requests the rest of `buf`.
@@ -142,7 +161,8 @@ impl RemoteObject for StoreObject {
     }
 
     fn description(&self) -> String {
-        self.version.as_ref().map(description).unwrap_or_default()
+        let version = self.version.as_ref().map(description);
+        version.map(|version| format!("{version}{}", self.fields)).unwrap_or_default()
     }
 
     async fn read(&self, at: u64, buf: &mut [u8]) -> Result<()> {
@@ -160,10 +180,20 @@ impl RemoteObject for StoreObject {
 
 /// The time of a version of an object and its ETag, which has the number of parts where the object was sent in several.
 fn description(version: &ObjectMeta) -> String {
-    let changed = version.last_modified.format("%Y-%m-%dT%H:%M:%SZ");
+    let changed = shown_time(version);
     let Some(etag) = &version.e_tag else { return format!("object of {changed}") };
-    let etag = blockhaul_wire::printable(etag.trim_matches('"').as_bytes(), 80);
+    let etag = shown_etag(etag);
     let parts = etag.rsplit_once('-').and_then(|(_, parts)| parts.parse::<u32>().ok());
     let parts = parts.map(|parts| format!(", {parts} parts")).unwrap_or_default();
     format!("object of {changed}, ETag {etag}{parts}")
+}
+
+/// The time of the last change of an object.
+pub(crate) fn shown_time(version: &ObjectMeta) -> String {
+    version.last_modified.format("%Y-%m-%dT%H:%M:%SZ").to_string()
+}
+
+/// An ETag for users.
+pub(crate) fn shown_etag(etag: &str) -> String {
+    blockhaul_wire::printable(etag.trim_matches('"').as_bytes(), 80)
 }

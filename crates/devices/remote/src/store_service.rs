@@ -7,7 +7,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use blockhaul_wire::printable;
 use futures_util::StreamExt as _;
-use http::header::{AUTHORIZATION, HeaderValue};
+use http::header::{AUTHORIZATION, HeaderMap, HeaderValue};
 use http_body_util::BodyExt as _;
 use object_store::ClientOptions;
 use object_store::client::{
@@ -110,6 +110,47 @@ impl ServiceRefusal {
     }
 }
 
+/// The storage class and the checksum of an object, where its service says them.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct ObjectFields(Vec<String>);
+
+/// Fields of responses, each with its meaning. That of Google's service says which checksums it has.
+const OBJECT_FIELDS: [(&str, &str); 10] = [
+    ("x-amz-storage-class", "storage class"),
+    ("x-goog-storage-class", "storage class"),
+    ("x-ms-access-tier", "access tier"),
+    ("x-amz-checksum-sha256", "SHA-256"),
+    ("x-amz-checksum-sha1", "SHA-1"),
+    ("x-amz-checksum-crc64nvme", "CRC64NVME"),
+    ("x-amz-checksum-crc32c", "CRC32C"),
+    ("x-amz-checksum-crc32", "CRC32"),
+    ("x-ms-blob-content-md5", "MD5"),
+    ("x-goog-hash", "checksum"),
+];
+
+impl ObjectFields {
+    fn of(fields: &HeaderMap) -> ObjectFields {
+        let shown = |(field, meaning): (&str, &str)| {
+            let value = fields.get(field)?;
+            Some(format!("{meaning} {}", printable(value.as_bytes(), 80)))
+        };
+        ObjectFields(OBJECT_FIELDS.into_iter().filter_map(shown).collect())
+    }
+
+    /// These fields and those of another response.
+    pub(crate) fn with(mut self, other: ObjectFields) -> ObjectFields {
+        let more: Vec<_> = other.0.into_iter().filter(|field| !self.0.contains(field)).collect();
+        self.0.extend(more);
+        self
+    }
+}
+
+impl std::fmt::Display for ObjectFields {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.iter().try_for_each(|field| write!(f, ", {field}"))
+    }
+}
+
 impl HttpConnector for StoreService {
     fn connect(&self, _: &ClientOptions) -> object_store::Result<HttpClient> {
         Ok(HttpClient::new(self.clone()))
@@ -146,9 +187,13 @@ impl HttpService for StoreService {
         let kind = match status {
             // As if it had not been sent: these are repeated, whatever the request is.
             408 | 429 | 500 | 502..=504 | 506 | 508..=599 => HttpErrorKind::Request,
-            304 => return Ok(response),
-            300.. => HttpErrorKind::Unknown,
-            _ => return Ok(response),
+            300..=303 | 305.. => HttpErrorKind::Unknown,
+            _ => {
+                let mut response = response;
+                let fields = ObjectFields::of(response.headers());
+                response.extensions_mut().insert(fields);
+                return Ok(response);
+            }
         };
         Err(HttpError::new(kind, ServiceRefusal::of(response).await))
     }

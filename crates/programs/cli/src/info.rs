@@ -214,6 +214,10 @@ async fn answer(
             output.text(&if json { report.json() } else { report.text(color) })?;
         }
         QueryKind::List { content } => {
+            if let Some(mut list) = inspection.objects().await? {
+                blockhaul_inspect::write_objects(name, &mut *list, json, &mut output).await?;
+                return Ok((output, Ok(0)));
+            }
             let (report, failed) = inspection.list(content).await?;
             output.text(&if json { report.json() } else { report.text(color) })?;
             if let Some(failure) = failed {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use blockhaul_block::{BASE_ALLOCATION, Device, Error, Facts, Kind};
-use blockhaul_catalog::{ArchivedDisk, DeviceSpec, Intent, Layer, Registry, Stack};
+use blockhaul_catalog::{ArchivedDisk, DeviceSpec, Intent, Layer, ObjectList, Registry, Stack};
 use blockhaul_client::options::{ConnectTarget, OptionSession};
 use blockhaul_client::{ConnectOptions, DeviceConnection, ServerAddress, ServerProcess};
 use blockhaul_transfer::{make_layers, sparing_of_queries};
@@ -147,6 +147,20 @@ impl Inspection {
             Origin::Server(server) => server.list(content).await,
             Origin::Device(_) => Ok((self.report(content).await?, None)),
         }
+    }
+
+    /// The objects of a service below the name in the description; `None` for servers and devices that are no objects.
+    ///
+    /// # Errors
+    /// The description is invalid, or the service has no list.
+    pub async fn objects(&self) -> Result<Option<Box<dyn ObjectList>>> {
+        let Origin::Device(device) = &self.0 else { return Ok(None) };
+        let InspectedDevice { registry, spec, layers } = &**device;
+        let (backend, target) = registry.target(spec, Intent::READ)?;
+        let Some(list) = backend.list(&target).filter(|_| layers.is_empty()) else {
+            return Ok(None);
+        };
+        list.await.map(Some).map_err(|error| opening(&spec.to_string(), &error))
     }
 
     /// The canonical URI of a server that answers; `None` for devices and servers without one.

@@ -23,6 +23,7 @@
 //! - An [`Inspection`] connects to a server, or opens a device. It makes an [`InspectionReport`], which is data, text
 //!   and JSON, and which serde serializes. An [`Ability`] is one property in it.
 //! - [`write_map`] writes the extents of a device in the formats of nbdinfo and qemu-img, and makes [`MapPictures`].
+//! - [`write_objects`] writes the list of the objects of a service.
 //! - [`write_dump`] writes contents in hexadecimal, as nbddump does.
 //! - [`host_facts`] finds out whether this machine has what devices and commands need.
 //! - An [`InspectionError`] is data. Front ends choose exit statuses.
@@ -45,6 +46,7 @@ mod image_report;
 mod inspection;
 mod json;
 mod map;
+mod objects;
 mod palette;
 mod partitions;
 mod picture;
@@ -63,4 +65,5 @@ pub use image_report::{
 };
 pub use inspection::{ContentQuery, Inspection};
 pub use map::{MapContext, MapFormat, MapOptions, MapPictures, write_map};
+pub use objects::write_objects;
 pub use report::{ExportFacts, ExportOwner, InspectionReport};

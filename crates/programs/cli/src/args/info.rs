@@ -37,6 +37,8 @@ pub struct InfoArgs {
     pub json: bool,
 
     /// List all exports of the server
+    ///
+    /// Of an object store, list the objects below the name; of a WebDAV server, the files in the directory.
     #[arg(short = 'L', long)]
     pub list: bool,
 
@@ -190,6 +192,7 @@ impl ColorArgs {
 pub(super) const EXAMPLES: &str = "\
 EXAMPLES
   blockhaul info nbd://server/disk
+  blockhaul info --list s3://BUCKET/NAME
   blockhaul info --list --json nbd+unix:///?socket=/run/disk.sock
   blockhaul info --map --totals [ qemu-nbd -r -f qcow2 disk.qcow2 ]
   blockhaul info --can write nbd://server/disk && echo writable

@@ -205,6 +205,8 @@ fn json_is_as_documented() {
         "bitmap list: bitmaps",
         "chain check: damage",
         "chain abandon",
+        "info --list",
+        "info --list: objects",
     ];
     let unseen: Vec<_> = rows
         .keys()

@@ -21,7 +21,7 @@ const IDENTITIES: &str = r#"{"identities":[{"name":"t","credentials":[{"accessKe
 {"name":"anonymous","actions":["Read:open","Write:open","List:open"]}]}"#;
 
 /// Ports that nobody uses now, with those 10000 above, which SeaweedFS uses, too.
-fn ports<const N: usize>() -> [u16; N] {
+pub fn ports<const N: usize>() -> [u16; N] {
     static CALLS: AtomicU64 = AtomicU64::new(0);
     let seed = u64::from(std::process::id()) << 8 | CALLS.fetch_add(1, Ordering::Relaxed);
     let mut rng = Rng::new(seed);
@@ -49,7 +49,7 @@ pub fn http(port: u16, head: &str, body: &[u8]) -> String {
     text(&response)
 }
 
-fn start(command: &mut Command, port: u16) -> ChildGuard {
+pub fn start(command: &mut Command, port: u16) -> ChildGuard {
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     let child = ChildGuard(command.spawn().unwrap());
     let begun = Instant::now();
@@ -198,6 +198,7 @@ fn objects_are_written_as_a_whole_or_not_at_all(server: &ObjectServer) {
     server.succeed(&["copy", "--verify", "-C", "4", "disk.raw", "s3://disks/x?connections=3"]);
     let shown = server.succeed(&["info", "s3://disks/x"]);
     assert!(shown.contains("ETag ") && shown.contains("-3, 3 parts"), "{shown}");
+    objects_are_listed(server);
     server.succeed(&["copy", "as-vmdk:disk.raw", "s3://disks/x.vmdk"]);
     server.succeed(&["compare", "disk.raw", "vmdk:s3://disks/x.vmdk"]);
     let endpoint = format!("s3://disks/x?endpoint=http://127.0.0.1:{}/", server.s3);
@@ -236,6 +237,45 @@ fn objects_are_written_as_a_whole_or_not_at_all(server: &ObjectServer) {
         .env("AWS_PROFILE", "work");
     let output = tools::output(other.args(["compare", "disk.raw", "s3://disks/x"]), LIMIT).unwrap();
     assert!(output.status.success(), "{}", text(&output.stderr));
+}
+
+fn objects_are_listed(server: &ObjectServer) {
+    let listed = |words: &[&str]| -> serde_json::Value {
+        let words = [&["info", "--list", "--json"], words].concat();
+        serde_json::from_str(&server.succeed(&words)).unwrap()
+    };
+    // More than one response of the service has.
+    for number in 0..1003 {
+        let put = http(server.filer, &format!("PUT /buckets/disks/many/{number}"), b"data");
+        assert!(put.starts_with("HTTP/1.1 201"), "{put}");
+    }
+    let many = listed(&["s3://disks/many"]);
+    let many = many["objects"].as_array().unwrap();
+    assert!(many.len() == 1003 && many.iter().all(|object| object["size"] == 4), "{many:?}");
+    let all = listed(&["s3://disks/?connections=2"]);
+    assert_eq!(all["device"], "s3://disks/?connections=2");
+    let find = |name: &str| {
+        let mut objects = all["objects"].as_array().unwrap().iter();
+        objects.find(|object| object["name"] == name).unwrap_or_else(|| panic!("{name}: {all}"))
+    };
+    assert_eq!(find("a b/é%+.raw")["size"], (8 << 20) + 1);
+    let large = find("x");
+    assert!(large["etag"].as_str().unwrap().ends_with("-3"), "{large}");
+    assert!(large["changed"].as_str().unwrap().ends_with('Z'), "{large}");
+    let lines = server.succeed(&["info", "--list", "s3://disks"]);
+    assert!(lines.lines().any(|line| line.ends_with("Z  x")), "{lines}");
+    assert_eq!(server.succeed(&["info", "--list", "s3://disks/none/"]), "");
+    assert_eq!(listed(&["s3://disks/none"])["objects"], serde_json::json!([]));
+    server.refuse(&["info", "--list", "s3://nothing/"], "NoSuchBucket");
+    server.refuse(&["info", "--list", "s3://"], "no bucket");
+    server.refuse(&["info", "--list", "s3://disks?anonymous=on"], "AccessDenied");
+    let url = format!("http://127.0.0.1:{}/buckets/disks/", server.filer);
+    server.refuse(&["info", "--list", &url], "has no list");
+    let cold = "PUT /open/cold HTTP/1.1\r\nx-amz-storage-class: STANDARD_IA\r\nx-end:";
+    let put = http(server.s3, cold, b"data");
+    assert!(put.starts_with("HTTP/1.1 200"), "{put}");
+    let shown = server.succeed(&["info", "s3://open/cold"]);
+    assert!(shown.contains("storage class STANDARD_IA"), "{shown}");
 }
 
 /// Google's service is written by its XML interface, which emulators lack: it is that of S3 but for credentials and
@@ -468,6 +508,13 @@ fn blobs_of_azure_are_read_and_written() {
         succeed(&["compare", file, &blob]);
     }
     succeed(&["copy", "as-qcow2:disk.raw", &format!("az://disks/x.qcow2?{endpoint}")]);
+    let output = run(&["info", "--list", "--json", &format!("az://disks?{endpoint}")]);
+    let listed: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(listed["objects"].as_array().unwrap().len(), 3, "{listed}");
+    assert_eq!(listed["objects"][1]["size"], 5000, "{listed}");
+    let output = run(&["info", &format!("az://disks/a b/small.raw?{endpoint}")]);
+    let shown = text(&output.stdout);
+    assert!(shown.contains("access tier Hot") && shown.contains(", MD5 "), "{shown}");
     let chunks = format!("chunks:az://disks/vm1?{endpoint}");
     succeed(&["copy", "--verify", "disk.raw", &format!("{chunks}&size=1M")]);
     succeed(&["copy", "--verify", "disk.raw", &chunks]);
