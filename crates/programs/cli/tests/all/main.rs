@@ -72,3 +72,4 @@ mod vddk;
 #[cfg(feature = "vhost")]
 mod virtual_machines;
 mod watching;
+mod web_servers;
