@@ -68,6 +68,23 @@ impl Journal {
     }
 }
 
+/// The name of a journal for a copy to this target, in the current directory: that of the target, and `.journal`.
+pub fn journal_name(target: &DeviceSpec) -> String {
+    let text = match target {
+        DeviceSpec::Path(path) => path.to_string_lossy().into_owned(),
+        DeviceSpec::Command(words) => {
+            words.last().map(|word| word.to_string_lossy().into_owned()).unwrap_or_default()
+        }
+        other => other.to_string(),
+    };
+    let text = text.split('?').next().unwrap_or_default();
+    let last = text.trim_end_matches('/').rsplit(['/', ':']).next().unwrap_or_default();
+    let plain: String =
+        last.chars().filter(|c| c.is_alphanumeric() || "._-".contains(*c)).take(100).collect();
+    let plain = plain.trim_start_matches(['-', '.']);
+    format!("{}.journal", if plain.is_empty() { "copy" } else { plain })
+}
+
 /// Removes a journal, if it exists; warns on failure.
 pub fn remove_journal(path: &Path) {
     let removed = std::fs::remove_file(path).and_then(|()| blockhaul_io::sync_folder(path));
@@ -108,4 +125,25 @@ pub(crate) fn seen_through(layers: &[&str]) -> String {
         format!(" through {name} {}", &blake3::hash(text.as_bytes()).to_hex()[..12])
     });
     told.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn journals_are_named_after_the_target() {
+        for (target, name) in [
+            ("/dev/vg/root", "root.journal"),
+            ("nbd://host/vm1", "vm1.journal"),
+            ("nbd://host:10810/", "10810.journal"),
+            ("nbd+unix:///disk?socket=/run/x", "disk.journal"),
+            ("file:/a/d%20x.raw?direct=on", "d20x.raw.journal"),
+            ("null:", "copy.journal"),
+            ("/", "copy.journal"),
+        ] {
+            let spec = DeviceSpec::parse(std::ffi::OsStr::new(target)).unwrap();
+            assert_eq!(journal_name(&spec), name, "{target}");
+        }
+    }
 }

@@ -54,7 +54,7 @@ pub use file_format::{
     ChosenDevice, FileFormat, FileUse, FormatChoice, chosen_device, format_warning, name_warning,
     same_extension,
 };
-pub use journal::remove_journal;
+pub use journal::{journal_name, remove_journal};
 pub use layers::{
     adjustable_layers, layer_kind, make_layers, readonly, sparing_of_queries, writes_below,
 };
@@ -66,7 +66,7 @@ pub use option_table::{
 };
 pub use options::{OptionConflict, TransferOptions};
 pub use plan::{CopyPlan, NamedPlan, TargetChange, data_bytes, plans_json, plans_text};
-pub use printable::{lines, one_line, one_word};
+pub use printable::{lines, one_line, one_word, shell_word};
 pub use rate_limit::rate_limit;
 pub use remedy::kind_remedy;
 pub use report::{CopyEnd, CopyReport};

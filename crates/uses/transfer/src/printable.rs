@@ -29,6 +29,16 @@ fn escaped(text: &str, stays: impl Fn(char) -> bool) -> String {
     line
 }
 
+/// A word quoted for a shell.
+pub fn shell_word(word: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=,%@+".contains(c);
+    if !word.is_empty() && word.chars().all(plain) || word == "[" || word == "]" {
+        word.to_string()
+    } else {
+        format!("'{}'", word.replace('\'', "'\\''"))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -38,5 +48,14 @@ mod tests {
         let text = "a\nb\tc\u{1b}[31m\u{9b}é\u{202e}\u{61c}\n";
         assert_eq!(one_line(text), "a\\nb\tc\\u{1b}[31m\\u{9b}é\\u{202e}\\u{61c}");
         assert_eq!(lines(text), "a\nb\tc\\u{1b}[31m\\u{9b}é\\u{202e}\\u{61c}\n");
+    }
+
+    #[test]
+    fn words_of_a_command_line_are_quoted_where_a_shell_would_change_them() {
+        for (word, quoted) in
+            [("nbd://h/x", "nbd://h/x"), ("it's", "'it'\\''s'"), ("", "''"), ("a?b&c", "'a?b&c'")]
+        {
+            assert_eq!(shell_word(word), quoted, "{word}");
+        }
     }
 }

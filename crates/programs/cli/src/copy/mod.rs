@@ -1,7 +1,7 @@
 //! `blockhaul copy`: one copy, or those of a `--job`; shows progress, and a remedy after a failure.
 
 pub(crate) mod copy_options;
-mod journal_hint;
+mod hints;
 pub(crate) mod report;
 
 use blockhaul_catalog::DeviceSpec;
@@ -126,7 +126,7 @@ pub(crate) fn run_reported(
     let started = std::time::Instant::now();
     let result = session.block_on(move || async move { setup.open().await?.run(pool).await });
     let hint = if !has_journal && control.has_left_a_part() {
-        journal_hint::hint(ends.each_ref()).unwrap_or_default()
+        hints::journal_hint(ends.each_ref()).unwrap_or_default()
     } else {
         String::new()
     };
@@ -138,9 +138,9 @@ pub(crate) fn run_reported(
             (Err(failure.and(&hint)), None)
         }
         Err(error) => {
-            let skip = journal_hint::skip_hint(&error, ends.each_ref());
+            let skip = hints::skip_hint(&error, ends.each_ref());
             // No hint for a loss of a few seconds.
-            let is_long = started.elapsed() >= journal_hint::WORTH_A_JOURNAL;
+            let is_long = started.elapsed() >= hints::WORTH_A_JOURNAL;
             let hint = if is_long { &hint } else { "" };
             (Err(CommandFailure::from(error).and(skip).and(hint)), None)
         }
