@@ -441,8 +441,8 @@ pub(super) fn with_short_help(command: clap::Command) -> clap::Command {
         let shown = arg.is_positional() || FREQUENT.contains(&arg.get_id().as_str());
         arg.hide_short_help(!shown)
     });
-    let partition = "Use only this partition of the source, as numbered by blockhaul info. One of the target: \
-                     --target-layer 'partition?partition=N'";
+    let partition =
+        "Use this partition of the source (of the target: --target-layer 'partition?partition=N')";
     shortened.mut_arg("partition", |arg| arg.help(partition)).after_help(
         "EXAMPLE\n  Copy a disk, resume it after a crash with the same command, and verify it:\n      \
          blockhaul copy --verify --journal vm1.journal nbd://old/vm1 vm1.raw\n\n\
@@ -463,8 +463,6 @@ EXAMPLES
   Copy only what changed since the last copy, with a dirty bitmap of QEMU or with a manifest:
       blockhaul copy --bitmap qemu:dirty-bitmap:b0 nbd://server/disk disk.raw
       blockhaul copy --since monday --manifest tuesday nbd://server/disk disk.raw
-  Write a file into the second partition of a disk:
-      blockhaul copy root.raw --target-layer 'partition?partition=2' disk.raw
   Save what can be read of a disk with bad sectors; the same command again reads only those:
       blockhaul copy --on-error skip --error-map disk.map /dev/sdb disk.raw
   Report progress to a program, one JSON object per line (members: docs/watching.md):
