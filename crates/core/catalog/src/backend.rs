@@ -7,7 +7,7 @@ use std::sync::{Arc, Weak};
 
 use crate::claims::{Claim, ClaimRequest, ClaimUse, CompositeStorage, StorageIds};
 use crate::object_list::ObjectList;
-use crate::opening::{Intent, OpenFuture, OpenedDevice, Preparation};
+use crate::opening::{Intent, OpenFuture, OpenedDevice, Preparation, TargetMaking};
 use crate::{ConnectionSettings, DeviceSpec, Exports, Param, ParamValues, Registry};
 use blockhaul_block::{Error, Kind, Result};
 
@@ -129,8 +129,8 @@ pub trait Backend: Send + Sync {
 
     /// Whether [`Backend::open_target`] accepts a target that does not exist, and leaves its making to the
     /// [`Preparation`].
-    fn makes_targets(&self) -> bool {
-        false
+    fn target_making(&self) -> TargetMaking {
+        TargetMaking::Never
     }
 
     /// Lists the objects of a service below a name. `None`: the storage is no part of a list.

@@ -58,6 +58,7 @@ pub use near::nearest;
 pub use object_list::{ObjectEntry, ObjectList};
 pub use opening::{
     DirectMode, HandleOpener, Intent, OpenFuture, OpenedDevice, Preparation, RecordFile,
+    TargetMaking,
 };
 pub use param::{Param, ParamKind, ParamValues, parse_options};
 pub use qemu_node::{QemuNode, QemuPlace, insert_option, only_options, options_of_json};

@@ -99,6 +99,17 @@ impl Intent {
     }
 }
 
+/// Whether a kind of storage makes the target of a copy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TargetMaking {
+    /// The target must exist, or exists once it is opened.
+    Never,
+    /// A target that does not exist is made; one that exists must be large enough.
+    IfAbsent,
+    /// A new target replaces one that exists.
+    Always,
+}
+
 /// The future of opening a device; runs on a worker.
 pub type OpenFuture<T> = Pin<Box<dyn Future<Output = Result<T>>>>;
 

@@ -11,7 +11,7 @@ use crate::gate::{AnyKind, AnyLayer, GateKind};
 use crate::image_bitmaps::BitmapSlot;
 use crate::layer::{Layer, LayerKind};
 use crate::near::nearest;
-use crate::opening::{Intent, OpenedDevice, Preparation};
+use crate::opening::{Intent, OpenedDevice, Preparation, TargetMaking};
 use crate::stack::{LayeredExports, Stack};
 use crate::{
     ConnectionSettings, DeviceSpec, Exports, NamePolicy, OpenContext, ParamValues, Shutdown,
@@ -336,9 +336,10 @@ impl Registry {
         backend.open_target(target).await.map_err(|error| self.with_hint(spec, error))
     }
 
-    /// Whether a target that does not exist is made by the preparation of [`Registry::open_target`].
-    pub fn makes_target(&self, spec: &DeviceSpec) -> bool {
-        self.target(spec, Intent::TARGET).is_ok_and(|(backend, _)| backend.makes_targets())
+    /// Whether the preparation of [`Registry::open_target`] makes the target.
+    pub fn target_making(&self, spec: &DeviceSpec) -> TargetMaking {
+        let target = self.target(spec, Intent::TARGET);
+        target.map_or(TargetMaking::Never, |(backend, _)| backend.target_making())
     }
 
     /// Opens the target of a copy like [`Registry::open`], but does not change its contents until

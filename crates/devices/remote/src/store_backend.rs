@@ -6,7 +6,7 @@ use std::sync::Arc;
 use blockhaul_block::{Error, FileId, Kind, Result};
 use blockhaul_catalog::{
     Backend, BackendTarget, ConnectionSettings, Intent, ObjectList, OpenFuture, OpenedDevice,
-    Param, ParamKind, ParamValues, Preparation, StorageId, StorageIds,
+    Param, ParamKind, ParamValues, Preparation, StorageId, StorageIds, TargetMaking,
 };
 use object_store::path::Path;
 
@@ -161,8 +161,8 @@ blockhaul serve --layer cow "az://CONTAINER/disk.raw?account=NAME"
         Some(Arc::new(StoreBackend::new(self.kind, self.options.connecting(settings))))
     }
 
-    fn makes_targets(&self) -> bool {
-        true
+    fn target_making(&self) -> TargetMaking {
+        TargetMaking::Always
     }
 
     fn list(&self, target: &BackendTarget) -> Option<OpenFuture<Box<dyn ObjectList>>> {

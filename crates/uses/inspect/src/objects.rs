@@ -38,9 +38,10 @@ async fn write_pages(
             write!(output, "{{\n\"device\": {},\n\"objects\": [", json!(name))?;
         }
         for object in &page {
-            match as_json {
-                true => write_member(object, std::mem::take(&mut is_first), output)?,
-                false => write_line(object, output)?,
+            if as_json {
+                write_member(object, std::mem::take(&mut is_first), output)?;
+            } else {
+                write_line(object, output)?;
             }
         }
         output.flush()?;

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use blockhaul_block::{BASE_ALLOCATION, Error, ExtentReader, Kind, ZERO};
-use blockhaul_catalog::{DeviceSpec, Intent, Layer, Stack, rounded_size};
+use blockhaul_catalog::{DeviceSpec, Intent, Layer, Stack, TargetMaking, rounded_size};
 use blockhaul_engine::CopyError;
 use serde_json::{Value, json};
 
@@ -141,12 +141,22 @@ impl CopyContext {
         Ok(self.engine.ranges.as_ref().map_or_else(|| vec![(0, size)], |ranges| ranges.to_vec()))
     }
 
-    /// Checks a target that does not exist yet, without making it.
-    async fn made_target(
+    /// What happens to a target that a new one replaces.
+    async fn replaced_target(&self) -> TargetChange {
+        match self.registry.open(&self.target, Vec::new(), Intent::READ).await {
+            Ok(target) => TargetChange::Overwritten(target.device().facts().size),
+            Err(error) if error.kind() == Kind::NotFound => TargetChange::Created,
+            // Who may write may be refused to read.
+            Err(_) => TargetChange::Unknown,
+        }
+    }
+
+    /// Checks a target that the copy makes, without making it.
+    async fn check_made_target(
         &mut self,
         source: Option<&Stack>,
         layers: Vec<Arc<dyn Layer>>,
-    ) -> Result<TargetChange> {
+    ) -> Result<()> {
         let from = source.map(|source| source.device().facts());
         let intent = match &from {
             Some(from) if !self.target_is_kept() => Intent::target(from.size),
@@ -156,9 +166,11 @@ impl CopyContext {
         let (target, _) = opened.map_err(|error| self.target_error(&error))?;
         self.keep_open(&target);
         if let Some(from) = from {
-            self.check_size(&from, &target.device().facts())?;
+            let to = target.device().facts();
+            self.check_apart(&from.files, &to.files)?;
+            self.check_size(&from, &to)?;
         }
-        Ok(TargetChange::Created)
+        Ok(())
     }
 
     /// What happens to the target, which is opened for reading if it exists.
@@ -187,15 +199,23 @@ impl CopyContext {
             // What the command would do is unknown.
             return Ok(TargetChange::Unknown);
         }
-        let is_made = self.registry.makes_target(&self.target);
+        let making = self.registry.target_making(&self.target);
+        if making == TargetMaking::Always {
+            self.check_made_target(source, layers).await?;
+            return Ok(self.replaced_target().await);
+        }
         let opened = self.registry.open(&self.target, layers.clone(), Intent::READ).await;
         let target = match opened {
             Ok(target) => target,
-            Err(error) if is_made && error.kind() == Kind::NotFound => {
-                return self.made_target(source, layers).await;
+            Err(error) if making == TargetMaking::IfAbsent && error.kind() == Kind::NotFound => {
+                self.check_made_target(source, layers).await?;
+                return Ok(TargetChange::Created);
             }
             // A target that can only be written.
-            Err(error) if !is_made && matches!(error.kind(), Kind::Usage | Kind::Unsupported) => {
+            Err(error)
+                if making == TargetMaking::Never
+                    && matches!(error.kind(), Kind::Usage | Kind::Unsupported) =>
+            {
                 return Ok(TargetChange::Unknown);
             }
             Err(error) => return Err(self.target_error(&error)),

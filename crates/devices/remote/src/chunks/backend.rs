@@ -8,7 +8,7 @@ use std::time::Duration;
 use blockhaul_block::{Error, FileId, Kind, Result};
 use blockhaul_catalog::{
     Backend, BackendTarget, ConnectionSettings, OpenFuture, OpenedDevice, Param, ParamKind,
-    ParamValues, Preparation, StorageId, StorageIds,
+    ParamValues, Preparation, StorageId, StorageIds, TargetMaking,
 };
 
 use crate::chunks::device::ChunkDevice;
@@ -116,8 +116,8 @@ blockhaul serve "chunks:s3://BUCKET/disk?create=10G&endpoint=https://HOST:9000"
         })
     }
 
-    fn makes_targets(&self) -> bool {
-        true
+    fn target_making(&self) -> TargetMaking {
+        TargetMaking::IfAbsent
     }
 
     fn open_target(&self, target: BackendTarget) -> OpenFuture<(OpenedDevice, Preparation)> {

@@ -125,19 +125,26 @@ impl ChunkDisk {
         let turn = self.flushes.lock().await;
         self.check()?;
         self.failed_flush.check()?;
-        self.noted(self.folder.holds_lock().await)?;
         let unfinished = Error::new(Kind::Io, "a flush ended without a result (a bug)");
         let mut guard = FlushGuard { disk: self, failed: Some(unfinished) };
-        let committed = self.commit().await;
+        let committed = self.commit_as_owner().await;
         guard.failed = committed.as_ref().err().cloned();
         drop(guard);
         drop(turn);
         self.remove(committed?);
-        // A flush of nothing has written no manifest.
-        self.prove_lease().await
+        Ok(())
     }
 
-    /// Returns the objects that are not needed any more.
+    /// Returns the objects that are not needed any more, once it is clear that the disk is still this writer's.
+    async fn commit_as_owner(self: &Arc<ChunkDisk>) -> Result<Vec<String>> {
+        self.noted(self.folder.holds_lock().await)?;
+        let superseded = self.commit().await?;
+        // A flush of nothing has written no manifest.
+        self.prove_lease().await?;
+        Ok(superseded)
+    }
+
+    /// Writes what has changed. Returns the objects that are not needed any more.
     async fn commit(self: &Arc<ChunkDisk>) -> Result<Vec<String>> {
         let dirty = self.table().dirty_buffers();
         let each = |(chunk, buffer)| async move { self.write_back(chunk, &buffer).await };

@@ -85,11 +85,11 @@ impl LocalFolder {
     }
 
     /// Keeps others from replacing an object until the result is dropped, where the file system has locks of
-    /// directories: the lock of a writer can be removed.
-    fn turn(&self) -> io::Result<File> {
-        let folder = File::open(&self.root)?;
-        let _ = flock(&folder, FlockOperation::LockExclusive);
-        Ok(folder)
+    /// directories: the lock of a writer can be removed. The directory of the disk itself may be locked by its user.
+    fn turn(&self) -> Option<File> {
+        let folder = File::open(self.at(FOLDERS[1])).ok()?;
+        flock(&folder, FlockOperation::LockExclusive).ok()?;
+        Some(folder)
     }
 
     /// Makes the directories, and a file that becomes the object at once.
@@ -104,7 +104,7 @@ impl LocalFolder {
             let folders = FOLDERS.iter().map(|folder| self.root.join(folder));
             folders.into_iter().try_for_each(|path| Self::make_folder(&path)).map_err(wrong)?;
         }
-        let _turn = self.turn().map_err(wrong)?;
+        let _turn = self.turn();
         self.check_lock()?;
         let found = self.get_now(name, u64::from(u32::MAX))?;
         if found.map(|found| found.version.e_tag) != expected.map(|version| version.e_tag.clone()) {

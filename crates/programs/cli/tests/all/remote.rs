@@ -209,6 +209,9 @@ fn objects_are_written_as_a_whole_or_not_at_all(server: &ObjectServer) {
     }
     server.succeed(&["copy", "--dry-run", "disk.raw", "s3://disks/none"]);
     server.refuse(&["copy", "--dry-run", "disk.raw", "s3://nothing/none"], "NoSuchBucket");
+    // A smaller one is replaced.
+    let planned = server.succeed(&["copy", "--dry-run", "disk.raw", "s3://disks/a b/é%25+.raw"]);
+    assert!(planned.contains("would overwrite 8388609 bytes"), "{planned}");
     server.refuse(&["info", "s3://disks/none"], "NoSuchKey");
     server.refuse(&["serve", "s3://disks/x", "-U", "sock"], "at random places");
     server.refuse(&["copy", "disk.raw", "qcow2:s3://disks/y"], "as a whole, from a source");
