@@ -63,7 +63,8 @@ impl Backend for PartitioningBackend {
     fn example(&self) -> &'static str {
         r#"
 blockhaul copy sample:8M boot.raw && blockhaul copy sample:64M root.raw
-blockhaul copy 'partitioning:boot.raw,root.raw?partition-type=gpt&type-guid=efi,linux' disk.raw
+blockhaul copy 'partitioning:boot.raw,root.raw?partition-type=gpt' disk.raw
+blockhaul copy 'partitioning:boot.raw,root.raw?mbr-id=efi,linux' mbr.raw
 blockhaul copy 'partitioning:boot.raw,zero:1M?file=split:boot.raw%2croot.raw' three.raw
 "#
     }

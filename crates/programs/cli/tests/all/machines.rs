@@ -242,7 +242,7 @@ fn machines_that_cannot_be_backed_up_are_refused_with_a_remedy() {
         (vec!["--qmp", &none], 2, "--store"),
         (vec!["--qmp", &none, "--libvirt", "vm1", "--store", &stores], 2, "cannot be used with"),
         (vec!["vm1.toml", "--libvirt", "vm1", "--store", &stores], 2, "cannot be used with"),
-        (vec!["--libvirt", "vm1", "--store", &stores, "--dry-run"], 2, "cannot be used with"),
+        (vec!["--qmp", &none, "--store", &stores, "--dry-run"], 3, "cannot connect"),
         (vec!["--libvirt", "vm1", "--store", "/nosuch/stores"], 3, "/nosuch/stores"),
         (vec!["--disk", "vda", "vm1.toml"], 2, "--libvirt"),
     ] {
