@@ -297,6 +297,8 @@ fn escaped(text: &str) -> String {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use std::slice;
+
     use openssl::x509::X509Name;
 
     use super::*;
@@ -334,7 +336,7 @@ mod tests {
     fn attributes_of_one_part_are_joined_by_a_plus() {
         let (cn, o) = (encoded("2.5.4.3", 0x0c, b"a"), encoded("2.5.4.10", 0x0c, b"b"));
         assert_eq!(name(&[&[cn.clone(), o.clone()]]), "CN=a+O=b");
-        assert_eq!(name(&[&[o.clone()], &[cn.clone()]]), "CN=a,O=b");
+        assert_eq!(name(&[slice::from_ref(&o), slice::from_ref(&cn)]), "CN=a,O=b");
         assert_eq!(name(&[&[o], &[cn.clone(), cn]]), "CN=a+CN=a,O=b");
         // OpenSSL's short name of another attribute is `uid`.
         let other = "0.9.2342.19200300.100.1.44";
