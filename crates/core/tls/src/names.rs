@@ -345,7 +345,7 @@ mod tests {
         assert_eq!(name(&[&[encoded("1.2.3.999999", 0x0c, b"a")]]), "1.2.3.999999=a");
         assert_eq!(name(&[&[encoded("2.999.1", 0x0c, b"a")]]), "2.999.1=a");
         // Two values that are no text stay two values.
-        assert_eq!(name(&[&[encoded("2.5.4.3", 4, b"\xff")]]), "CN=#0401FF");
+        assert_eq!(name(&[&[encoded("2.5.4.3", 3, b"\0\xff")]]), "CN=#030200FF");
     }
 
     #[test]

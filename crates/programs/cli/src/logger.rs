@@ -259,6 +259,7 @@ pub fn start(verbose: bool) {
 }
 
 /// Starts logging warnings, unless the command has started its log already.
+#[cfg(feature = "formats")]
 pub fn start_unless_started() {
     if log::max_level() == LevelFilter::Off {
         start(false);
