@@ -11,8 +11,8 @@ use std::process::Command;
 use crate::libnbd_suite::ensure_source;
 use crate::peers::PeerDirectory;
 use crate::suite::{
-    SuitePaths, TestComparison, TestVerdict, at, exceptions, is_script, judge, make_dir, read,
-    remove,
+    PEERS, SuitePaths, TestComparison, TestVerdict, at, exceptions, is_script, judge, make_dir,
+    read, remove,
 };
 use crate::{TaskResult, run};
 
@@ -47,7 +47,7 @@ pub fn main(args: &[String]) -> TaskResult {
     let peers = PeerDirectory::here();
     peers.ensure(false)?;
     let dir = run::target().join("libnbd");
-    ensure_source(&dir)?;
+    ensure_source(&dir, &PEERS)?;
     let source = dir.join("source");
     let tests = tests(&source.join(TESTS), args)?;
     let work = dir.join("work/python");

@@ -10,13 +10,13 @@ use std::process::Command;
 
 use crate::peers::PeerDirectory;
 use crate::suite::{
-    self, InstallMode, SuitePaths, TestComparison, TestVerdict, at, exceptions, is_script, judge,
-    make_dir, read, remove,
+    self, InstallMode, NEWEST, PEERS, SuiteEdition, SuitePaths, TestComparison, TestVerdict, at,
+    exceptions_of, judge, make_dir, read, remove,
 };
 use crate::{TaskResult, run, source};
 
 pub const HELP: &str = "\
-cargo xtask libnbd-suite [--copied] [NAME…]
+cargo xtask libnbd-suite [--sid] [--copied] [NAME…]
 
 Runs libnbd's own tests of nbdcopy and nbdinfo twice: with the original programs among the peers (see
 `cargo xtask peers`), and with blockhaul, built in release mode and called by their names. Prints a
@@ -25,16 +25,11 @@ listed with a reason in docs/coming-from-libnbd.md, and when a listed one passes
 tests whose file names contain one of them. --copied puts copies of the program in the place of the
 originals, not symbolic links to it.
 
-The tests are those of Debian trixie's source package, fetched from the mirror of this machine's own
-apt sources. They and what they print are below target/libnbd.
+The tests are those of Debian trixie's source package, and with --sid those of sid's, with its programs; they are
+fetched from the mirror of this machine's own apt sources. They and what they print are below target/libnbd or
+target/libnbd-sid.
 ";
 
-/// The release that the source package comes from: that of the peers.
-const SUITE: &str = "trixie";
-/// Required prefix of its version: newer tests need newer programs.
-const VERSION: &str = "1.22.";
-/// The version that the original programs print: that of the peers.
-const ORIGINAL: &str = "1.22.2";
 /// The version that blockhaul prints under their names: that whose options it has.
 const EMULATED: &str = "1.24.4";
 /// The directories of tests, and the programs they test.
@@ -52,19 +47,26 @@ const PLACES: SuitePaths =
 pub fn main(args: &[String]) -> TaskResult {
     let (options, names): (Vec<_>, Vec<_>) =
         args.iter().cloned().partition(|arg| arg.starts_with('-'));
-    if let Some(option) = options.iter().find(|option| *option != "--copied") {
-        return run::no_more(std::slice::from_ref(option));
+    let (mut install, mut edition) = (InstallMode::Linked, &PEERS);
+    for option in &options {
+        match option.as_str() {
+            "--copied" => install = InstallMode::Copied,
+            "--sid" => edition = &NEWEST,
+            _ => return run::no_more(std::slice::from_ref(option)),
+        }
     }
-    let install = if options.is_empty() { InstallMode::Linked } else { InstallMode::Copied };
-    PeerDirectory::here().ensure(false)?;
-    let suite = LibnbdTestDir { dir: run::target().join("libnbd") };
-    ensure_source(&suite.dir)?;
+    let peers = if edition.suffix.is_empty() { PeerDirectory::here() } else { edition.peers() };
+    peers.ensure(false)?;
+    let dir = run::target().join(format!("libnbd{}", edition.suffix));
+    let enter = peers.dir().join("enter");
+    let suite = LibnbdTestDir { dir, enter, original: edition.libnbd.1 };
+    ensure_source(&suite.dir, edition)?;
     run::show(&mut run::build(&["blockhaul"], true))?;
     let tests = suite.tests(&names)?;
     let original = suite.prepare("original", None)?;
     let program = run::target().join("release/blockhaul");
     let ours = suite.prepare("blockhaul", Some((&program, install)))?;
-    let exceptions = exceptions(&read(&run::workspace().join(PLACES.exceptions))?, is_script);
+    let exceptions = exceptions_of(&read(&run::workspace().join(PLACES.exceptions))?, edition);
     let mut rows = Vec::new();
     println!("{:47} {:9} blockhaul", "test", "original");
     for test in tests {
@@ -77,13 +79,17 @@ pub fn main(args: &[String]) -> TaskResult {
 }
 
 /// Fetches libnbd's source package and unpacks it into `DIR/source` where it is missing.
-pub fn ensure_source(dir: &Path) -> TaskResult {
-    source::ensure(dir, SUITE, "libnbd", VERSION)
+pub fn ensure_source(dir: &Path, edition: &SuiteEdition) -> TaskResult {
+    source::ensure(dir, edition.suite, "libnbd", edition.libnbd.0)
 }
 
 /// The directory with the tests.
 struct LibnbdTestDir {
     dir: PathBuf,
+    /// Runs a program among the peers.
+    enter: PathBuf,
+    /// The version that the original programs print.
+    original: &'static str,
 }
 
 impl LibnbdTestDir {
@@ -132,8 +138,8 @@ impl LibnbdTestDir {
         let log = self.dir.join("log").join(name);
         remove(&log)?;
         make_dir(&log)?;
-        let version = if program.is_some() { EMULATED } else { ORIGINAL };
-        let bench = LibnbdTests { dir, log, version };
+        let version = if program.is_some() { EMULATED } else { self.original };
+        let bench = LibnbdTests { dir, enter: self.enter.clone(), log, version };
         // As libnbd's makefile does it; without it the test with certificates is skipped.
         let keys = "SRCDIR=. CERTTOOL=certtool ./make-pki.sh pki && touch pki/stamp-pki";
         run::quiet(&mut bench.command("tests", "bash", &["-c", keys]))?;
@@ -154,6 +160,8 @@ fn configured(template: &str, top: &str) -> String {
 /// A copy of the tests, ready to be run.
 struct LibnbdTests {
     dir: PathBuf,
+    /// Runs a program among the peers.
+    enter: PathBuf,
     log: PathBuf,
     /// The version that the tested programs are expected to print.
     version: &'static str,
@@ -171,7 +179,7 @@ impl LibnbdTests {
 
     /// A command in a directory of the tests, among the peers, with `bin` first in its search path.
     fn command(&self, folder: &str, program: &str, args: &[&str]) -> Command {
-        let mut command = Command::new(run::target().join("peers/enter"));
+        let mut command = Command::new(&self.enter);
         // Inside, as entering puts the peers first.
         let script = "PATH=\"$0:$PATH\" exec \"$@\"";
         command.args(["sh", "-c", script]).arg(self.dir.join("bin")).arg(program).args(args);

@@ -8,15 +8,14 @@ use std::fs;
 use std::path::Path;
 
 use crate::nbdkit_bench::NbdkitTests;
-use crate::peers::PeerDirectory;
 use crate::suite::{
-    InstallMode, ResultCache, SuitePaths, TestComparison, TestVerdict, at, exceptions, is_script,
-    judge, make_dir, read, run_all,
+    InstallMode, NEWEST, PEERS, ResultCache, SuitePaths, TestComparison, TestVerdict, at,
+    exceptions_of, judge, make_dir, read, run_all,
 };
 use crate::{TaskResult, run, source};
 
 pub const HELP: &str = "\
-cargo xtask nbdkit-suite [--again] [--release] [--copied] [--python-host] [NAME…]
+cargo xtask nbdkit-suite [--sid] [--again] [--release] [--copied] [--python-host] [NAME…]
 
 Runs nbdkit's own shell tests twice: with Debian's nbdkit among the peers (see `cargo xtask peers`), and
 with blockhaul, called by its name. Prints a table, and fails when a test that passes with Debian's does
@@ -26,13 +25,11 @@ nbdkit is remembered; --again asks anew. --release runs an optimised blockhaul, 
 program whose file is called nbdkit, not a symbolic link to it. --python-host hides nbdkit's plugin for
 Python from blockhaul, which then runs plugins in Python itself; without NAMEs it runs the tests about Python.
 
-The tests are those of Debian trixie's source package, fetched from the mirror of this machine's own
-apt sources, and need a C compiler. They and what they print are below target/nbdkit-suite.
+The tests are those of Debian trixie's source package, and with --sid those of sid's, with its nbdkit; they are
+fetched from the mirror of this machine's own apt sources. They and what they print are below target/nbdkit-suite
+or target/nbdkit-suite-sid.
 ";
 
-/// Packages that tests need besides the peers: programs that they call, and a compiler for plugins
-/// in C.
-const HELPERS: &str = "python3-packaging lzip expect libc-bin gcc g++ libc6-dev";
 /// Seconds after which a test has failed: on a busy machine.
 const PATIENCE: &str = "300";
 /// Scripts that look like tests and are parts of others.
@@ -41,7 +38,7 @@ const PARTS: &[&str] = &["test-shell.sh", "test-multi-conn-plugin.sh"];
 const TOGETHER: usize = 2;
 /// Exceptions are rows of a table that start with the name of a test.
 const PLACES: SuitePaths =
-    SuitePaths { log: "target/nbdkit-suite/*/log", exceptions: "docs/coming-from-nbdkit.md" };
+    SuitePaths { log: "target/nbdkit-suite*/*/log", exceptions: "docs/coming-from-nbdkit.md" };
 /// The tests of plugins with old interfaces, each by a run of one script.
 const OLD: &[&str] = &["version", "help", "dump", "nbd"];
 const OLD_PREFIX: &str = "test-old-plugins-";
@@ -53,21 +50,23 @@ pub fn main(args: &[String]) -> TaskResult {
     let mut release = false;
     let mut install = InstallMode::Linked;
     let mut python_host = false;
+    let mut edition = &PEERS;
     for option in &options {
         match option.as_str() {
             "--again" => again = true,
             "--release" => release = true,
             "--copied" => install = InstallMode::Copied,
             "--python-host" => python_host = true,
+            "--sid" => edition = &NEWEST,
             _ => return run::no_more(std::slice::from_ref(option)),
         }
     }
-    let dir = run::target().join("nbdkit-suite");
-    let peers = PeerDirectory::with(HELPERS, dir.join("peers"));
+    let dir = run::target().join(format!("nbdkit-suite{}", edition.suffix));
+    let peers = edition.peers();
     peers.ensure(false)?;
-    let source = run::target().join("nbdkit");
+    let source = run::target().join(format!("nbdkit{}", edition.suffix));
     make_dir(&source)?;
-    source::ensure_nbdkit(&source)?;
+    source::ensure_nbdkit(&source, edition)?;
     run::show(&mut run::build(&["blockhaul"], release))?;
     let program = run::target().join(if release { "release" } else { "debug" }).join("blockhaul");
     let from = source.join("source");
@@ -94,7 +93,7 @@ pub fn main(args: &[String]) -> TaskResult {
     let tests = tests(&source.join("source/tests"), &names)?;
     let memory = dir.join("original.txt");
     let mut original_ends = ResultCache::new(&memory, "", again);
-    let exceptions = exceptions(&read(&run::workspace().join(PLACES.exceptions))?, is_script);
+    let exceptions = exceptions_of(&read(&run::workspace().join(PLACES.exceptions))?, edition);
     original_ends.learn(&tests, |some| {
         run_all(some, TOGETHER, |test| run_one(&original, test), |_, _| {})
     })?;

@@ -32,7 +32,7 @@ another user a user namespace too.
 ";
 
 /// The release that the packages come from.
-const SUITE: &str = "trixie";
+pub const SUITE: &str = "trixie";
 
 /// The layout of target/peers; a change makes all be unpacked again.
 const LAYOUT: u32 = 1;
@@ -73,6 +73,8 @@ pub fn main(args: &[String]) -> TaskResult {
 /// The directory of unpacked peers.
 pub struct PeerDirectory {
     dir: PathBuf,
+    /// The release that the packages come from.
+    suite: &'static str,
     /// Packages requested besides [`PACKAGES`].
     more: &'static str,
 }
@@ -80,12 +82,12 @@ pub struct PeerDirectory {
 impl PeerDirectory {
     /// The peers of this work tree, unpacked or not yet.
     pub fn here() -> PeerDirectory {
-        PeerDirectory { dir: run::target().join("peers"), more: "" }
+        PeerDirectory { dir: run::target().join("peers"), suite: SUITE, more: "" }
     }
 
-    /// The same elsewhere, with further packages.
-    pub fn with(more: &'static str, dir: PathBuf) -> PeerDirectory {
-        PeerDirectory { dir, more }
+    /// Peers elsewhere, from a release of Debian, with further packages.
+    pub fn with(suite: &'static str, more: &'static str, dir: PathBuf) -> PeerDirectory {
+        PeerDirectory { dir, suite, more }
     }
 
     /// Their directory.
@@ -161,7 +163,7 @@ impl PeerDirectory {
         let dir = self.dir.join("apt");
         let mut failures = Vec::new();
         for source in sources {
-            println!("peers: reading the package lists of {SUITE}");
+            println!("peers: reading the package lists of {}", self.suite);
             match self.fetch_from(&dir, &source) {
                 Ok(debs) => return Ok(debs),
                 Err(why) => failures.push(why),
@@ -171,14 +173,14 @@ impl PeerDirectory {
     }
 
     fn fetch_from(&self, dir: &Path, source: &apt::AptSource) -> Result<Vec<PathBuf>, String> {
-        let mut apt = AptRoot::new(dir, source, SUITE)?;
+        let mut apt = AptRoot::new(dir, source, self.suite)?;
         if let Err(why) = apt.update() {
             if !why.contains("NO_PUBKEY") {
                 return Err(why);
             }
-            println!("peers: fetching a keyring that has {SUITE}'s key");
+            println!("peers: fetching a keyring that has {}'s key", self.suite);
             let newer = apt.newer_keyring().map_err(|second| format!("{why}; {second}"))?;
-            apt = AptRoot::new(dir, &newer, SUITE)?;
+            apt = AptRoot::new(dir, &newer, self.suite)?;
             apt.update()?;
         }
         println!("peers: fetching packages");
@@ -276,7 +278,7 @@ impl PeerDirectory {
     fn wanted(&self) -> String {
         // The first line of a file, and for the usual peers without a trace of others.
         let more = if self.more.is_empty() { String::new() } else { format!("; {}", self.more) };
-        format!("layout {LAYOUT} of {SUITE}: {PACKAGES}; {PROGRAMS}{more}")
+        format!("layout {LAYOUT} of {}: {PACKAGES}; {PROGRAMS}{more}", self.suite)
     }
 
     /// The stamp is written last: if it exists, everything does.
@@ -356,7 +358,7 @@ mod tests {
     fn the_stamp_tells_a_complete_tree_from_an_older_or_broken_one() {
         let scratch = tempfile::tempdir().unwrap();
         let dir = scratch.path().to_path_buf();
-        let peers = PeerDirectory::with("", dir.clone());
+        let peers = PeerDirectory::with(SUITE, "", dir.clone());
         assert!(!peers.is_complete());
         peers.stamp(&[PathBuf::from("nbdkit_1.42.3-1_amd64.deb")]).unwrap();
         assert!(peers.is_complete());

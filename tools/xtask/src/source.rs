@@ -6,11 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::apt::{self, AptRoot};
+use crate::suite::{PEERS, SuiteEdition};
 use crate::{TaskResult, run};
-
-/// The release that nbdkit's source package comes from, and its version: those of the peers.
-const SUITE: &str = "trixie";
-const NBDKIT: &str = "1.42.";
 
 pub const HELP: &str = "\
 cargo xtask nbdkit-source
@@ -25,12 +22,12 @@ pub fn main(args: &[String]) -> TaskResult {
     run::no_more(args)?;
     let dir = run::target().join("nbdkit");
     fs::create_dir_all(&dir).map_err(|error| at("make", &dir, &error))?;
-    ensure_nbdkit(&dir)
+    ensure_nbdkit(&dir, &PEERS)
 }
 
 /// nbdkit's, in `DIR/source`.
-pub fn ensure_nbdkit(dir: &Path) -> TaskResult {
-    ensure(dir, SUITE, "nbdkit", NBDKIT)
+pub fn ensure_nbdkit(dir: &Path, edition: &SuiteEdition) -> TaskResult {
+    ensure(dir, edition.suite, "nbdkit", edition.nbdkit)
 }
 
 /// Fetches and unpacks a source package into `DIR/source` where it is missing.

@@ -8,7 +8,11 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Mutex;
 
-use crate::TaskResult;
+use crate::peers::{self, PeerDirectory};
+use crate::{TaskResult, run};
+
+/// Packages that the tests of nbdkit need besides the peers: programs that they call, and a compiler for plugins in C.
+const HELPERS: &str = "python3-packaging lzip expect libc-bin gcc g++ libc6-dev";
 
 /// The status with which a test says that it cannot run here (automake's).
 const SKIP: i32 = 77;
@@ -233,6 +237,47 @@ pub fn exceptions(text: &str, is_test: impl Fn(&str) -> bool) -> BTreeMap<String
         is_test(name).then(|| (name.to_owned(), reason.to_owned()))
     };
     text.lines().filter_map(row).collect()
+}
+
+/// The exceptions of an edition. Those of an edition that is not that of the peers begin with its name and a colon.
+pub fn exceptions_of(text: &str, edition: &SuiteEdition) -> BTreeMap<String, String> {
+    let rows = exceptions(text, is_script).into_iter();
+    let own = rows.filter_map(|(name, reason)| match name.split_once(": ") {
+        None => edition.is_of_peers().then_some((name, reason)),
+        Some((suite, test)) => (suite == edition.suite).then(|| (test.to_owned(), reason)),
+    });
+    own.collect()
+}
+
+/// A release of Debian whose source packages have the tests, and the versions of these packages.
+pub struct SuiteEdition {
+    /// The release.
+    pub suite: &'static str,
+    /// Required prefix of the version of nbdkit: newer tests need newer programs.
+    pub nbdkit: &'static str,
+    /// That of libnbd, and the version that its programs print.
+    pub libnbd: (&'static str, &'static str),
+    /// The end of names of directories.
+    pub suffix: &'static str,
+}
+
+/// The edition of the peers.
+pub const PEERS: SuiteEdition =
+    SuiteEdition { suite: peers::SUITE, nbdkit: "1.42.", libnbd: ("1.22.", "1.22.2"), suffix: "" };
+/// The newest edition that there is.
+pub const NEWEST: SuiteEdition =
+    SuiteEdition { suite: "sid", nbdkit: "1.48.", libnbd: ("1.24.", "1.24.4"), suffix: "-sid" };
+
+impl SuiteEdition {
+    fn is_of_peers(&self) -> bool {
+        self.suffix.is_empty()
+    }
+
+    /// The programs of this edition, with what the tests of nbdkit need.
+    pub fn peers(&self) -> PeerDirectory {
+        let dir = run::target().join(format!("nbdkit-suite{}", self.suffix)).join("peers");
+        PeerDirectory::with(self.suite, HELPERS, dir)
+    }
 }
 
 /// Whether a name is that of a script.
