@@ -110,8 +110,8 @@ pub trait Visit: Send + Sync {
     /// export, which is not logged. An error is logged.
     fn open(&self, name: &str, tls: bool) -> OpenFuture<Option<Export>>;
 
-    /// The client is gone with requests in progress, whose replies are not needed. They may end
-    /// early.
+    /// The client is gone with requests in progress, whose replies cannot be sent. Reads may end
+    /// early; what was written is carried out.
     fn gone(&self) {}
 }
 

@@ -30,7 +30,7 @@ pub struct ThrottledConnection {
 }
 
 impl ThrottledConnection {
-    /// Ends the requests of a client that has left, and gives back their places.
+    /// Ends the reads of a client that has left, and gives back their places. Other requests are carried out.
     pub fn leave(&self) {
         self.is_gone.store(true, Ordering::Relaxed);
     }
@@ -88,13 +88,13 @@ impl SharedThrottle {
         passes
     }
 
-    /// Waits until a request of this length may go on.
-    async fn pass(&self, len: u64, connection: &ThrottledConnection) -> Result<()> {
-        pass(&self.requests, 1, connection).await?;
+    /// Waits until a request of this length may go on, or the client has left whose read it is.
+    async fn pass(&self, len: u64, reader: Option<&ThrottledConnection>) -> Result<()> {
+        pass(&self.requests, 1, reader).await?;
         let mut left = len;
         loop {
             let piece = left.min(self.piece());
-            pass(&self.bytes, piece, connection).await?;
+            pass(&self.bytes, piece, reader).await?;
             left -= piece;
             if left == 0 {
                 return Ok(());
@@ -103,13 +103,14 @@ impl SharedThrottle {
     }
 }
 
-/// Waits until these tokens have come in, or the client has left.
-async fn pass(bucket: &Bucket, tokens: u64, connection: &ThrottledConnection) -> Result<()> {
-    connection.check_present()?;
+/// Waits until these tokens have come in, or the reader has left.
+async fn pass(bucket: &Bucket, tokens: u64, reader: Option<&ThrottledConnection>) -> Result<()> {
+    let check_present = || reader.map_or(Ok(()), ThrottledConnection::check_present);
+    check_present()?;
     let turn = bucket.draw(tokens);
     while let Some(wait) = bucket.wait(turn) {
         blockhaul_io::sleep(wait).await;
-        connection.check_present().inspect_err(|_| bucket.give_back(turn))?;
+        check_present().inspect_err(|_| bucket.give_back(turn))?;
     }
     Ok(())
 }
@@ -145,7 +146,8 @@ impl Device for SharedThrottleDevice {
         let connection = self.connection.clone();
         PendingRequest::start(async move {
             let place = connection.queue.lock().await;
-            throttle.pass(request.len, &connection).await?;
+            let reader = matches!(request.op, Op::Read(_)).then_some(&*connection);
+            throttle.pass(request.len, reader).await?;
             drop(place);
             inner.submit(request).await
         })

@@ -243,6 +243,11 @@ impl QmpMachine {
             // The export of a client that leaves may be gone by now.
             let _ = self.client.run("block-export-del", json!({ "id": id, "mode": "hard" }));
         }
+        // Stopping the server ends the exports of others, too. What is removed later says until then, also after a
+        // kill, that the server is that of a backup.
+        if std::mem::take(&mut self.serves) && !self.serves_others(names) {
+            let _ = self.client.run("nbd-server-stop", json!({}));
+        }
         for id in self.own("query-jobs", "id", names) {
             self.end_job(&id, names);
         }
@@ -256,10 +261,6 @@ impl QmpMachine {
             // It may be absent.
             let _ = std::fs::remove_file(&disk.overlay);
         }
-        // Stopping the server ends the exports of others, too.
-        if std::mem::take(&mut self.serves) && !self.exports_by_nbd() {
-            let _ = self.client.run("nbd-server-stop", json!({}));
-        }
     }
 
     /// Whether an interrupted backup has left something in the machine.
@@ -272,10 +273,15 @@ impl QmpMachine {
         MADE.iter().any(|(command, member)| !self.own(command, member, names).is_empty())
     }
 
-    /// Whether the server has exports; also if QEMU does not list them.
-    fn exports_by_nbd(&mut self) -> bool {
+    /// Whether the server has exports of others; also if QEMU does not list them.
+    fn serves_others(&mut self, names: &BackupNames) -> bool {
         let listed = self.client.run("query-block-exports", json!({})).unwrap_or_default();
-        listed.as_array().is_none_or(|all| all.iter().any(|export| export["type"] == "nbd"))
+        let is_other = |export: &Value| {
+            // One of this backup may be listed until its clients are gone.
+            let is_own = export["id"].as_str().is_some_and(|id| id.starts_with(names.nodes()));
+            export["type"] == "nbd" && !is_own
+        };
+        listed.as_array().is_none_or(|all| all.iter().any(is_other))
     }
 
     /// Ends a job, and waits until it is gone.

@@ -7,6 +7,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use blockhaul_block::{Error, Kind};
+use blockhaul_catalog::Visit;
 use blockhaul_io::{Pool, Reservation};
 use blockhaul_wire::Errno;
 use blockhaul_wire::reply::ReplyEncoder;
@@ -199,7 +200,7 @@ impl Session {
 
     /// Waits until the device has finished all requests and the client has read all replies; during
     /// a stop, with a time limit. Returns whether the device has finished.
-    pub(super) async fn finish_all(&self) -> bool {
+    pub(super) async fn finish_all(&self, visit: &dyn Visit) -> bool {
         let mut finished = true;
         let mut reads_until = None;
         loop {
@@ -209,6 +210,10 @@ impl Session {
             let waiting = self.out.borrow().queued() > 0 && !self.broken.get();
             if self.in_flight.count() == 0 && !waiting {
                 return finished;
+            }
+            // A client that has only sent its last request still reads.
+            if self.broken.get() {
+                visit.gone();
             }
             let mut wait = None;
             if let Some(stop) = self.server.stop_order() {

@@ -493,6 +493,36 @@ print('ok' if beside < 10 and after < 10 else (beside, after))
     assert_eq!(said.trim(), "ok");
 }
 
+/// What a client has written before it left is carried out, whatever its rate is.
+// nbd: disc.finish
+#[test]
+fn writes_of_a_client_that_leaves_are_carried_out() {
+    let nbdsh = require_peer!("nbdsh");
+    let disks = DISKS.replace("memory:8M", "disk.raw");
+    let config = Config::new(&format!("{disks}[[client]]\nrate = '1M'\n"));
+    fs::File::create(config.0.file("disk.raw")).unwrap().set_len(8 << 20).unwrap();
+    let server = config.serve(&["--quiet"]);
+    script(
+        &config,
+        &nbdsh,
+        "
+h.set_export_name('data')
+h.connect_unix('s')
+for number in range(8):
+    h.aio_pwrite(bytes([number + 1]) * (128 << 10), number * (128 << 10))
+while h.aio_get_direction() & 2:
+    h.poll(100)
+h.aio_disconnect()
+del h
+",
+    );
+    assert!(server.stop().unwrap().success());
+    let disk = fs::read(config.0.file("disk.raw")).unwrap();
+    for (number, piece) in disk[..1 << 20].chunks(128 << 10).enumerate() {
+        assert!(piece.iter().all(|byte| usize::from(*byte) == number + 1), "piece {number}");
+    }
+}
+
 /// A file that keeps its reader waiting is refused, at the start and when files are read again.
 #[test]
 fn files_that_are_no_regular_ones_keep_no_server_waiting() {
