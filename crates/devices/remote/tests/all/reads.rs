@@ -291,7 +291,7 @@ fn descriptions_are_checked() {
         ("http://h/a#part", "has no value"),
         ("http://h/a#header-file=/nonexistent", "cannot read /nonexistent"),
         ("https://h/a#ca=/dev/null", "holds no certificate"),
-        ("https://h/a#ca=/dev/zero", "has more than"),
+        ("https://h/a#ca=/dev/zero", "it is no regular file"),
     ] {
         let spec = spec.to_owned();
         let error = on_a_worker(move || async move { open(&spec).await.map(drop).unwrap_err() });
