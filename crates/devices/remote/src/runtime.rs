@@ -32,18 +32,16 @@ pub(crate) async fn run<T: Send + 'static>(
 }
 
 /// Carries out `work`, and waits for it at most this long: behind it the process may end. Call it elsewhere than on
-/// the thread of requests.
-pub(crate) fn finish(most: Duration, work: impl Future<Output = ()> + Send + 'static) {
+/// the thread of requests. False: it has not ended.
+pub(crate) fn finish(most: Duration, work: impl Future<Output = ()> + Send + 'static) -> bool {
     let (done, ended) = mpsc::channel();
     let started = spawn(async move {
         work.await;
         // Nobody may wait any more.
         let _ = done.send(());
     });
-    if started.is_ok() {
-        // Work that takes longer goes on while the process does.
-        let _ = ended.recv_timeout(most);
-    }
+    // Work that takes longer goes on while the process does.
+    started.is_ok() && ended.recv_timeout(most).is_ok()
 }
 
 /// The result of `work`, which blocks, on a thread of its own. Call it on the thread of requests.

@@ -96,6 +96,6 @@ impl Drop for UploadDevice {
             return;
         }
         let upload = self.upload.clone();
-        runtime::finish(ABORT_MAX, async move { upload.abort().await });
+        let _ = runtime::finish(ABORT_MAX, async move { upload.abort().await });
     }
 }

@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blockhaul_block::{Error, Kind, Result};
-use futures_util::future::ready;
 use futures_util::stream::{self, StreamExt as _, TryStreamExt as _};
 use object_store::UpdateVersion;
 
@@ -258,18 +257,20 @@ impl ChunkDisk {
         self.publish(open, next).await
     }
 
-    /// Waits for all requests, flushes, waits until the objects that are not needed are removed, and gives the disk back to other writers.
+    /// Waits for all requests, flushes, waits until the objects that are not needed are removed, and gives the disk back
+    /// to other writers.
     pub(crate) async fn close(self: &Arc<ChunkDisk>) {
         if self.check().is_err() {
             return;
         }
-        self.table().is_closing = true;
+        self.closing.notify_one();
         let _last = self.requests.write().await;
         if let Err(error) = self.flush().await {
             log::warn!("{error}");
         }
-        let mut open = self.manifest.lock().await;
+        // Removals prove the lease, for which the manifest must be free.
         let _ended = self.removals.write().await;
+        let mut open = self.manifest.lock().await;
         if self.check().is_err() {
             return;
         }
@@ -291,8 +292,20 @@ impl ChunkDisk {
         let disk = self.clone();
         self.start_removal(async move {
             let each = |name: String| disk.remove_one(name);
-            stream::iter(names).for_each_concurrent(disk.connections, each).await;
+            let names = stream::iter(names).map(Ok);
+            let removed = names.try_for_each_concurrent(disk.connections, each).await;
+            if let Err(error) = removed {
+                disk.note_litter(&error);
+            }
         });
+    }
+
+    /// Notes that objects remain. A writer that has lost the disk leaves them to the next one.
+    fn note_litter(&self, error: &Error) {
+        if self.check().is_ok() {
+            log::warn!("objects that are not needed remain, and are removed later: {error}");
+        }
+        self.table().is_littered = true;
     }
 
     /// Starts a removal, for which closing waits.
@@ -309,16 +322,23 @@ impl ChunkDisk {
         }
     }
 
-    async fn remove_one(&self, name: String) {
+    /// Removes an object while the disk is surely this writer's: a disk that others have put there since may name it.
+    ///
+    /// # Errors
+    /// Another writer has the disk, or may have it. An object that cannot be removed is none.
+    async fn remove_one(&self, name: String) -> Result<()> {
+        self.noted(self.folder.holds_lock().await)?;
+        self.prove_lease().await?;
         if let Err(error) = self.folder.remove(&name).await {
             log::warn!("{name} remains, and is removed later: {error}");
             self.table().is_littered = true;
         }
+        Ok(())
     }
 
     /// Removes the objects of earlier writers that the index of `manifest` with these `versions` does not name. There
     /// may be some although the disk `was_clean`: those of a replaced writer can arrive at any time. Closing the disk
-    /// does not wait for the search for these.
+    /// ends the search; if the disk was not clean, the next writer searches again.
     pub(crate) fn remove_litter(
         self: &Arc<ChunkDisk>,
         manifest: ChunkManifest,
@@ -330,21 +350,24 @@ impl ChunkDisk {
             let each = |name: String| {
                 let is_litter = is_litter(&name, &manifest, &versions);
                 let disk = &disk;
-                async move {
-                    if is_litter {
-                        disk.remove_one(name).await;
-                    }
-                    Ok(())
-                }
+                async move { if is_litter { disk.remove_one(name).await } else { disk.check() } }
             };
-            let goes_on = |_: &String| ready(Ok(!(was_clean && disk.table().is_closing)));
-            let names = disk.folder.names().try_take_while(goes_on);
-            let removed = names.try_for_each_concurrent(disk.connections, each).await;
-            if let Err(error) = removed {
-                log::warn!("objects of an earlier writer remain, and are removed later: {error}");
-                disk.table().is_littered = true;
+            let names = disk.folder.names().take_until(disk.search_end(was_clean));
+            match names.try_for_each_concurrent(disk.connections, each).await {
+                // The names of others stay as they are, and those who may not list them need not.
+                Err(error) if was_clean || error.kind() == Kind::Invalid => {
+                    log::debug!("the search for objects of earlier writers has ended: {error}");
+                }
+                Err(error) => disk.note_litter(&error),
+                Ok(()) => {}
             }
         });
+    }
+
+    /// Waits until the disk is closed. The search that ends then has not seen all names.
+    async fn search_end(&self, was_clean: bool) {
+        self.closing.notified().await;
+        self.table().is_littered |= !was_clean;
     }
 }
 

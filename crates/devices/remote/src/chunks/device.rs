@@ -25,6 +25,7 @@ pub(crate) struct ChunkDevice {
 
 /// The disk of all handles: closed with the last one.
 struct OpenChunkDisk {
+    name: Arc<str>,
     disk: Arc<ChunkDisk>,
     _claim: Claim,
 }
@@ -54,7 +55,7 @@ impl ChunkDevice {
         facts.block.preferred = chunk.min(REQUEST);
         ChunkDevice {
             facts: Arc::new(facts),
-            open: Arc::new(OpenChunkDisk { disk, _claim: claim }),
+            open: Arc::new(OpenChunkDisk { name: name.into(), disk, _claim: claim }),
         }
     }
 
@@ -173,6 +174,9 @@ impl Drop for OpenChunkDisk {
             return;
         }
         let disk = self.disk.clone();
-        runtime::finish(CLOSE_MAX, async move { disk.close().await });
+        if !runtime::finish(CLOSE_MAX, async move { disk.close().await }) {
+            let name = &self.name;
+            log::warn!("{name} could not be closed in time: it counts as open for some time");
+        }
     }
 }

@@ -34,6 +34,8 @@ pub(crate) struct ChunkDisk {
     pub(crate) failed_flush: FailedFlush,
     /// Held for reading while a request is under way.
     pub(crate) requests: Arc<tokio::sync::RwLock<()>>,
+    /// Notified when the disk is closed: the search for objects of earlier writers ends.
+    pub(crate) closing: tokio::sync::Notify,
     /// Held for reading while objects are removed.
     pub(crate) removals: Arc<tokio::sync::RwLock<()>>,
 }

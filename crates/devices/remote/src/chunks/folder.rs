@@ -10,7 +10,7 @@ use object_store::{GetOptions, ObjectStoreExt as _, PutMode, PutOptions, UpdateV
 use tokio::sync::Semaphore;
 
 use crate::device::RemoteObject as _;
-use crate::store_failure::{failure, is_bucket_missing, is_conflict};
+use crate::store_failure::{StoreKind, failure, is_bucket_missing, is_conflict};
 use crate::store_object::{StoreObject, StoreResource};
 
 /// An object, and the version that it has at its service.
@@ -160,7 +160,7 @@ impl ObjectFolder for StoreFolder {
         let (prefix, kind) = (self.resource.key.clone(), self.resource.kind);
         let found = self.resource.store.list(Some(&prefix));
         let inside = move |found: object_store::Result<object_store::ObjectMeta>| {
-            let location = found.map_err(|error| failure(kind, &error).error)?.location;
+            let location = found.map_err(|error| unlisted(kind, &error))?.location;
             let parts = location.prefix_match(&prefix).into_iter().flatten();
             Ok(Path::from_iter(parts).to_string())
         };
@@ -170,6 +170,18 @@ impl ObjectFolder for StoreFolder {
     async fn lock(&self) -> Result<bool> {
         Ok(false)
     }
+}
+
+/// The error of a list. [`Kind::Invalid`]: others have put an object there whose name is none of ours.
+fn unlisted(kind: StoreKind, error: &object_store::Error) -> Error {
+    let is_name = matches!(error, object_store::Error::InvalidPath { .. });
+    let error = failure(kind, error).error;
+    if !is_name {
+        return error;
+    }
+    Error::new(Kind::Invalid, "an object has a name that cannot be used")
+        .because(error)
+        .with_remedy("remove that object")
 }
 
 /// Whether an error says that an object does not exist in its bucket.

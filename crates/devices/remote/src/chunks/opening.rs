@@ -241,6 +241,7 @@ impl ChunkPlace {
             flushes: tokio::sync::Mutex::default(),
             failed_flush: FailedFlush::default(),
             requests: Arc::default(),
+            closing: tokio::sync::Notify::new(),
             removals: Arc::default(),
         })
     }
@@ -257,7 +258,10 @@ fn keep_lease(disk: &Arc<ChunkDisk>, lease: Duration, is_locked: bool) -> Result
             tokio::time::sleep(lease / RENEWALS).await;
             let Some(disk) = disk.upgrade() else { return };
             if let Err(error) = disk.renew().await {
-                if disk.check().is_err() {
+                if let Err(lost) = disk.check() {
+                    if lost.kind() == Kind::InUse {
+                        log::warn!("{lost}");
+                    }
                     return;
                 }
                 log::warn!("cannot renew the lease of the disk: {error}");

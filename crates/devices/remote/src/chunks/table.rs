@@ -29,8 +29,6 @@ pub(crate) struct ChunkTable {
     clock: u64,
     /// Whether objects may be left that no index names.
     pub(crate) is_littered: bool,
-    /// Whether the disk is being closed.
-    pub(crate) is_closing: bool,
     /// Why the disk cannot be used any more.
     pub(crate) failed: Option<Error>,
 }
@@ -64,7 +62,6 @@ impl ChunkTable {
             superseded: Vec::new(),
             clock: 0,
             is_littered: false,
-            is_closing: false,
             failed: None,
         }
     }

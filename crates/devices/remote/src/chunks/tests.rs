@@ -46,6 +46,8 @@ struct FaultyFolder {
     repeats: bool,
     /// The next object that is written ends its task.
     panics: AtomicBool,
+    /// The names of lists arrive when the gate is closed.
+    gate: Option<Arc<tokio::sync::Semaphore>>,
     /// Objects that are being written.
     under_way: AtomicU64,
     rng: Mutex<Rng>,
@@ -69,6 +71,7 @@ impl FaultyFolder {
             lost: AtomicU64::new(0),
             repeats: false,
             panics: AtomicBool::new(false),
+            gate: None,
             under_way: AtomicU64::new(0),
             rng: Mutex::new(Rng::new(seed)),
         }
@@ -148,7 +151,19 @@ impl ObjectFolder for FaultyFolder {
     }
 
     fn names(&self) -> BoxStream<'static, Result<String>> {
-        self.inside.names()
+        let Some(gate) = self.gate.clone() else { return self.inside.names() };
+        let later = move |name| {
+            let gate = gate.clone();
+            async move {
+                // It is never free, but it is closed.
+                let _ = gate.acquire().await;
+                name
+            }
+        };
+        // Pages that the service has sent already.
+        let listed = self.inside.names().collect::<Vec<_>>();
+        let pages = futures_util::stream::once(listed).flat_map(futures_util::stream::iter);
+        pages.then(later).boxed()
     }
 
     async fn lock(&self) -> Result<bool> {
@@ -168,6 +183,12 @@ async fn made(place: &ChunkPlace, size: u64) -> Arc<ChunkDisk> {
     let disk = place.plan(size, CHUNK).await.unwrap();
     place.begin(&disk).await.unwrap();
     disk
+}
+
+/// Closes a disk once the search for objects of earlier writers has ended.
+async fn close_searched(disk: Arc<ChunkDisk>) {
+    drop(disk.removals.write().await);
+    disk.close().await;
 }
 
 async fn content(disk: &ChunkDisk) -> Vec<u8> {
@@ -219,7 +240,7 @@ fn a_second_writer_is_refused_until_the_lease_ends() {
         second.close().await;
         let third = place(&one).open_to_write().await.unwrap().unwrap();
         assert_eq!(&content(&third).await[5..10], b"after");
-        third.close().await;
+        close_searched(third).await;
         assert!(manifest(&one).await.is_clean);
         // The reader notices that its objects were replaced.
         let error = reader.read(0, &mut [0; 10]).await.unwrap_err();
@@ -321,7 +342,7 @@ fn late_objects_of_a_replaced_writer_are_removed_by_the_next_one() {
         first.write(5, b"first").await.unwrap();
         first.flush().await.unwrap();
         one.is_cut.store(true, Ordering::Relaxed);
-        place(&two).open_to_write().await.unwrap().unwrap().close().await;
+        close_searched(place(&two).open_to_write().await.unwrap().unwrap()).await;
         assert!(manifest(&two).await.is_clean);
         let late = ChunkVersion::of(manifest(&two).await.writer - 1, 99).unwrap();
         let names = [chunk_name(3, late), page_name(0, late)];
@@ -338,6 +359,75 @@ fn late_objects_of_a_replaced_writer_are_removed_by_the_next_one() {
         assert_eq!(two.names().count().await, 3);
         assert_eq!(&content(&third).await[5..10], b"first");
         third.close().await;
+    });
+}
+
+/// A location that is restored while a writer stands still keeps the objects that it had before.
+#[test]
+fn a_replaced_writer_removes_nothing_any_more() {
+    block_on(async {
+        let store = Arc::new(InMemory::new());
+        let one = folder(&store);
+        let disk = made(&place(&one), 8 * CHUNK).await;
+        disk.write(0, &[7; 4 * CHUNK as usize]).await.unwrap();
+        disk.close().await;
+        let names: Vec<_> = one.names().try_collect().await.unwrap();
+        let mut backup = Vec::new();
+        for name in names {
+            let found = one.inside.get(&name, MANIFEST_MAX).await.unwrap().unwrap();
+            backup.push((name, found.bytes));
+        }
+        let disk = place(&one).open_to_write().await.unwrap().unwrap();
+        disk.write(0, &[8; 4 * CHUNK as usize]).await.unwrap();
+        disk.close().await;
+        for (name, bytes) in backup.iter().filter(|(name, _)| name != MANIFEST) {
+            one.inside.put(name, bytes.clone()).await.unwrap();
+        }
+        let gate = Arc::new(tokio::sync::Semaphore::new(0));
+        let slow = FaultyFolder { gate: Some(gate.clone()), ..FaultyFolder::new(&store, 1) };
+        let slow = Arc::new(slow);
+        let replaced = place(&slow).open_to_write().await.unwrap().unwrap();
+        // The search has its names.
+        tokio::time::sleep(LEASE / 4).await;
+        slow.is_cut.store(true, Ordering::Relaxed);
+        tokio::time::sleep(LEASE).await;
+        for (name, bytes) in &backup {
+            one.inside.put(name, bytes.clone()).await.unwrap();
+        }
+        slow.is_cut.store(false, Ordering::Relaxed);
+        gate.close();
+        replaced.remove(vec![backup[0].0.clone()]);
+        drop(replaced.removals.write().await);
+        assert_eq!(replaced.check().unwrap_err().kind(), Kind::InUse);
+        for (name, _) in &backup {
+            assert!(one.inside.get(name, MANIFEST_MAX).await.unwrap().is_some(), "{name}");
+        }
+        let reader = place(&one).open_to_read().await.unwrap();
+        assert!(content(&reader).await[..4 * CHUNK as usize].iter().all(|byte| *byte == 7));
+    });
+}
+
+/// Closing ends the search for objects of earlier writers; the next writer searches again if the disk was not clean.
+#[test]
+fn closing_does_not_wait_for_a_list() {
+    block_on(async {
+        let store = Arc::new(InMemory::new());
+        let one = folder(&store);
+        made(&place(&one), CHUNK).await.close().await;
+        let gate = Some(Arc::new(tokio::sync::Semaphore::new(0)));
+        let slow = Arc::new(FaultyFolder { gate, ..FaultyFolder::new(&store, 1) });
+        place(&slow).open_to_write().await.unwrap().unwrap().close().await;
+        assert!(manifest(&one).await.is_clean);
+        // A killed writer.
+        let killed = place(&one).open_to_write().await.unwrap().unwrap();
+        one.is_cut.store(true, Ordering::Relaxed);
+        drop(killed);
+        place(&slow).open_to_write().await.unwrap().unwrap().close().await;
+        let found = manifest(&slow).await;
+        assert!(!found.is_clean && found.holder.is_none());
+        one.is_cut.store(false, Ordering::Relaxed);
+        close_searched(place(&one).open_to_write().await.unwrap().unwrap()).await;
+        assert!(manifest(&one).await.is_clean);
     });
 }
 
@@ -589,7 +679,7 @@ async fn round(seed: u64) {
         drop(disk);
     }
     // All objects are named by the index, once a writer has closed the disk.
-    place(&one).open_to_write().await.unwrap().unwrap().close().await;
+    close_searched(place(&one).open_to_write().await.unwrap().unwrap()).await;
     let disk = place(&one).open_to_read().await.unwrap();
     assert!(manifest(&one).await.is_clean, "seed {seed:#x}");
     let names: Vec<_> = one.names().try_collect().await.unwrap();
