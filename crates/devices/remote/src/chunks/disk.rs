@@ -153,6 +153,13 @@ impl ChunkDisk {
 
     /// The error of an object that is not there, but should be.
     async fn lost(&self, name: &str) -> Error {
+        if self.read_generation.is_none()
+            && let Err(error) = self.renew().await
+            && error.kind() == Kind::InUse
+        {
+            // The writer that has the disk now has removed it.
+            return error;
+        }
         if let Some(opened) = self.read_generation
             && let Ok(Some(found)) = self.folder.get(MANIFEST, MANIFEST_MAX).await
             && let Ok(now) = ChunkManifest::parse(&found.bytes)

@@ -5,6 +5,7 @@ use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use blockhaul_block::{Error, Kind, Result};
@@ -24,6 +25,9 @@ const LOCK: &str = "lock";
 const FRESH: &str = "manifest.new";
 /// No file of another name is written.
 const NOFOLLOW: i32 = OFlags::NOFOLLOW.bits().cast_signed();
+/// Longest time in which others replace an object, and the pause between two looks.
+const TURN: Duration = Duration::from_secs(5);
+const PAUSE: Duration = Duration::from_millis(10);
 /// Folders with objects.
 const FOLDERS: [&str; 2] = ["chunks", "index"];
 
@@ -86,10 +90,26 @@ impl LocalFolder {
 
     /// Keeps others from replacing an object until the result is dropped, where the file system has locks of
     /// directories: the lock of a writer can be removed. The directory of the disk itself may be locked by its user.
-    fn turn(&self) -> Option<File> {
-        let folder = File::open(self.at(FOLDERS[1])).ok()?;
-        flock(&folder, FlockOperation::LockExclusive).ok()?;
-        Some(folder)
+    ///
+    /// # Errors
+    /// [`Kind::InUse`]: another program keeps the directory locked. Whoever may read it can lock it.
+    fn turn(&self) -> Result<Option<File>> {
+        let path = self.at(FOLDERS[1]);
+        let Ok(folder) = File::open(&path) else { return Ok(None) };
+        let begun = blockhaul_io::now();
+        loop {
+            match flock(&folder, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => return Ok(Some(folder)),
+                Err(Errno::WOULDBLOCK | Errno::INTR) if blockhaul_io::now() < begun + TURN => {
+                    std::thread::sleep(PAUSE);
+                }
+                Err(Errno::WOULDBLOCK | Errno::INTR) => break,
+                Err(_) => return Ok(None),
+            }
+        }
+        let text = format!("another program keeps {} locked", path.display());
+        let remedy = "end that program (lsof names it), then open the disk again";
+        Err(Error::new(Kind::InUse, text).with_remedy(remedy))
     }
 
     /// Makes the directories, and a file that becomes the object at once.
@@ -104,7 +124,7 @@ impl LocalFolder {
             let folders = FOLDERS.iter().map(|folder| self.root.join(folder));
             folders.into_iter().try_for_each(|path| Self::make_folder(&path)).map_err(wrong)?;
         }
-        let _turn = self.turn();
+        let _turn = self.turn()?;
         self.check_lock()?;
         let found = self.get_now(name, u64::from(u32::MAX))?;
         if found.map(|found| found.version.e_tag) != expected.map(|version| version.e_tag.clone()) {

@@ -284,6 +284,56 @@ fn a_writer_notices_that_its_lock_was_removed() {
     });
 }
 
+/// Whoever may read a directory can lock it.
+#[test]
+fn a_locked_directory_of_the_index_is_an_error_after_some_time() {
+    block_on(async {
+        let scratch = tempfile::tempdir().unwrap();
+        let place = ChunkPlace {
+            folder: Arc::new(LocalFolder::new(scratch.path().to_owned())),
+            connections: 3,
+            cache: 3 * CHUNK,
+            lease: LEASE,
+        };
+        let disk = made(&place, 8 * CHUNK).await;
+        disk.write(5, b"first").await.unwrap();
+        let reader = std::fs::File::open(scratch.path().join("index")).unwrap();
+        let lock = rustix::fs::FlockOperation::LockShared;
+        rustix::fs::flock(&reader, lock).unwrap();
+        let flushed = disk.clone();
+        let flushed = tokio::spawn(async move { flushed.flush().await });
+        tokio::time::sleep(LEASE).await;
+        assert!(!flushed.is_finished());
+        drop(reader);
+        flushed.await.unwrap().unwrap();
+        let reader = std::fs::File::open(scratch.path().join("index")).unwrap();
+        rustix::fs::flock(&reader, lock).unwrap();
+        disk.write(5, b"after").await.unwrap();
+        let refused = disk.flush().await.unwrap_err();
+        assert!(refused.kind() == Kind::InUse && refused.is_complete(), "{refused}");
+        assert!(refused.to_string().contains("locked"), "{refused}");
+    });
+}
+
+#[test]
+fn a_replaced_writer_does_not_take_removed_objects_for_lost_ones() {
+    block_on(async {
+        let store = Arc::new(InMemory::new());
+        let (one, two) = (folder(&store), folder(&store));
+        let first = made(&place(&one), 8 * CHUNK).await;
+        first.write(0, &[7; 4 * CHUNK as usize]).await.unwrap();
+        first.flush().await.unwrap();
+        one.is_cut.store(true, Ordering::Relaxed);
+        let second = place(&two).open_to_write().await.unwrap().unwrap();
+        second.write(0, &[8; 4 * CHUNK as usize]).await.unwrap();
+        close_searched(second).await;
+        assert_eq!(two.names().count().await, 6);
+        one.is_cut.store(false, Ordering::Relaxed);
+        let replaced = first.read(0, &mut [0; 9]).await.unwrap_err();
+        assert!(replaced.kind() == Kind::InUse && replaced.is_complete(), "{replaced}");
+    });
+}
+
 #[test]
 fn the_lease_is_renewed_during_a_long_flush() {
     block_on(async {
