@@ -8,13 +8,15 @@ use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
 use reqwest::{Method, Url};
 
 use crate::failure::Failure;
-use crate::http_object::HttpResource;
+use crate::http_object::{HttpResource, PIECE};
 use crate::response::refusal;
 use crate::runtime;
 use crate::store_object::shown_etag;
 
 /// Bytes of a list, which a server sends in one response.
 const LIST_MAX: usize = 16 << 20;
+/// Most elements around another one.
+const DEPTH_MAX: usize = 64;
 
 /// The files in a directory, without those in directories below it.
 pub(crate) struct DavList(Option<HttpResource>);
@@ -32,7 +34,7 @@ impl ObjectList for DavList {
         Box::pin(runtime::run(async move {
             let Some(resource) = resource else { return Ok(Vec::new()) };
             let (text, place) = request(&resource).await.map_err(|failure| failure.error)?;
-            entries(&text, place.path())
+            entries(&text, &place)
         }))
     }
 }
@@ -56,8 +58,13 @@ async fn request(resource: &HttpResource) -> Result<(String, Url), Failure> {
         return Err(refusal(response, false).await);
     }
     let mut bytes = Vec::new();
-    while let Some(more) = resource.chunk(&mut response, resource.due()).await? {
+    let (mut piece, mut due) = (0, resource.due());
+    while let Some(more) = resource.chunk(&mut response, due).await? {
         bytes.extend_from_slice(&more);
+        piece += more.len();
+        if piece >= PIECE {
+            (piece, due) = (0, resource.due());
+        }
         if bytes.len() > LIST_MAX {
             let text = format!("the list of the server has more than {LIST_MAX} bytes");
             let error = Error::new(Kind::Unsupported, text);
@@ -83,31 +90,123 @@ struct DavEntry {
     is_directory: bool,
 }
 
-/// The files of a response, by their places in the directory with this path.
-fn entries(text: &str, folder: &str) -> Result<Vec<ObjectEntry>> {
+/// The files of a response, by their places in the directory at `place`.
+fn entries(text: &str, place: &Url) -> Result<Vec<ObjectEntry>> {
     let mut reader = Reader::from_str(text);
-    let (mut files, mut found, mut value) = (Vec::new(), DavEntry::default(), String::new());
+    let mut list = DavEntries::new(place)?;
     loop {
         match reader.read_event().map_err(|_| no_list())? {
-            Event::Start(start) => {
-                value.clear();
-                if start.local_name().as_ref() == b"response" {
-                    found = DavEntry::default();
-                }
-                found.is_directory |= start.local_name().as_ref() == b"collection";
-            }
+            Event::Start(start) => list.begin(start.local_name().as_ref())?,
             Event::Empty(empty) => {
-                found.is_directory |= empty.local_name().as_ref() == b"collection"
+                list.begin(empty.local_name().as_ref())?;
+                list.end();
             }
-            Event::Text(part) => value += &part.decode().map_err(|_| no_list())?,
-            Event::GeneralRef(part) => value.push(reference(&part).ok_or_else(no_list)?),
-            Event::End(end) if end.local_name().as_ref() == b"response" => {
-                files.extend(std::mem::take(&mut found).file(folder));
-            }
-            Event::End(end) => found.set(end.local_name().as_ref(), value.trim()),
-            Event::Eof => return Ok(files),
+            Event::Text(part) => list.value += &part.decode().map_err(|_| no_list())?,
+            Event::GeneralRef(part) => list.value.push(reference(&part).ok_or_else(no_list)?),
+            Event::End(_) => list.end(),
+            Event::Eof => return list.files(),
             _ => {}
         }
+    }
+}
+
+/// The part of a list that was read.
+struct DavEntries<'a> {
+    place: &'a Url,
+    /// The path of the directory, decoded, without a slash at its end.
+    folder: String,
+    /// Names of the elements around the next event.
+    around: Vec<Vec<u8>>,
+    value: String,
+    entry: DavEntry,
+    files: Vec<ObjectEntry>,
+    names_folder: bool,
+}
+
+impl<'a> DavEntries<'a> {
+    fn new(place: &'a Url) -> Result<DavEntries<'a>> {
+        let folder = percent_decode(place.path().trim_end_matches('/'))?;
+        Ok(DavEntries {
+            place,
+            folder,
+            around: Vec::new(),
+            value: String::new(),
+            entry: DavEntry::default(),
+            files: Vec::new(),
+            names_folder: false,
+        })
+    }
+
+    fn begin(&mut self, element: &[u8]) -> Result<()> {
+        let is_root = self.around.is_empty();
+        if is_root != (element == b"multistatus") || self.around.len() == DEPTH_MAX {
+            return Err(no_list());
+        }
+        self.value.clear();
+        self.around.push(element.to_vec());
+        Ok(())
+    }
+
+    /// Properties may have elements of the same names inside, such as the address of a lock.
+    fn end(&mut self) {
+        let around: Vec<&[u8]> = self.around.iter().map(Vec::as_slice).collect();
+        let value = self.value.trim();
+        match around[..] {
+            [_, b"response"] => {
+                let entry = std::mem::take(&mut self.entry);
+                self.add(entry);
+            }
+            [_, b"response", b"href"] => value.clone_into(&mut self.entry.href),
+            [_, b"response", b"propstat", b"prop", b"resourcetype", b"collection"] => {
+                self.entry.is_directory = true;
+            }
+            // A property that the file does not have is empty.
+            [_, b"response", b"propstat", b"prop", property] if !value.is_empty() => {
+                self.entry.set(property, value);
+            }
+            _ => {}
+        }
+        self.around.pop();
+        self.value.clear();
+    }
+
+    fn add(&mut self, entry: DavEntry) {
+        let path = self.path(&entry.href);
+        if path.as_deref().is_some_and(|path| path.trim_end_matches('/') == self.folder) {
+            self.names_folder = true;
+            return;
+        }
+        if entry.is_directory {
+            return;
+        }
+        let inside = path.as_deref().and_then(|path| path.strip_prefix(self.folder.as_str()));
+        let name = inside.and_then(|name| name.strip_prefix('/')).map(str::to_owned);
+        let DavEntry { href, size, changed, etag, .. } = entry;
+        // A file without a size cannot be read.
+        if let (Some(name), Some(size)) = (name, size) {
+            self.files.push(ObjectEntry { name, size, changed, etag });
+        } else {
+            let href = blockhaul_wire::printable(href.as_bytes(), 256);
+            log::warn!("the list lacks {href}: it has no size, or no name of this directory");
+        }
+    }
+
+    /// The path of a URL, which may be relative to that of the list.
+    fn path(&self, href: &str) -> Option<String> {
+        let url = self.place.join(href).ok().filter(|_| !href.is_empty())?;
+        percent_decode(url.path()).ok()
+    }
+
+    fn files(self) -> Result<Vec<ObjectEntry>> {
+        if !self.around.is_empty() {
+            return Err(no_list());
+        }
+        if self.names_folder {
+            return Ok(self.files);
+        }
+        let text = "the list of the server (WebDAV) does not name the directory itself";
+        let error = Error::new(Kind::Unsupported, text);
+        Err(error.with_remedy("check the URL; a proxy in front of the server may change paths"))
     }
 }
 
@@ -133,17 +232,6 @@ impl DavEntry {
             _ => {}
         }
     }
-
-    fn file(self, folder: &str) -> Option<ObjectEntry> {
-        let DavEntry { href, size, changed, etag, is_directory } = self;
-        // A URL, or its path.
-        let path = Url::parse(&href).map_or(href, |url| url.path().to_owned());
-        let name = percent_decode(path.strip_prefix(folder)?).ok()?;
-        let is_file = !is_directory && !name.is_empty();
-        // A file without a size cannot be read.
-        let size = size.filter(|_| is_file)?;
-        Some(ObjectEntry { name, size, changed, etag })
-    }
 }
 
 #[cfg(test)]
@@ -162,7 +250,7 @@ mod tests {
 
     #[test]
     fn files_are_found_and_directories_are_not() {
-        let found = entries(LIST, "/a/").unwrap();
+        let found = entries(LIST, &url("/a/")).unwrap();
         let first = ObjectEntry {
             name: "b &%.raw".to_owned(),
             size: 70,
@@ -171,10 +259,50 @@ mod tests {
         };
         let second = ObjectEntry { name: "c".to_owned(), size: 9, changed: None, etag: None };
         assert_eq!(found, [first, second]);
-        assert!(entries(LIST, "/other/").unwrap().is_empty());
-        assert!(entries("<a></b>", "/").is_err());
+        assert_eq!(entries(LIST, &url("/other/")).unwrap_err().kind(), Kind::Unsupported);
+        for wrong in ["<a></b>", "", "<a/>", "<multistatus/>", &"<multistatus>".repeat(99)] {
+            assert!(entries(wrong, &url("/")).is_err(), "{wrong}");
+        }
         (0..LIST.len()).filter(|at| LIST.is_char_boundary(*at)).for_each(|at| {
-            let _ = entries(&LIST[..at], "/a/");
+            assert!(entries(&LIST[..at], &url("/a/")).is_err());
         });
+    }
+
+    fn url(path: &str) -> Url {
+        Url::parse("http://host").unwrap().join(path).unwrap()
+    }
+
+    fn names(folder: &str, responses: &[&str]) -> Vec<String> {
+        let own = format!("<response><href>{folder}</href></response>");
+        let text = format!("<multistatus>{own}{}</multistatus>", responses.concat());
+        let found = entries(&text, &url(folder)).unwrap();
+        found.into_iter().map(|entry| entry.name).collect()
+    }
+
+    fn file(href: &str, properties: &str) -> String {
+        let size = "<getcontentlength>7</getcontentlength>";
+        let prop = format!("<propstat><prop>{size}{properties}</prop></propstat>");
+        format!("<response><href>{href}</href>{prop}</response>")
+    }
+
+    #[test]
+    fn names_of_locks_are_not_those_of_files() {
+        let lock = "<lockdiscovery><activelock><lockroot><href>/a/other</href></lockroot><locktoken>\
+                    <href>urn:uuid:1</href></locktoken></activelock></lockdiscovery>";
+        assert_eq!(names("/a/", &[&file("/a/b", lock)]), ["b"]);
+        let odd = "<x><getcontentlength>9</getcontentlength><collection/></x>";
+        assert_eq!(names("/a/", &[&file("/a/b", odd)]), ["b"]);
+    }
+
+    #[test]
+    fn paths_are_compared_decoded() {
+        assert_eq!(names("/%7euser/", &[&file("/~user/b", "")]), ["b"]);
+        assert_eq!(names("/~user/", &[&file("/%7Euser/%c3%a4", ""), &file("c", "")]), ["ä", "c"]);
+        assert_eq!(names("/%C3%A4/", &[&file("/%c3%a4/b", "")]), ["b"]);
+        // Others are left out with a warning: no text, no size, another directory.
+        let no_size = "<response><href>/a/b</href></response>";
+        let left_out = [&file("/a/%ff", ""), no_size, &file("/ab/c", ""), &file("", "")];
+        assert!(names("/a/", &left_out).is_empty());
+        assert!(entries(LIST, &url("/%ff/")).is_err());
     }
 }
