@@ -158,7 +158,7 @@ impl OpenExport {
         match all.iter().find(|(other, _)| other == name) {
             None => Ok(()),
             Some((_, why)) => Err(JobError::request(format!(
-                "bitmap {name:?} of export {:?} is inconsistent: {why}; remove it, and make a full backup",
+                "bitmap {name:?} of export {:?} is inconsistent: {why}; remove it with bitmap-remove, and make a full backup",
                 self.name
             ))),
         }

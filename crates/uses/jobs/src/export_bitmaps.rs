@@ -132,7 +132,7 @@ impl ExportTable {
         for (name, why) in &kept.inconsistent {
             log::warn!(
                 export = export.name;
-                "bitmap {name:?} of export {:?} is inconsistent: {why}; remove it, and make a full backup",
+                "bitmap {name:?} of export {:?} is inconsistent: {why}; remove it with bitmap-remove, and make a full backup",
                 export.name
             );
         }

@@ -33,15 +33,31 @@ pub(crate) struct Machine {
 impl Machine {
     fn start(scratch: ScratchDir, more: &[&str]) -> Machine {
         let disk = scratch.file("disk");
-        let control = scratch.file("ctl");
         succeed(&["copy", &format!("random:{SIZE}?seed=1"), disk.to_str().unwrap()]);
-        let export = format!("a={}", disk.display());
-        let mut args = vec!["--control", control.to_str().unwrap(), "--export", &export];
-        args.extend(more);
-        let server = PeerServer::blockhaul(OURS.as_ref(), &scratch.socket("nbd"), &args).unwrap();
+        let server = Machine::serve(&scratch, more);
         let machine = Machine { scratch, server };
         machine.job("");
         machine
+    }
+
+    fn serve(scratch: &ScratchDir, more: &[&str]) -> PeerServer {
+        let disk = scratch.file("disk");
+        let control = scratch.file("ctl");
+        let export = format!("a={}", disk.display());
+        let mut args = vec!["--control", control.to_str().unwrap(), "--export", &export];
+        args.extend(more);
+        PeerServer::blockhaul(OURS.as_ref(), &scratch.socket("nbd"), &args).unwrap()
+    }
+
+    /// Kills the server, and starts it again.
+    fn restart(self, more: &[&str]) -> Machine {
+        let Machine { scratch, server } = self;
+        drop(server);
+        for left in [scratch.socket("nbd"), scratch.file("ctl")] {
+            let _ = fs::remove_file(left);
+        }
+        let server = Machine::serve(&scratch, more);
+        Machine { scratch, server }
     }
 
     pub(crate) fn new() -> Machine {
@@ -134,19 +150,24 @@ impl Machine {
 
 /// Runs the script of the page for a served disk, whose export is `a` here.
 fn page_script(machine: &Machine, more: &[&str]) -> std::process::Output {
+    tools::output(&mut page_command(machine, more), LIMIT).unwrap()
+}
+
+fn page_command(machine: &Machine, more: &[&str]) -> Command {
     let page = include_str!("../../../../../docs/backups.md");
     let script = page.split("#!/bin/sh\n").nth(1).unwrap().split("```").next().unwrap();
     let script = script.replace("/run/blockhaul/control", &machine.file("ctl"));
     let script = script.replace("/var/lib/blockhaul/vm1/vda", &machine.file("store"));
     let script = script.replace("/etc/blockhaul/vm1.toml", &machine.file("job"));
     let script = script.replace("-add vda", "-add a").replace("-remove vda", "-remove a");
+    let script = script.replace("== \"vda\"", "== \"a\"");
     let names = machine.scratch.file("names");
     let _ = fs::create_dir(&names);
     let _ = std::os::unix::fs::symlink(OURS, names.join("blockhaul"));
     let path = format!("{}:/usr/bin:/bin", names.display());
     let mut shell = Command::new("sh");
     shell.args(["-c", &script, "pull-vm1"]).args(more).env("PATH", path);
-    tools::output(&mut shell, LIMIT).unwrap()
+    shell
 }
 
 #[test]
@@ -177,6 +198,53 @@ fn the_script_of_the_page_pulls_a_served_disk_each_night() {
     let found = exports["exports"].as_array().unwrap();
     assert_eq!(found.len(), 1, "{exports}");
     assert_eq!(found[0]["bitmaps"].as_array().unwrap().len(), 1, "{exports}");
+}
+
+#[test]
+fn the_script_of_the_page_makes_a_full_backup_after_a_crash_of_the_server() {
+    require_peer!("jq");
+    require_peer!("flock");
+    let mut machine = Machine::new();
+    let uri = machine.server.uri("now");
+    let store = machine.file("store");
+    let job = format!("[[disk]]\nname = 'vda'\nsource = '{uri}'\nstore = '{store}'\n");
+    fs::write(machine.scratch.file("job"), job).unwrap();
+    let bitmaps = machine.file("bitmaps");
+    fs::create_dir(&bitmaps).unwrap();
+    let kept = ["--bitmaps", bitmaps.as_str()];
+    let run = |machine: &Machine, kind: &str| {
+        let output = page_script(machine, &[]);
+        let said = text(&output.stdout) + &text(&output.stderr);
+        assert!(output.status.success() && said.contains(kind), "{said}");
+        succeed(&["compare", &format!("backup:{store}"), &machine.server.uri("a")]);
+    };
+    run(&machine, "is a full backup");
+    // The point of a pull that cannot print is complete, and its bitmap stays.
+    let full = fs::File::options().write(true).open("/dev/full").unwrap();
+    let output = page_command(&machine, &["--json"]).stdout(full).output().unwrap();
+    assert!(!output.status.success());
+    machine.write("1M:64k", "pattern", "kept");
+    run(&machine, "is an increment of");
+    // Without bitmaps, and with one that is inconsistent.
+    for (more, range) in [(&[][..], "2M:64k"), (&kept, "3M:64k")] {
+        machine = machine.restart(more);
+        machine.write(range, "pattern", "kept");
+        run(&machine, "is a full backup");
+    }
+    machine = machine.restart(&kept);
+    let exports = succeed(&["ctl", &machine.file("ctl"), "exports"]);
+    assert!(exports.contains("inconsistent"), "{exports}");
+    run(&machine, "is a full backup");
+    machine.write("4M:64k", "pattern", "kept");
+    run(&machine, "is an increment of");
+    // Another run.
+    let script = page_command(&machine, &[]);
+    let mut second = Command::new("flock");
+    second.arg(machine.file("job")).arg(script.get_program()).args(script.get_args());
+    second.envs(script.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    let output = tools::output(&mut second, LIMIT).unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stderr).contains("another run has not ended"));
 }
 
 #[test]
