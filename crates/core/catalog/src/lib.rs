@@ -69,6 +69,6 @@ pub use size::{
     format_size, parse_count, parse_duration, parse_number, parse_rate, parse_size, parse_switch,
     rounded_size, size_parts, unit_bytes,
 };
-pub use spec::{DeviceSpec, percent_decode, percent_encode};
+pub use spec::{DeviceSpec, percent_decode, percent_encode, without_login_password};
 pub use stack::Stack;
 pub use switch::{Barrier, PROVIDED, Switch};

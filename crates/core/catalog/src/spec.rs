@@ -2,6 +2,7 @@
 //!
 //! `PATH` · `SCHEME:REST[?key=value&…]` · `nbd…://…` · `-` · `[ CMD … ]`
 
+use std::borrow::Cow;
 use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::path::PathBuf;
@@ -75,6 +76,20 @@ impl fmt::Display for DeviceSpec {
             }
             DeviceSpec::Pipe => f.write_str("-"),
         }
+    }
+}
+
+/// A word of a command line with `…` for the password of `USER:PASSWORD@` in a URI, because messages are logged.
+pub fn without_login_password(word: &str) -> Cow<'_, str> {
+    let Some((scheme, rest)) = word.split_once("://") else { return word.into() };
+    let authority = rest.split('/').next().unwrap_or_default();
+    let login = authority.rsplit_once('@').map(|(login, _)| login);
+    match login.and_then(|login| login.split_once(':')) {
+        Some((user, password)) => {
+            let rest = &rest[user.len() + 1 + password.len()..];
+            format!("{scheme}://{user}:…{rest}").into()
+        }
+        None => word.into(),
     }
 }
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 use blockhaul_block::{Device, Error, Kind, Result};
 use blockhaul_catalog::{
     Backend, BackendTarget, Claim, ConnectionSettings, HandleOpener, ImageFormat, OpenFuture,
-    OpenedDevice, StorageId, StorageIds,
+    OpenedDevice, StorageId, StorageIds, without_login_password,
 };
 use blockhaul_wire::uri::{HttpUri, TlsParameters, TlsType, Transport, Uri, is_http};
 
@@ -98,8 +98,8 @@ blockhaul copy --verify 'nbd+unix:///?socket=disk.sock' disk.raw
                 parse(&uri)?
             };
             let claim = claim_on(&target, &address, &export, &uri).await?;
-            let place =
-                ExportSource { name: uri, address, export, options, tls, process: None, claim };
+            let name = without_login_password(&uri).into_owned();
+            let place = ExportSource { name, address, export, options, tls, process: None, claim };
             place.open().await
         })
     }
@@ -215,8 +215,9 @@ pub(crate) struct UriParts {
 
 /// Parses a URI, and reads the files that TLS needs. Refuses what this version does not support.
 pub(crate) fn parse(uri: &str) -> Result<UriParts> {
-    let wrong =
-        |error: blockhaul_wire::uri::UriError| Error::new(Kind::Usage, format!("{uri}: {error}"));
+    let wrong = |error: blockhaul_wire::uri::UriError| {
+        Error::new(Kind::Usage, format!("{}: {error}", without_login_password(uri)))
+    };
     let (transport, http, given, export) = if is_http(uri) {
         let HttpUri { transport, host, request, export, tls } =
             HttpUri::parse(uri).map_err(wrong)?;

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use blockhaul_block::{Error, Kind, Result};
-use blockhaul_catalog::percent_decode;
+use blockhaul_catalog::{percent_decode, without_login_password};
 use blockhaul_io::Stream;
 use blockhaul_wire::uri::{Transport, Uri};
 
@@ -148,7 +148,8 @@ impl StdioServer {
     pub(crate) fn of_ssh(text: &str, writes: bool) -> Result<StdioServer> {
         let wrong = |why: &str| {
             let usage = "write ssh://[USER@]HOST[:PORT]/PATH";
-            Error::new(Kind::Usage, format!("ssh:{text}: {why}; {usage}"))
+            let uri = format!("ssh:{text}");
+            Error::new(Kind::Usage, format!("{}: {why}; {usage}", without_login_password(&uri)))
         };
         if text.contains('?') {
             return Err(wrong("it has no options, and a question mark in PATH is %3F"));

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 
-use blockhaul_catalog::DeviceSpec;
+use blockhaul_catalog::{DeviceSpec, without_login_password};
 use blockhaul_wire::uri::{HttpUri, Transport, Uri, is_http};
 
 /// Whether two descriptions name the same storage.
@@ -31,6 +31,8 @@ pub fn same(one: &DeviceSpec, other: &DeviceSpec) -> bool {
 
 /// The message that source and target are the same storage.
 pub fn same_storage(source: &DeviceSpec, target: &DeviceSpec) -> String {
+    let [source, target] = [source, target].map(DeviceSpec::to_string);
+    let [source, target] = [&source, &target].map(|side| without_passwords(side));
     format!("source {source} and target {target} are the same: choose another target")
 }
 
@@ -55,10 +57,11 @@ pub fn without_secrets(described: &str) -> String {
     format!("{}{}{socket}", &shown[..authority], &rest[host..])
 }
 
-/// A word of a command line with `…` for passwords among its parameters, because messages are logged.
-/// Files and descriptors that contain passwords remain.
+/// A word of a command line with `…` for the password of its user and those among its parameters, because messages are
+/// logged. Files and descriptors that contain passwords remain.
 pub fn without_passwords(word: &str) -> Cow<'_, str> {
-    let Some((named, parameters)) = word.split_once('?') else { return word.into() };
+    let word = without_login_password(word);
+    let Some((named, parameters)) = word.split_once('?') else { return word };
     let shown = |parameter: &str| match parameter.split_once('=') {
         Some((key, value)) if holds_password(key) && !is_elsewhere(value) => format!("{key}=…"),
         _ => parameter.to_string(),
@@ -90,7 +93,7 @@ pub fn shown(described: &str) -> Cow<'_, str> {
         let ends = ["?", "#", "%3f", "%3F"].iter().filter_map(|end| described.find(end));
         without_secrets(&described[..ends.min().unwrap_or(described.len())]).into()
     } else {
-        described.into()
+        without_login_password(described)
     }
 }
 
@@ -204,6 +207,7 @@ mod tests {
         assert_eq!(shown("file:/a?direct=on"), "file:/a?direct=on");
         assert_eq!(shown("https://u@host/a?sig=x"), "https://host/a");
         assert_eq!(shown("qcow2:https://host/a%3fsig=x?names=allow"), "qcow2:https://host/a");
+        assert_eq!(shown("ssh://u:x@host/a"), "ssh://u:…@host/a");
         assert_eq!(shown("nbd+https://host/a?project=x"), "nbd+https://host/a?project=x");
     }
 
@@ -227,6 +231,9 @@ mod tests {
             ("vddk:a?password=%2B/root/p", "vddk:a?password=%2B/root/p"),
             ("/a/what?.raw", "/a/what?.raw"),
             ("password=x", "password=x"),
+            ("qcow2:ssh://u:x@h:22/a@b:c", "qcow2:ssh://u:…@h:22/a@b:c"),
+            ("nbd://u:x?y@h/a?b=c", "nbd://u:…@h/a?b=c"),
+            ("ssh://u@h:22/a@b", "ssh://u@h:22/a@b"),
         ] {
             assert_eq!(without_passwords(word), shown);
         }

@@ -7,6 +7,8 @@ use std::path::Path;
 use blockhaul_block::{Error, Kind, Result};
 use blockhaul_catalog::{DeviceSpec, IMAGE_FORMATS, ImageFormat, NamePolicy};
 
+use crate::description::without_passwords;
+
 /// A format of a file whose bytes are not those of the disk in it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FileFormat {
@@ -95,9 +97,12 @@ fn ssh_warning(spec: &DeviceSpec) -> Option<String> {
     let (_, extension) = rest.rsplit_once('.').filter(|_| scheme == SSH)?;
     let format = IMAGE_FORMATS.iter().find(|format| format.scheme == extension)?;
     let (name, device) = (FileFormat::Image(format).noun_with_article(), format.scheme);
+    // Messages are logged: no password of the URI.
+    let shown = spec.to_string();
+    let shown = without_passwords(&shown);
     Some(format!(
-        "{spec} is {name} by its name, and is copied as it is; for the disk in it: blockhaul copy \
-         {device}:{spec} TARGET"
+        "{shown} is {name} by its name, and is copied as it is; for the disk in it: blockhaul copy \
+         {device}:{shown} TARGET"
     ))
 }
 

@@ -131,6 +131,18 @@ fn a_machine_without_blockhaul_or_disk_is_an_error_with_a_remedy() {
         assert!(output.status.success(), "{said}");
         assert_eq!(said.matches("warning").count(), warnings, "{said}");
     }
+    // No message has a password that somebody wrote into the URI.
+    for words in [
+        ["copy", &format!("ssh://u:secret@host{image}"), "null:"],
+        ["copy", "ssh://u:secret@host/nonexistent/disk.raw", "null:"],
+        ["copy", "ssh://u:secret@host/disk.raw?x=y", "null:"],
+        ["copy", "ssh://u:secret@host/a.raw", "ssh://u:secret@host/a.raw"],
+        ["info", "nbd+ssh://u:secret@host/?x=y", "--json"],
+    ] {
+        let output = with_path(&path, &words);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(said.contains("ssh://") && !said.contains("secret"), "{words:?}: {said}");
+    }
     for (typed, meant) in
         [("host:/disk.raw", "ssh://host/disk.raw"), ("me@host:/disk.raw", "ssh://me@host/disk.raw")]
     {
