@@ -135,7 +135,8 @@ fn server_error(error: &ReplyError) -> Error {
 
 /// The server violated the protocol: later data cannot be trusted.
 pub(crate) fn violation(what: &str) -> Error {
-    Error::new(Kind::Io, format!("the server broke the protocol: {what}"))
+    // The storage has not failed: no remedy for storage that fails.
+    Error::new(Kind::Io, format!("the server broke the protocol: {what}")).complete()
 }
 
 pub(crate) fn wrong(error: &blockhaul_wire::ProtocolError) -> Error {

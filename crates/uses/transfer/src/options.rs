@@ -301,6 +301,13 @@ impl TransferOptions {
         self.check_journal()
     }
 
+    /// Whether a copy with these sides can also leave out what cannot be read, and does not yet.
+    pub(crate) fn can_skip(&self, source: &DeviceSpec, target: &DeviceSpec) -> bool {
+        let (on_error, error_map) = (ErrorAction::Skip, Some(PathBuf::from("FILE")));
+        let skipping = TransferOptions { on_error, error_map, ..self.clone() };
+        self.on_error != ErrorAction::Skip && skipping.check_with(source, target).is_ok()
+    }
+
     fn check_error_map(&self, pipes: [bool; 2]) -> Result<(), OptionConflict> {
         let Some(map) = &self.error_map else { return Ok(()) };
         if pipes != [false, false] {

@@ -55,4 +55,9 @@ impl CopyRequest {
     pub fn check(&self) -> Result<(), OptionConflict> {
         self.options.check_with(self.source.spec(), self.target.spec())
     }
+
+    /// Whether the same copy can also leave out what cannot be read, and does not yet.
+    pub fn can_skip(&self) -> bool {
+        self.options.can_skip(self.source.spec(), self.target.spec())
+    }
 }

@@ -27,13 +27,14 @@ pub fn journal_hint([source, target]: [&DeviceSpec; 2]) -> Option<String> {
     })
 }
 
-/// The hint to leave out what cannot be read; empty after other errors, and where that is not possible.
-pub fn skip_hint(error: &TransferError, ends: [&DeviceSpec; 2]) -> &'static str {
+/// The hint to leave out what cannot be read; empty after other errors, and where that is not possible. `can_skip`: the
+/// options of the copy allow it.
+pub fn skip_hint(error: &TransferError, can_skip: bool) -> &'static str {
     let is_copy = std::env::args_os().nth(1).is_some_and(|word| word == "copy");
     let failed = (error.kind(), error.step(), error.cause());
     let is_read = failed == (TransferErrorKind::Source, TransferStep::Copy, Some(Kind::Io));
     // An error without a remedy says all that is known.
-    let has_more = !error.remedy().is_empty() && !ends.contains(&&DeviceSpec::Pipe);
-    let hint = "; what can be read is copied with --on-error skip";
-    if is_copy && is_read && has_more { hint } else { "" }
+    let has_more = !error.remedy().is_empty();
+    let hint = "; what can be read is copied with --on-error skip --error-map FILE";
+    if is_copy && is_read && has_more && can_skip { hint } else { "" }
 }

@@ -115,6 +115,7 @@ pub(crate) fn run_reported(
     take: impl FnOnce(Value),
 ) -> CommandResult {
     let has_journal = request.options.journal.is_some();
+    let can_skip = request.can_skip();
     let setup = copy_options::set_up(request)?;
     let sink = ProgressReporter::open(options.progress, options.no_progress)?;
     let progress = setup.control().progress().clone();
@@ -138,7 +139,7 @@ pub(crate) fn run_reported(
             (Err(failure.and(&hint)), None)
         }
         Err(error) => {
-            let skip = hints::skip_hint(&error, ends.each_ref());
+            let skip = hints::skip_hint(&error, can_skip);
             // No hint for a loss of a few seconds.
             let is_long = started.elapsed() >= hints::WORTH_A_JOURNAL;
             let hint = if is_long { &hint } else { "" };
