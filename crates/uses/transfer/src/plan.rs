@@ -247,12 +247,16 @@ impl CopyContext {
     }
 
     /// Opens the file or block device of the target for writing, and closes it: refuses one that the copy could not
-    /// open, or that is in use. This changes nothing.
+    /// open, or that is in use. Nothing is written; programs that watch the file, such as udev, may notice that it was closed.
     async fn check_file(&self, file: &Path) -> Result<()> {
         let is_inside = is_image(&self.target);
         let spec = if is_inside { DeviceSpec::Path(file.into()) } else { self.target.clone() };
         let opened = self.registry.open(&spec, Vec::new(), Intent::TARGET).await;
-        let opened = opened.map_err(|error| self.target_error(&error))?;
+        let opened = opened.map_err(|error| {
+            let is_refused = matches!(error.kind(), Kind::Refused | Kind::ReadOnly);
+            let remedy = "choose another place, or change the permissions";
+            self.target_error(&if is_refused { error.with_remedy(remedy) } else { error })
+        })?;
         // Fails only when the program ends.
         let _ = blockhaul_io::offload(move || drop(opened)).await;
         Ok(())
