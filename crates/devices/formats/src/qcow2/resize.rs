@@ -84,8 +84,8 @@ impl NewSize {
 
 /// Changes the size of the disk in the image that `description` names, which nothing else may use,
 /// and returns the new size: rounded up to 512 bytes. New bytes read as zeroes. `shrink` allows a
-/// smaller size. An image with a backing file grows only if `context` allows to open it. `progress` gets the bytes of the
-/// disk whose clusters are looked at: those beyond its new end, or beyond its old one.
+/// smaller size. An image with a backing file grows only if `context` allows to open it. `progress` gets the
+/// bytes between both ends of the disk.
 ///
 /// # Errors
 /// [`Kind::Usage`] for a size that is not possible, [`Kind::Unsupported`] if the image has an
@@ -117,14 +117,14 @@ pub async fn resize(
         head
     };
     let edit = Edit::open(&file, &head, below).await.map_err(named)?;
+    // A table of clusters may cover more than the disk has.
+    let total = new.abs_diff(old);
+    let count = |done: u64, _: u64| progress(done.min(total), total);
     let change = async |parts: &ImageParts, _: &Header| {
-        if new < old {
-            parts.shrink(new, progress).await
-        } else {
-            parts.grow(old, new, progress).await
-        }
+        if new < old { parts.shrink(new, &count).await } else { parts.grow(old, new, &count).await }
     };
     edit.run(change).await.map_err(named)?;
+    progress(total, total);
     Ok(new)
 }
 

@@ -2,7 +2,7 @@
 //! leaves the old disk or the new one.
 
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use blockhaul_block::{Device, Result};
 use blockhaul_catalog::{NamePolicy, OpenContext};
@@ -20,10 +20,19 @@ fn resized(path: &Path, size: NewSize, shrink: bool) -> Result<u64> {
     let runtime =
         Runtime::start(&RuntimeConfig { workers: 1, ..RuntimeConfig::default() }).unwrap();
     let description = format!("file:{}", path.display());
+    let head = std::fs::read(path).unwrap();
+    let old = u64::from_be_bytes(head[24..32].try_into().unwrap());
     runtime.block_on(move || async move {
         let registry = registry();
         let context = OpenContext::new(&registry).with_names(NamePolicy::Allow);
-        resize(&context, &description, size, shrink, &|_, _| ()).await
+        let reports = Mutex::new(Vec::new());
+        let count = |done, total| reports.lock().unwrap().push((done, total));
+        let new = resize(&context, &description, size, shrink, &count).await?;
+        let reports = reports.into_inner().unwrap();
+        let total = new.abs_diff(old);
+        assert_eq!(reports.last(), Some(&(total, total)));
+        assert!(reports.is_sorted() && reports.iter().all(|one| one.1 == total), "{reports:?}");
+        Ok(new)
     })
 }
 
