@@ -138,6 +138,12 @@ fn a_machine_is_backed_up_by_one_command() {
     let planned = machine.planned("monday");
     let full = "monday would be a full backup of 16777216 bytes: it is the first of this disk";
     assert_eq!(planned.matches(full).count(), 2, "{planned}");
+    let args = machine.args(&["--dry-run", "--json"]);
+    let planned = succeed(&args.iter().map(String::as_str).collect::<Vec<_>>());
+    let planned: Value = serde_json::from_str(&planned).unwrap();
+    for disk in planned["disks"].as_array().unwrap() {
+        assert!(disk["checkpoint"].as_str().unwrap().starts_with("blockhaul-"), "{planned}");
+    }
     assert!(fs::metadata(machine.file("stores")).is_err());
     machine.assert_clean(0);
     let said = machine.pull("monday");

@@ -86,7 +86,8 @@ impl LibvirtMachine {
                     self.domain
                 ))
             })?;
-            Ok(IdleDisk { name, size, checkpoints: checkpoints.clone() })
+            let checkpoint = self.has_bitmaps(&name)?.then(|| names.checkpoint.clone());
+            Ok(IdleDisk { name, size, checkpoints: checkpoints.clone(), checkpoint })
         };
         targets.into_iter().map(disk).collect()
     }

@@ -68,13 +68,13 @@ impl MachineBackup {
     /// # Errors
     /// If the machine is unknown, or a backup would be refused.
     pub fn preview(request: &MachineRequest, point: &PointRequest) -> Result<Vec<PullResult>> {
+        let names = BackupNames::new(request)?;
         let disks = match &request.address {
             MachineAddress::Libvirt { domain, connect } => {
-                let names = BackupNames::new(request)?;
                 LibvirtMachine::new(domain, connect.as_deref()).idle_disks(request, &names)?
             }
             MachineAddress::Qmp { socket } => {
-                QmpMachine::connect(socket)?.idle_disks(&request.disks)?
+                QmpMachine::connect(socket)?.idle_disks(&request.disks, &names)?
             }
         };
         disks.iter().map(|disk| disk.preview(request, point)).collect()

@@ -114,11 +114,16 @@ impl QmpMachine {
     }
 
     /// The disks that are backed up, before the point in time begins.
-    pub(super) fn idle_disks(&mut self, wanted: &[String]) -> Result<Vec<IdleDisk>> {
-        let disks = self.known_disks(wanted)?.into_iter();
-        Ok(disks
-            .map(|disk| IdleDisk { name: disk.name, size: disk.size, checkpoints: disk.bitmaps })
-            .collect())
+    pub(super) fn idle_disks(
+        &mut self,
+        wanted: &[String],
+        names: &BackupNames,
+    ) -> Result<Vec<IdleDisk>> {
+        let idle = |disk: NodeDisk| {
+            let checkpoint = Some(names.checkpoint.clone());
+            IdleDisk { name: disk.name, size: disk.size, checkpoints: disk.bitmaps, checkpoint }
+        };
+        Ok(self.known_disks(wanted)?.into_iter().map(idle).collect())
     }
 
     /// The disks of the machine that are backed up. Without a name: those of its devices that it can write.

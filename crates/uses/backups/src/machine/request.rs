@@ -72,6 +72,8 @@ pub(super) struct IdleDisk {
     pub(super) size: u64,
     /// Bitmaps of the disk, or checkpoints of its domain.
     pub(super) checkpoints: Vec<String>,
+    /// The checkpoint that a backup begins; `None`: none, and the next backup is a full one, too.
+    pub(super) checkpoint: Option<String>,
 }
 
 impl IdleDisk {
@@ -96,7 +98,7 @@ impl IdleDisk {
                 checkpoint: name,
             }),
             point: point.name.clone(),
-            checkpoint: None,
+            checkpoint: self.checkpoint.clone(),
             mode: if point.full { PullMode::Full } else { PullMode::Auto },
             default_point: point.default_name.clone(),
         };
