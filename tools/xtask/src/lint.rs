@@ -56,6 +56,10 @@ const CLOCK_HOMES: &[(&str, &str)] = &[
         "threads outside of workers wait for each other before a connection changes hands",
     ),
     ("crates/devices/client/src/guard.rs", "a name for a temporary directory"),
+    (
+        "crates/devices/remote/src/chunks/local_folder.rs",
+        "waits for another process before a file is replaced, on a thread for that",
+    ),
     ("crates/devices/script/src/call.rs", "waits for a script, on a thread for that"),
     ("crates/devices/python/src/process.rs", "waits for processes when the program ends"),
     ("crates/devices/vddk/src/query.rs", "a thread for the library repeats what has failed"),
