@@ -110,9 +110,11 @@ pub trait Visit: Send + Sync {
     /// export, which is not logged. An error is logged.
     fn open(&self, name: &str, tls: bool) -> OpenFuture<Option<Export>>;
 
-    /// The client is gone with requests in progress, whose replies cannot be sent. Reads may end
-    /// early; what was written is carried out.
+    /// The client sends no more, with requests in progress. A plugin may be told.
     fn gone(&self) {}
+
+    /// Replies cannot be sent any more. Reads may end early; what was written is carried out.
+    fn unreachable(&self) {}
 }
 
 /// An export that is open for a client.

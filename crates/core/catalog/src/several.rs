@@ -288,6 +288,11 @@ impl Visit for NamedStoragesVisit {
         let visits = self.0.visits.lock().expect("no panic under this lock").clone();
         visits.values().for_each(|visit| visit.gone());
     }
+
+    fn unreachable(&self) {
+        let visits = self.0.visits.lock().expect("no panic under this lock").clone();
+        visits.values().for_each(|visit| visit.unreachable());
+    }
 }
 
 #[cfg(test)]

@@ -240,4 +240,8 @@ impl Visit for LayeredVisit {
     fn gone(&self) {
         self.inner.gone();
     }
+
+    fn unreachable(&self) {
+        self.inner.unreachable();
+    }
 }

@@ -194,8 +194,12 @@ impl Visit for AccessVisit {
     }
 
     fn gone(&self) {
-        self.connection.leave();
         self.inner.gone();
+    }
+
+    fn unreachable(&self) {
+        self.connection.leave();
+        self.inner.unreachable();
     }
 }
 

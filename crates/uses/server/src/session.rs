@@ -109,6 +109,9 @@ pub(crate) async fn run(
     if session.dismissal.is_cut() {
         session.hang_up();
     }
+    if session.in_flight.count() > 0 && !session.server.is_stopping() {
+        visitor.visit.gone();
+    }
     // nbd: disc.finish
     let finished = session.finish_all(visitor.visit.as_ref()).await;
     session.closing.set(true);

@@ -157,4 +157,8 @@ impl Visit for GatedVisit {
     fn gone(&self) {
         self.inner.gone();
     }
+
+    fn unreachable(&self) {
+        self.inner.unreachable();
+    }
 }

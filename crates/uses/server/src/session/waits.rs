@@ -213,7 +213,7 @@ impl Session {
             }
             // A client that has only sent its last request still reads.
             if self.broken.get() {
-                visit.gone();
+                visit.unreachable();
             }
             let mut wait = None;
             if let Some(stop) = self.server.stop_order() {
