@@ -55,7 +55,7 @@ pub fn main(args: &[String]) -> TaskResult {
             _ => return run::no_more(std::slice::from_ref(option)),
         }
     }
-    let peers = if edition.suffix.is_empty() { PeerDirectory::here() } else { edition.peers() };
+    let peers = if edition.is_of_peers() { PeerDirectory::here() } else { edition.peers() };
     peers.ensure(false)?;
     let dir = run::target().join(format!("libnbd{}", edition.suffix));
     let enter = peers.dir().join("enter");

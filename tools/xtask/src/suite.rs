@@ -269,7 +269,8 @@ pub const NEWEST: SuiteEdition =
     SuiteEdition { suite: "sid", nbdkit: "1.48.", libnbd: ("1.24.", "1.24.4"), suffix: "-sid" };
 
 impl SuiteEdition {
-    fn is_of_peers(&self) -> bool {
+    /// Whether its programs are the peers of all tests.
+    pub fn is_of_peers(&self) -> bool {
         self.suffix.is_empty()
     }
 

@@ -7,6 +7,8 @@ use bitflags::bitflags;
 /// The context of every device with extents: which ranges are holes and which read as zeroes (NBD's
 /// document, "Metadata contexts").
 pub const BASE_ALLOCATION: &str = "base:allocation";
+/// The beginning of the metadata contexts of dirty bitmaps, as QEMU names them; the name of the bitmap follows.
+pub const BITMAP_CONTEXT: &str = "qemu:dirty-bitmap:";
 
 /// Identifies a file: its device and inode numbers; for a block device its own number and 0.
 pub type FileId = (u64, u64);

@@ -78,7 +78,9 @@ pub use error::{Error, Kind, Result};
 pub use ext::DeviceExt;
 pub use extent_reader::{ExtentPart, ExtentReader};
 pub use extents::{Extent, Extents, HOLE, ZERO};
-pub use facts::{BASE_ALLOCATION, BlockSizes, Can, Compression, ContextSet, Facts, FileId, Hints};
+pub use facts::{
+    BASE_ALLOCATION, BITMAP_CONTEXT, BlockSizes, Can, Compression, ContextSet, Facts, FileId, Hints,
+};
 pub use fence::fence;
 pub use flushes::{DurableRequest, FailedFlush, Flushes};
 pub use latency::{LATENCY_BOUNDS, LatencyCounters, LatencySnapshot};

@@ -4,15 +4,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use blockhaul_block::{
-    Can, ContextSet, Device, Error, Extents, Facts, Kind, Op, PendingRequest, Reply, Request,
-    RequestFlags, Result,
+    BITMAP_CONTEXT, Can, ContextSet, Device, Error, Extents, Facts, Kind, Op, PendingRequest,
+    Reply, Request, RequestFlags, Result,
 };
 use blockhaul_catalog::Layer;
 use blockhaul_layers::support::Runs;
 
-/// The metadata context of a bitmap is this and its name, as in QEMU.
-// nbd: meta.namespace
-pub const BITMAP_CONTEXT: &str = "qemu:dirty-bitmap:";
 /// State of a dirty range in that context (QEMU's docs/interop/nbd.txt).
 pub const DIRTY: u64 = 1;
 /// Smallest granularity in bytes.
@@ -73,6 +70,7 @@ impl DirtyBitmap {
         &self.name
     }
 
+    // nbd: meta.namespace
     /// The metadata context that shows it.
     pub fn context(&self) -> String {
         format!("{BITMAP_CONTEXT}{}", self.name)

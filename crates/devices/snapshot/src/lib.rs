@@ -27,7 +27,7 @@ use blockhaul_block::{Device, Error, Kind, Result};
 use blockhaul_catalog::Layer;
 
 pub use crate::bitmap::{
-    BITMAP_CONTEXT, BITMAPS_MAX, DIRTY, DirtyBitmap, GRANULARITY_MAX, GRANULARITY_MIN, tracking,
+    BITMAPS_MAX, DIRTY, DirtyBitmap, GRANULARITY_MAX, GRANULARITY_MIN, tracking,
 };
 pub use crate::changes::{ChangeTracker, CopyLock};
 use crate::live::LiveLayer;

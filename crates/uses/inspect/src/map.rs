@@ -6,7 +6,8 @@ use std::io::{self, ErrorKind, Write};
 use std::sync::Arc;
 
 use blockhaul_block::{
-    BASE_ALLOCATION, ContextSet, Device, Error, ExtentPart, ExtentReader, HOLE, Kind, ZERO,
+    BASE_ALLOCATION, BITMAP_CONTEXT, ContextSet, Device, Error, ExtentPart, ExtentReader, HOLE,
+    Kind, ZERO,
 };
 use blockhaul_io::Ticket;
 
@@ -459,8 +460,8 @@ impl RunWriter {
             (BASE_ALLOCATION, 0) => palette.data,
             (ALLOCATION_DEPTH, 1) => palette.local,
             (ALLOCATION_DEPTH, 2..) => palette.backing,
-            (context, 0) if context.starts_with(DIRTY_BITMAP) => palette.good,
-            (context, 1) if context.starts_with(DIRTY_BITMAP) => palette.bad,
+            (context, 0) if context.starts_with(BITMAP_CONTEXT) => palette.good,
+            (context, 1) if context.starts_with(BITMAP_CONTEXT) => palette.bad,
             _ => "",
         });
         let found = colors.into_iter().find(|color| !color.is_empty());
@@ -470,8 +471,6 @@ impl RunWriter {
 
 /// QEMU's context for the depth in a chain of images.
 const ALLOCATION_DEPTH: &str = "qemu:allocation-depth";
-/// Prefix of QEMU's contexts for bitmaps.
-const DIRTY_BITMAP: &str = "qemu:dirty-bitmap:";
 
 /// The meaning of a state, in known contexts; if borrowed, a word that needs no escapes in JSON.
 fn describe(context: &str, state: u64) -> Option<Cow<'static, str>> {
@@ -483,8 +482,8 @@ fn describe(context: &str, state: u64) -> Option<Cow<'static, str>> {
         (ALLOCATION_DEPTH, 0) => "absent",
         (ALLOCATION_DEPTH, 1) => "local",
         (ALLOCATION_DEPTH, depth) => return Some(format!("backing depth {depth}").into()),
-        (context, 0) if context.starts_with(DIRTY_BITMAP) => "clean",
-        (context, 1) if context.starts_with(DIRTY_BITMAP) => "dirty",
+        (context, 0) if context.starts_with(BITMAP_CONTEXT) => "clean",
+        (context, 1) if context.starts_with(BITMAP_CONTEXT) => "dirty",
         _ => return None,
     };
     Some(word.into())

@@ -3,7 +3,7 @@
 
 use std::fmt::Write as _;
 
-use blockhaul_block::BASE_ALLOCATION;
+use blockhaul_block::{BASE_ALLOCATION, BITMAP_CONTEXT};
 use blockhaul_catalog::rounded_size;
 use blockhaul_transfer::one_word;
 
@@ -77,7 +77,7 @@ impl Picture {
         let percent = 100.0 * marked as f64 / self.len.max(1) as f64;
         let marks = match self.context.as_str() {
             BASE_ALLOCATION => "data",
-            context if context.starts_with("qemu:dirty-bitmap:") => "dirty",
+            context if context.starts_with(BITMAP_CONTEXT) => "dirty",
             context => context,
         };
         format!(

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
+use blockhaul_block::BITMAP_CONTEXT;
 use blockhaul_catalog::{DeviceSpec, Stack};
-use blockhaul_snapshot::BITMAP_CONTEXT;
 use blockhaul_transfer::{CopyRequest, CopySetup, Endpoint, NamedOption, TransferOptions};
 
 use crate::error::JobError;

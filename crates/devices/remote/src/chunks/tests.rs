@@ -185,6 +185,14 @@ async fn made(place: &ChunkPlace, size: u64) -> Arc<ChunkDisk> {
     disk
 }
 
+/// Two folders of one store, with faults of their own, and a disk that was made in the first one.
+async fn shared_disk() -> (Arc<FaultyFolder>, Arc<FaultyFolder>, Arc<ChunkDisk>) {
+    let store = Arc::new(InMemory::new());
+    let (one, two) = (folder(&store), folder(&store));
+    let disk = made(&place(&one), 8 * CHUNK).await;
+    (one, two, disk)
+}
+
 /// Closes a disk once the search for objects of earlier writers has ended.
 async fn close_searched(disk: Arc<ChunkDisk>) {
     drop(disk.removals.write().await);
@@ -205,9 +213,7 @@ async fn manifest(folder: &FaultyFolder) -> ChunkManifest {
 #[test]
 fn a_second_writer_is_refused_until_the_lease_ends() {
     block_on(async {
-        let store = Arc::new(InMemory::new());
-        let (one, two) = (folder(&store), folder(&store));
-        let first = made(&place(&one), 8 * CHUNK).await;
+        let (one, two, first) = shared_disk().await;
         first.write(5, b"first").await.unwrap();
         first.flush().await.unwrap();
         // The first one renews its lease.
@@ -318,9 +324,7 @@ fn a_locked_directory_of_the_index_is_an_error_after_some_time() {
 #[test]
 fn a_replaced_writer_does_not_take_removed_objects_for_lost_ones() {
     block_on(async {
-        let store = Arc::new(InMemory::new());
-        let (one, two) = (folder(&store), folder(&store));
-        let first = made(&place(&one), 8 * CHUNK).await;
+        let (one, two, first) = shared_disk().await;
         first.write(0, &[7; 4 * CHUNK as usize]).await.unwrap();
         first.flush().await.unwrap();
         one.is_cut.store(true, Ordering::Relaxed);
@@ -337,9 +341,7 @@ fn a_replaced_writer_does_not_take_removed_objects_for_lost_ones() {
 #[test]
 fn the_lease_is_renewed_during_a_long_flush() {
     block_on(async {
-        let store = Arc::new(InMemory::new());
-        let (one, two) = (folder(&store), folder(&store));
-        let first = made(&place(&one), 8 * CHUNK).await;
+        let (one, two, first) = shared_disk().await;
         first.write(5, b"first").await.unwrap();
         one.delay.store(3 * u64::try_from(LEASE.as_millis()).unwrap(), Ordering::Relaxed);
         let two = place(&two);
@@ -354,9 +356,7 @@ fn the_lease_is_renewed_during_a_long_flush() {
 #[test]
 fn a_writer_whose_lease_has_run_out_answers_nothing_that_may_be_old() {
     block_on(async {
-        let store = Arc::new(InMemory::new());
-        let (one, two) = (folder(&store), folder(&store));
-        let first = made(&place(&one), 8 * CHUNK).await;
+        let (one, two, first) = shared_disk().await;
         first.write(5, b"first").await.unwrap();
         first.flush().await.unwrap();
         one.is_cut.store(true, Ordering::Relaxed);
@@ -386,9 +386,7 @@ fn a_writer_whose_lease_has_run_out_answers_nothing_that_may_be_old() {
 #[test]
 fn late_objects_of_a_replaced_writer_are_removed_by_the_next_one() {
     block_on(async {
-        let store = Arc::new(InMemory::new());
-        let (one, two) = (folder(&store), folder(&store));
-        let first = made(&place(&one), 8 * CHUNK).await;
+        let (one, two, first) = shared_disk().await;
         first.write(5, b"first").await.unwrap();
         first.flush().await.unwrap();
         one.is_cut.store(true, Ordering::Relaxed);

@@ -1,7 +1,7 @@
 //! A disk in a file of `blockhaul pull`.
 
 use blockhaul_backups::{ChangeBitmap, PullDisk, PullMode};
-use blockhaul_snapshot::BITMAP_CONTEXT;
+use blockhaul_block::BITMAP_CONTEXT;
 use blockhaul_store::check_name;
 
 use crate::exit::CommandFailure;

@@ -79,14 +79,11 @@ pub fn exit_status(status: ExitStatus) -> u8 {
     }
 }
 
-/// A word quoted for a shell script.
-pub fn quoted(text: &str) -> String {
-    format!("'{}'", text.replace('\'', r"'\''"))
-}
-
 #[cfg(test)]
 mod tests {
     use std::os::unix::ffi::OsStringExt as _;
+
+    use blockhaul_transfer::shell_word;
 
     use super::*;
 
@@ -103,7 +100,7 @@ mod tests {
         assert_eq!(run("exit 7", &[]), 7);
         assert_eq!(run("kill -KILL $$", &[]), 137);
         let odd = "it's $HOME `x` \"y\" \\ \n z";
-        let check = format!("test \"$uri\" = {}", quoted(odd));
+        let check = format!("test \"$uri\" = {}", shell_word(odd));
         assert_eq!(run(&check, &[("uri", odd.into())]), 0);
         let bytes = OsString::from_vec(vec![b'/', 0xff, b'\'']);
         let check = "test \"$uri\" = \"$(printf '/\\377\\047')\" -a $# = 0 -a \"$last\" = 1";

@@ -15,6 +15,7 @@ use blockhaul_os::{CleanupOnDrop, UserIdentity};
 use blockhaul_qmp::Monitor;
 use blockhaul_server::{Limits, Offers, Server, ServerConfig, ServiceNotifier};
 use blockhaul_server_config::RunningConfig;
+use blockhaul_transfer::shell_word;
 
 use super::background::BackgroundProcess;
 use super::control::{ControlSocket, Operations, SharedOperations};
@@ -386,7 +387,7 @@ fn cannot_become(identity: &UserIdentity, error: &std::io::Error) -> CommandFail
 
 /// The output of `--print-uri`, in the form of nbdkit's.
 fn for_people(uri: &str, program: &str) -> String {
-    let quoted = command::quoted(uri);
+    let quoted = shell_word(uri);
     format!(
         "{uri}\nShell-quoted URI: {quoted}\nCommand to query the NBD endpoint:\n  {program} {quoted}\n"
     )

@@ -3,16 +3,13 @@
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
-use blockhaul_block::Kind;
+use blockhaul_block::{BITMAP_CONTEXT, Kind};
 use blockhaul_catalog::DeviceSpec;
 use blockhaul_io::plain;
 use blockhaul_store::Store;
 
 use crate::error::{BackupError, BackupErrorKind, BackupStep, Result};
 use crate::pull::{ChangeBitmap, PullMode, PullQuestion, PullResult};
-
-/// The beginning of the metadata contexts of bitmaps.
-const BITMAP_CONTEXT: &str = "qemu:dirty-bitmap:";
 
 /// The machine whose disks are backed up.
 #[derive(Debug, Clone, PartialEq, Eq)]
