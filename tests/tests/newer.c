@@ -1,5 +1,5 @@
-/* A filter of a newer nbdkit than the header's (-DFILTER, -DRELEASE="1.48.1"), and a plugin that calls the
- * functions that came since (-DPLUGIN).
+/* A filter of a newer nbdkit than the header's (-DFILTER, -DRELEASE="1.48.1"), which opens the plugin for no
+ * connection in particular with -DSHARED, and a plugin that calls the functions that came since (-DPLUGIN).
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -38,8 +38,24 @@ newer_extents (nbdkit_next *next, void *handle, uint32_t count, uint64_t offset,
                   extents, err);
 }
 
+#ifdef SHARED
+static void *
+newer_open (nbdkit_next_open *next, nbdkit_context *context, int readonly, const char *name, int tls)
+{
+  nbdkit_next *shared = nbdkit_next_context_open (nbdkit_context_get_backend (context), readonly, name, 1);
+
+  if (shared == NULL)
+    return NULL;
+  nbdkit_context_set_next (context, shared);
+  return NBDKIT_HANDLE_NOT_NEEDED;
+}
+#endif
+
 static struct nbdkit_filter filter = {
   .name = "newer",
+#ifdef SHARED
+  .open = newer_open,
+#endif
   .dump_plugin = newer_dump_plugin,
   .extents = newer_extents,
 };

@@ -1,6 +1,6 @@
 //! Plugins and filters of newer releases of nbdkit than that among the peers.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Output;
@@ -23,6 +23,18 @@ fn nbdkit(scratch: &ScratchDir, args: &[&str]) -> Output {
 fn filter_of(release: &str, scratch: &ScratchDir) -> Option<PathBuf> {
     let release = OsString::from(format!("-DRELEASE=\"{release}\""));
     compile_with(Path::new(SOURCE), "FILTER", scratch, &[&release])
+}
+
+#[test]
+fn what_a_filter_opens_for_all_connections_has_the_name_of_its_export() {
+    let scratch = ScratchDir::new().unwrap();
+    let flags = ["-DRELEASE=\"1.48.1\"", "-DSHARED"].map(OsStr::new);
+    let Some(filter) = compile_with(Path::new(SOURCE), "FILTER", &scratch, &flags) else { return };
+    let filter = format!("--filter={}", text(&filter));
+    let script = ["eval", "open=echo $3", "get_size=echo $2", "pread=exit 1"];
+    let run = ["-e", "3M", "--run", "nbdinfo --size \"$uri\""];
+    let size = nbdkit(&scratch, &[&[filter.as_str()][..], &script, &run].concat());
+    assert_eq!(lossy(&size.stdout).trim(), "3145728", "{size:?}");
 }
 
 #[test]

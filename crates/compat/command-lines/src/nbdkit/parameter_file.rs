@@ -35,7 +35,7 @@ fn expand_in(
         depth.checked_sub(1).ok_or_else(|| format!("{shown}: files name files too often"))?;
     let text = read(&path)?;
     let folder = path.parent().map(PathBuf::from).unwrap_or_default();
-    let lines = text.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
+    let lines = text.lines().filter(|line| !is_comment(line));
     for line in lines {
         if parameters.len() >= PARAMETERS_MAX {
             return Err(format!("{shown}: more than {PARAMETERS_MAX} parameters"));
@@ -43,6 +43,13 @@ fn expand_in(
         expand_in(line, &folder, depth, parameters)?;
     }
     Ok(())
+}
+
+/// Whether a line of a file is blank or a comment. White space before a parameter is part of the parameter, as in
+/// nbdkit.
+fn is_comment(line: &str) -> bool {
+    let text = line.trim_ascii_start();
+    text.is_empty() || text.starts_with('#')
 }
 
 fn read(path: &Path) -> Result<String, String> {
@@ -76,7 +83,8 @@ mod tests {
         let path = |name: &str| dir.path().join(name);
         let word = |name: &str| format!("@{}", path(name).display());
         std::fs::create_dir(path("sub")).unwrap();
-        std::fs::write(path("a"), "# a comment\n\nfile=one two\n@./sub/b\nbare\n@1M\n").unwrap();
+        std::fs::write(path("a"), "# a comment\n\n \t\n  # b\nfile=one two\n@./sub/b\nbare\n@1M\n")
+            .unwrap();
         std::fs::write(path("sub/b"), "k=v\r\n@./c").unwrap();
         std::fs::write(path("sub/c"), "@./c").unwrap();
         assert!(expanded(&word("a")).unwrap_err().contains("too often"));

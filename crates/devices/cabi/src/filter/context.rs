@@ -144,7 +144,7 @@ pub(super) unsafe fn open(
             let context = Arc::new(CallContext {
                 plugin: backend.name().into(),
                 client: current.as_ref().and_then(|context| context.client.clone()),
-                export: current.is_some().then(|| name.clone()),
+                export: Some(name.clone()),
                 tls,
                 defaults: current.as_ref().map(|now| now.defaults.clone()).unwrap_or_default(),
                 shutdown: current.as_ref().and_then(|now| now.shutdown.clone()),

@@ -38,7 +38,10 @@ pub fn activation() -> Result<InheritedSockets, CommandFailure> {
         let text = format!("LISTEN_FDS is not between 1 and {INHERITED_MAX}");
         return Err(wrong_environment(&text));
     }
+    let names = std::env::var("LISTEN_FDNAMES").unwrap_or_default();
+    let mut names = names.split(':');
     let take = |fd| {
+        log::debug!("socket activation: fd {fd} ({})", names.next().unwrap_or("unnamed"));
         let missing = || format!("LISTEN_FDS is {count}, but descriptor {fd} is not open");
         blockhaul_os::inherited(fd).ok_or_else(|| wrong_environment(&missing()))
     };
