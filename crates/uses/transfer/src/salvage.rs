@@ -16,6 +16,9 @@ use crate::error_map::{ErrorMap, FailedRange, FailedState};
 
 /// Length in bytes of the pieces of the second pass.
 const PIECE: u64 = 64 << 10;
+/// Length in bytes of the pieces of a piece that has failed: the physical sector of most disks, which fails as a
+/// whole. Single blocks of it are read only afterwards.
+const SHORT_PIECE: u64 = 4 << 10;
 /// Bytes of the second pass between two flushes of the target.
 const FLUSH: u64 = 16 << 20;
 /// Maximum number of reads of the second pass in flight, and of its writes.
@@ -99,11 +102,12 @@ impl SecondPass<'_> {
         self.map.reopen_blocks();
         let block = u64::from(self.source.device().facts().block.minimum.max(512));
         let block = block.max(self.target.device().facts().block.minimum.into());
-        let piece = PIECE.max(block);
-        let steps = [
-            (FailedState::Long, FailedState::Pieces, piece),
-            (FailedState::Pieces, FailedState::Blocks, block),
-        ];
+        let mut steps = vec![(FailedState::Long, FailedState::Pieces, PIECE.max(block))];
+        if block < SHORT_PIECE {
+            // What fails again can still be divided: it stays a piece.
+            steps.push((FailedState::Pieces, FailedState::Pieces, SHORT_PIECE));
+        }
+        steps.push((FailedState::Pieces, FailedState::Blocks, block));
         for (from, to, piece) in steps {
             let result = self.step(from, to, piece).await;
             // What was read before a failure is kept.
