@@ -8,7 +8,7 @@ use crate::rust_files::rust_files;
 use crate::{TaskResult, circles, links, names, places, protocol, rows, run, simulate};
 
 pub const HELP: &str = "\
-cargo xtask lint
+cargo xtask lint [--sources | --compiled]
 
 Checks the formatting (cargo fmt), lints (cargo clippy, warnings are errors; the program also without its
 features), builds the documentation (warnings are errors), checks the links of all Markdown files, checks
@@ -19,6 +19,10 @@ programs use clap, and that few names of types say too little. Makes sure that c
 vouch for is in crates/ground/io, crates/ground/os, crates/devices/cabi and two modules for VMware's library only,
 and that only named modules ask the system for the time or put a thread to sleep: everything else can be
 simulated.
+
+  --sources   only what needs no compiler
+  --compiled  only what needs one, but for clippy of the whole workspace: .ci/run builds the tests with clippy
+              (tools/xtask/compile.sh)
 ";
 
 /// What may have unsafe code: the two crates that call the operating system, the one that calls C,
@@ -94,7 +98,26 @@ const CLIPPY_ARGS: &str = "-D__CLIPPY_HACKERY__warnings__CLIPPY_HACKERY__";
 const WORD: &str = concat!("un", "safe");
 
 pub fn main(args: &[String]) -> TaskResult {
-    run::no_more(args)?;
+    match args.first().map(String::as_str) {
+        Some("--sources") => {
+            run::no_more(&args[1..])?;
+            sources()
+        }
+        Some("--compiled") => {
+            run::no_more(&args[1..])?;
+            compiled()
+        }
+        _ => {
+            run::no_more(args)?;
+            clippy(ALL, &["--all-targets"])?;
+            compiled()?;
+            sources()
+        }
+    }
+}
+
+/// Checks what needs no compiler.
+fn sources() -> TaskResult {
     protocol::check(&run::workspace())?;
     circles::check(&run::workspace())?;
     rows::check(&run::workspace())?;
@@ -102,12 +125,6 @@ pub fn main(args: &[String]) -> TaskResult {
     names::check(&run::workspace())?;
     run::show(run::cargo("fmt").args(["--all", "--check"]))?;
     run::show(run::cargo("fmt").args(["--manifest-path", "fuzz/Cargo.toml", "--check"]))?;
-    // With the simulated driver, so that its code is compiled; the program is built without it below.
-    for (selected, targets) in [(ALL, &["--all-targets"][..]), (LEAST, &[])] {
-        let mut clippy = run::cargo("clippy");
-        run::show(clippy.args(selected).args(targets).args(["--", "-D", "warnings"]))?;
-        run::show(documentation()?.args(selected))?;
-    }
     check_links()?;
     check_dependencies()?;
     let found = clocks(&run::workspace())?;
@@ -123,6 +140,19 @@ pub fn main(args: &[String]) -> TaskResult {
         return Ok(());
     }
     Err(format!("{WORD} code outside {}:\n  {}", UNSAFE_HOMES.join(" and "), found.join("\n  ")))
+}
+
+/// Builds the documentation, and checks the program without its features.
+fn compiled() -> TaskResult {
+    // With the simulated driver, so that its code is documented; the program is built without it below.
+    run::show(documentation()?.args(ALL))?;
+    clippy(LEAST, &[])?;
+    run::show(documentation()?.args(LEAST))
+}
+
+fn clippy(selected: &[&str], targets: &[&str]) -> TaskResult {
+    let mut clippy = run::cargo("clippy");
+    run::show(clippy.args(selected).args(targets).args(["--", "-D", "warnings"]))
 }
 
 /// Cargo, which builds documentation. It runs the compiler as cargo clippy does: then it uses what that has

@@ -51,6 +51,8 @@ impl TestProgram {
             Command::new(&self.executable)
         };
         command.current_dir(&self.package).env("CARGO_MANIFEST_DIR", &self.package);
+        // A cargo that a test runs compiles as a user's does.
+        command.env_remove("RUSTC_WORKSPACE_WRAPPER");
         command
     }
 }
