@@ -5,13 +5,14 @@ use std::fmt::Write as _;
 use std::process::Command;
 use std::time::Duration;
 
+use blockhaul_block::Error;
 use blockhaul_io::plain;
 use blockhaul_transfer::one_line;
 
 use super::request::{
     BackupNames, IdleDisk, MachineDisk, MachineRequest, check_known, newest_checkpoint, refused,
 };
-use crate::error::{BackupError, Result};
+use crate::error::{BackupError, BackupStep, Result};
 
 /// Number of times that a backup is looked at until it has ended, and the interval.
 const LOOKS: u32 = 300;
@@ -100,7 +101,13 @@ impl LibvirtMachine {
 
     /// The targets of the disks that are backed up.
     fn targets(&self, wanted: &[String]) -> Result<Vec<String>> {
-        let listed = self.virsh(&["domblklist", "--details", &self.domain])?;
+        let listed = self.virsh(&["domblklist", "--details", &self.domain]);
+        let listed = listed.map_err(|error| match error.remedy() {
+            "" => {
+                error.and("; virsh list --all shows the domains, --connect selects another libvirt")
+            }
+            _ => error,
+        })?;
         let disks = disk_targets(&listed);
         check_known(wanted, &disks)?;
         let is_wanted = |target: &&str| wanted.is_empty() || wanted.iter().any(|one| one == target);
@@ -181,7 +188,8 @@ impl LibvirtMachine {
         for (name, text) in documents {
             let path = request.stores.join(name);
             std::fs::write(&path, text).map_err(|error| {
-                refused(format!("cannot write {}: {}", path.display(), plain(&error)))
+                let error = Error::system(format!("cannot write {}", path.display()), error);
+                BackupError::of_store(BackupStep::OpenStore, &request.stores, error)
             })?;
             let path = std::path::absolute(&path).unwrap_or(path);
             words.push(path.to_string_lossy().into_owned());
@@ -211,8 +219,8 @@ impl LibvirtMachine {
             command.args(["-c", uri]);
         }
         let output = command.args(words).output().map_err(|error| {
-            let next = "install it (Debian: libvirt-clients)";
-            refused(format!("cannot run virsh: {}: {next}", plain(&error)))
+            let failed = refused(format!("cannot run virsh: {}", plain(&error)));
+            failed.and("; install it (Debian: libvirt-clients)")
         })?;
         if output.status.success() {
             return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
@@ -288,7 +296,10 @@ fn escaped(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
+    use crate::error::BackupErrorKind;
     use crate::machine::request::MachineAddress;
 
     #[test]
@@ -306,16 +317,33 @@ mod tests {
         assert_eq!(capacity("Capacity:       1.000 GiB\n"), None);
     }
 
-    #[test]
-    fn descriptions_name_each_disk_and_what_changed_since() {
-        let request = MachineRequest {
+    fn request(stores: &Path) -> MachineRequest {
+        MachineRequest {
             address: MachineAddress::Libvirt { domain: "vm1".into(), connect: None },
-            stores: "/srv/vm1".into(),
+            stores: stores.into(),
             disks: Vec::new(),
             scratch: "/var/tmp/a&b".into(),
             freeze: true,
             time: "20261130T022000Z".into(),
-        };
+        }
+    }
+
+    #[test]
+    fn a_description_that_finds_no_space_says_so() {
+        let folder = tempfile::tempdir().unwrap();
+        std::os::unix::fs::symlink("/dev/full", folder.path().join("backup.xml")).unwrap();
+        let request = request(folder.path());
+        let names = BackupNames::new(&request).unwrap();
+        let machine = LibvirtMachine::new("vm1", None);
+        let error = machine.begin_moment(&request, &names, &[]).unwrap_err();
+        assert_eq!(error.kind(), BackupErrorKind::Full);
+        let said = error.to_string();
+        assert!(said.contains("backup.xml") && said.contains("free some space"), "{said}");
+    }
+
+    #[test]
+    fn descriptions_name_each_disk_and_what_changed_since() {
+        let request = request(Path::new("/srv/vm1"));
         let names = BackupNames::new(&request).unwrap();
         assert!(names.is_own(&names.checkpoint) && !names.is_own("monday"));
         let disk = |target: &str, has_bitmaps, parent: Option<&str>| DomainDisk {

@@ -21,7 +21,7 @@ use crate::error::Result;
 use crate::pull::PullResult;
 use libvirt::LibvirtMachine;
 use qmp::QmpMachine;
-use request::{BackupNames, unusable};
+use request::{BackupNames, failed_directory, unusable};
 
 pub use request::{MachineAddress, MachineDisk, MachineRequest, PointRequest};
 
@@ -116,18 +116,18 @@ fn lock(stores: &Path) -> Result<File> {
             return Err(unusable(stores, &why));
         }
         Err(error) if error.kind() != ErrorKind::AlreadyExists => {
-            return Err(unusable(stores, &plain(&error)));
+            return Err(failed_directory(stores, error));
         }
         _ => {}
     }
     let lock = File::create(stores.join("lock"));
-    let lock = lock.map_err(|error| unusable(stores, &plain(&error)))?;
-    rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).map_err(|error| {
-        let why = match error {
-            rustix::io::Errno::WOULDBLOCK => "another backup runs in it: wait until it ends".into(),
-            error => plain(&std::io::Error::from(error)),
-        };
-        unusable(stores, &why)
+    let lock = lock.map_err(|error| failed_directory(stores, error))?;
+    let locked = rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive);
+    locked.map_err(|error| match error {
+        rustix::io::Errno::WOULDBLOCK => {
+            unusable(stores, "another backup runs in it: wait until it ends")
+        }
+        error => failed_directory(stores, error.into()),
     })?;
     Ok(lock)
 }

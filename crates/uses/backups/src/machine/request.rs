@@ -3,9 +3,8 @@
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
-use blockhaul_block::{BITMAP_CONTEXT, Kind};
+use blockhaul_block::{BITMAP_CONTEXT, Error, Kind};
 use blockhaul_catalog::DeviceSpec;
-use blockhaul_io::plain;
 use blockhaul_store::Store;
 
 use crate::error::{BackupError, BackupErrorKind, BackupStep, Result};
@@ -132,7 +131,7 @@ pub(super) struct BackupNames {
 impl BackupNames {
     pub(super) fn new(request: &MachineRequest) -> Result<BackupNames> {
         let path = std::path::absolute(&request.stores)
-            .map_err(|error| unusable(&request.stores, &plain(&error)))?;
+            .map_err(|error| failed_directory(&request.stores, error))?;
         let digest = blake3::hash(path.as_os_str().as_encoded_bytes()).to_hex();
         let prefix = format!("blockhaul-{}-", &digest.as_str()[..8]);
         let checkpoint = format!("{prefix}{}", request.time);
@@ -144,7 +143,7 @@ impl BackupNames {
     /// The checkpoints of the newest points of all stores, also of disks that are not backed up this time.
     pub(super) fn needed_checkpoints(&self) -> Result<HashSet<String>> {
         let listed = std::fs::read_dir(&self.stores);
-        let listed = listed.map_err(|error| unusable(&self.stores, &plain(&error)))?;
+        let listed = listed.map_err(|error| failed_directory(&self.stores, error))?;
         let folders = listed.flatten().map(|entry| entry.path()).filter(|path| path.is_dir());
         let mut needed = HashSet::new();
         for store in folders {
@@ -185,6 +184,12 @@ pub(super) fn newest_checkpoint(store: &Path) -> Result<Option<String>> {
 pub(super) fn unusable(stores: &Path, why: &str) -> BackupError {
     let text = format!("the directory of the stores {}: {why}", stores.display());
     BackupError::new(BackupErrorKind::Open, BackupStep::OpenStore, text).in_store(stores)
+}
+
+/// A system call about the directory of the stores failed.
+pub(super) fn failed_directory(stores: &Path, error: std::io::Error) -> BackupError {
+    let text = format!("the directory of the stores {}", stores.display());
+    BackupError::of_store(BackupStep::OpenStore, stores, Error::system(text, error))
 }
 
 /// An error of a machine.
