@@ -36,7 +36,7 @@ const LEFT_OUT: &[(&str, &str)] = &[
     ("disk.sh", "scripts/mod.rs runs the page's script"),
     ("pull --libvirt", "needs libvirt; platforms/libvirt.rs"),
     ("pull --qmp", "needs QEMU; the program's tests of machines"),
-    ("systemctl ", "needs a running systemd; service.rs checks the units"),
+    ("systemctl ", "needs a running systemd; platforms/timer starts the units"),
     ("/etc/blockhaul/vm1.toml", "a file of the computer; the program's tests of dry runs"),
     ("pull vm1.toml --metrics", "needs the file; the program's tests of runs of backups"),
     ("socket=/run/vm.nbd", "needs QEMU; the program's test of backups carries out the page"),

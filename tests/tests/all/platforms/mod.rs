@@ -6,6 +6,8 @@ mod incus;
 mod kernel_nbd;
 mod libvirt;
 mod newest_peers;
+mod systemd;
+mod timer;
 mod virt_v2v;
 mod virtnbdbackup;
 

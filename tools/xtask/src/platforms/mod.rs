@@ -14,9 +14,10 @@ use table::Row;
 pub const HELP: &str = "\
 cargo xtask platforms [--roots DIR] [--write] [NAME…]
 
-Runs blockhaul with the programs that it is made for: libvirt with a guest, virtnbdbackup, Incus, Linux's nbd
-module in a guest, virt-v2v, and the newest nbdkit, libnbd and QEMU. Prints a table: the platform, its version,
-what was done, and whether all bytes were equal. With NAMEs, only those platforms; `--list` names them.
+Runs blockhaul with the programs that it is made for: libvirt with a guest, also by the timer of systemd,
+virtnbdbackup, Incus, Linux's nbd module in a guest, virt-v2v, and the newest nbdkit, libnbd and QEMU. Prints a
+table: the platform, its version, what was done, and whether all bytes were equal. With NAMEs, only those
+platforms; `--list` names them.
 
   --roots DIR   where the roots are [default: target/platforms]
   --write       write the table into docs/platforms.md, with the date of today
@@ -24,7 +25,7 @@ what was done, and whether all bytes were equal. With NAMEs, only those platform
 
 A root is made from the mirror of this machine's own apt sources, once (2 to 5 minutes, 1 to 3 GB). It needs root
 and debootstrap. The mounts of a root exist for this command only. Guests are emulated where there is no KVM: a
-platform takes 1 to 5 minutes.
+platform takes 1 to 10 minutes. `timer` backs up 5 times, once a minute, and 15 times with BLOCKHAUL_LONG=1.
 ";
 
 /// A platform: a module of tests in `tests/tests/all/platforms`, and the roots that it needs.
@@ -40,6 +41,7 @@ const PLATFORMS: &[Platform] = &[
     Platform { name: "incus", roots: &[&root::BACKPORTS] },
     Platform { name: "kernel-nbd", roots: &[&root::BACKPORTS] },
     Platform { name: "libvirt", roots: &[&root::BACKPORTS] },
+    Platform { name: "timer", roots: &[&root::BACKPORTS] },
     Platform { name: "virtnbdbackup", roots: &[&root::BACKPORTS] },
     Platform { name: "virt-v2v", roots: &[&root::BACKPORTS, &root::SID, &root::GUEST] },
 ];

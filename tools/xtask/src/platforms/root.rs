@@ -22,7 +22,8 @@ pub const BACKPORTS: Root = Root {
     newer: Some("trixie-backports"),
     packages: "libvirt-daemon-system libvirt-clients qemu-system-x86 qemu-utils qemu-block-extra \
         linux-image-cloud-amd64 busybox-static cpio xz-utils e2fsprogs fio virtnbdbackup \
-        incus-base incus-client nbd-client openssl virt-v2v nbdkit libnbd-bin kmod",
+        incus-base incus-client nbd-client openssl virt-v2v nbdkit libnbd-bin kmod \
+        systemd prometheus bsd-mailx dma",
 };
 
 /// The newest peers.
