@@ -1,0 +1,187 @@
+//! The kind of storage `restic:REPO#SNAPSHOT/PATH`.
+
+use std::sync::Arc;
+
+use blockhaul_block::{Device, Error, Kind, Result};
+use blockhaul_catalog::{
+    Backend, BackendTarget, ObjectList, OpenFuture, OpenedDevice, Param, ParamKind,
+};
+
+use crate::cache::BlobCache;
+use crate::content::FileContent;
+use crate::device::ResticDevice;
+use crate::list::SnapshotList;
+use crate::loads::BlobLoads;
+use crate::password::PasswordSource;
+use crate::repository::{Repository, RepositoryReader};
+use crate::snapshot::{self, SnapshotFilter};
+use crate::storage::DirectoryStorage;
+use crate::tree;
+
+/// Memory for blobs.
+const CACHE: u64 = 64 << 20;
+
+/// Files in the snapshots of restic.
+pub(crate) struct ResticBackend;
+
+const PARAMS: &[Param] = &[
+    Param {
+        name: "password-file",
+        kind: ParamKind::Text,
+        default: None,
+        doc: "File with the password; RESTIC_PASSWORD_FILE, RESTIC_PASSWORD_COMMAND or RESTIC_PASSWORD in the \
+              environment if not given.",
+    },
+    Param {
+        name: "password-command",
+        kind: ParamKind::Text,
+        default: None,
+        doc: "Command that prints the password; it is run without a shell.",
+    },
+    Param {
+        name: "host",
+        kind: ParamKind::Text,
+        default: None,
+        doc: "For latest: only snapshots of this host.",
+    },
+    Param {
+        name: "tag",
+        kind: ParamKind::Text,
+        default: None,
+        doc: "For latest: only snapshots with all of these tags, separated by commas.",
+    },
+    Param {
+        name: "cache",
+        kind: ParamKind::Size,
+        default: Some("64M"),
+        doc: "Memory for blobs that were read.",
+    },
+];
+
+impl Backend for ResticBackend {
+    fn schemes(&self) -> &'static [&'static str] {
+        &["restic"]
+    }
+
+    fn operand(&self) -> &'static str {
+        "REPO#SNAPSHOT/PATH"
+    }
+
+    fn summary(&self) -> &'static str {
+        "a file in a snapshot of a restic repository in a directory, read-only: SNAPSHOT is latest or the beginning of an \
+         identifier. blockhaul info --list restic:REPO lists snapshots and files"
+    }
+
+    fn params(&self) -> &'static [Param] {
+        PARAMS
+    }
+
+    fn open(&self, target: BackendTarget) -> OpenFuture<OpenedDevice> {
+        Box::pin(async move {
+            let typed = ResticDescription::parse(&target)?;
+            if target.intent.write {
+                let text = "restic: snapshots are read-only";
+                let remedy =
+                    "serve with --readonly or under --layer cow, or copy it to another device";
+                return Err(Error::new(Kind::Unsupported, text).with_remedy(remedy));
+            }
+            let opened = blockhaul_io::offload(move || typed.open()).await;
+            let device = opened.map_err(lost)??;
+            let shared: Arc<dyn Device> = Arc::new(device.clone());
+            Ok(OpenedDevice { device: shared, more: Some(Arc::new(device)) })
+        })
+    }
+
+    fn list(&self, target: &BackendTarget) -> Option<OpenFuture<Box<dyn ObjectList>>> {
+        let typed = ResticDescription::parse(target);
+        Some(Box::pin(async move {
+            let typed = typed?;
+            let list = blockhaul_io::offload(move || typed.list()).await.map_err(lost)??;
+            Ok(Box::new(list) as Box<dyn ObjectList>)
+        }))
+    }
+}
+
+pub(crate) fn lost(lost: blockhaul_io::LostCompletion) -> Error {
+    Error::new(Kind::Io, "cannot read the repository").because(lost)
+}
+
+/// A description, checked.
+struct ResticDescription {
+    name: Arc<str>,
+    repository: String,
+    snapshot: String,
+    path: String,
+    filter: SnapshotFilter,
+    password: PasswordSource,
+    cache: u64,
+}
+
+impl ResticDescription {
+    fn parse(target: &BackendTarget) -> Result<ResticDescription> {
+        let (text, args) = (target.text()?, &target.args);
+        let (repository, place) = text.split_once('#').unwrap_or((text, ""));
+        let (snapshot, path) = place.split_once('/').unwrap_or((place, ""));
+        if repository.is_empty() {
+            let text = "restic: no repository";
+            let remedy = "write restic:DIRECTORY#SNAPSHOT/PATH";
+            return Err(Error::new(Kind::Usage, text).with_remedy(remedy));
+        }
+        let password = PasswordSource::choose(
+            args.text("password-file"),
+            args.text("password-command"),
+            |name| std::env::var(name).ok(),
+        )?;
+        let tags = args.text("tag").unwrap_or_default().split(',');
+        let filter = SnapshotFilter {
+            host: args.text("host").map(str::to_owned),
+            tags: tags.filter(|tag| !tag.is_empty()).map(str::to_owned).collect(),
+        };
+        Ok(ResticDescription {
+            name: format!("restic:{text}").into(),
+            repository: repository.to_owned(),
+            snapshot: snapshot.to_owned(),
+            path: path.to_owned(),
+            filter,
+            password,
+            cache: args.size("cache").unwrap_or(CACHE),
+        })
+    }
+
+    fn reader(&self) -> Result<RepositoryReader> {
+        let password = self.password.read()?;
+        let storage = Arc::new(DirectoryStorage::new(&self.repository));
+        Ok(RepositoryReader::open(storage, &password)?)
+    }
+
+    /// Opens the file. Blocks.
+    fn open(&self) -> Result<ResticDevice> {
+        self.open_file().map_err(|error| error.on(&self.name))
+    }
+
+    fn open_file(&self) -> Result<ResticDevice> {
+        let reader = self.reader()?;
+        // Before the index, which then has the blobs of these snapshots.
+        let snapshot = snapshot::find(&reader, &self.snapshot, &self.filter)?;
+        let repository = Repository::load(reader)?;
+        let node = tree::find(&repository, &snapshot.tree, &self.path)?;
+        let content = FileContent::new(&repository, &node)?;
+        drop(node);
+        let (reader, packs) = repository.into_parts();
+        let loads = BlobLoads::new(reader, packs, content, BlobCache::new(self.cache));
+        Ok(ResticDevice::new(&self.name, snapshot.shown(), loads))
+    }
+
+    fn list(&self) -> Result<SnapshotList> {
+        let listed = || {
+            let reader = self.reader()?;
+            let snapshots = match &self.snapshot[..] {
+                "" => snapshot::all(&reader, &self.filter)?,
+                name => vec![snapshot::find(&reader, name, &self.filter)?],
+            };
+            let repository = Repository::load(reader)?;
+            Ok(SnapshotList::new(repository, snapshots, &self.path))
+        };
+        listed().map_err(|error: Error| error.on(&self.name))
+    }
+}

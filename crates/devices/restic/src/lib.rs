@@ -1,0 +1,46 @@
+//! Files in snapshots of restic's repositories, as read-only devices: `restic:REPO#SNAPSHOT/PATH`.
+//!
+//! A repository has encrypted files: snapshots name trees, trees are directories and name the blobs of files, index
+//! files say where in which pack a blob is. Nothing is locked: files never change, and a pack that `restic prune` removes
+//! is at worst an error.
+//!
+//! - `storage`: places of repositories. `cipher`, `key_file`, `password`: encryption, and keys that passwords open.
+//! - `repository`: files, decrypted and checked. `digest`, `index`, `snapshot`, `tree`: their contents.
+//! - `content`: the blobs of a file, and its holes. `loads` fetches blobs, `cache` keeps them, `ahead` notices sequential
+//!   readers.
+//! - `device`: requests. `backend`: descriptions. `list`: the files of snapshots. `fault`: errors.
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
+#![cfg_attr(not(test), warn(clippy::missing_errors_doc))]
+#![cfg_attr(not(test), warn(clippy::cast_sign_loss))]
+#![cfg_attr(not(test), warn(clippy::cast_possible_wrap, clippy::cast_lossless))]
+
+mod ahead;
+mod backend;
+mod cache;
+mod cipher;
+mod content;
+mod device;
+mod digest;
+mod fault;
+#[cfg(test)]
+mod fixture;
+mod index;
+mod key_file;
+mod list;
+mod loads;
+mod password;
+mod repository;
+mod snapshot;
+mod storage;
+#[cfg(test)]
+mod tests;
+mod tree;
+
+use std::sync::Arc;
+
+pub use fault::RepositoryFault;
+
+/// The kind of storage of this crate, for a [`blockhaul_catalog::Registry`].
+pub fn all() -> Vec<Arc<dyn blockhaul_catalog::Backend>> {
+    vec![Arc::new(backend::ResticBackend)]
+}
