@@ -10,6 +10,8 @@ pub fn device_registry() -> Registry {
     #[cfg(feature = "formats")]
     backends.extend(blockhaul_formats::all());
     backends.extend(blockhaul_store::all());
+    #[cfg(feature = "restic")]
+    backends.extend(blockhaul_restic::all());
     let limits = blockhaul_kubevirt::KubeVirtOptions {
         connect_timeout: options.connect_timeout,
         timeout: options.timeout,

@@ -59,6 +59,7 @@ const LEFT_OUT: &[(&str, &str)] = &[
     ("/run/blockhaul/control reload", "the same"),
     ("--job", "the page's file names hosts; the program's test of jobs"),
     ("sample:20G", "takes long; peers_on_our_server copies smaller disks"),
+    ("restic:", "needs restic; restic.rs of the program carries out the page"),
     ("--filesystem", "needs a disk with a file system; the program's tests of mounts"),
     (
         "--context qemu:dirty-bitmap:b0 nbd:",
@@ -103,6 +104,7 @@ const OTHER_BLOCKS: &[(&str, &str, &str)] = &[
     ("recipes.md", "mkdir", "needs virt-v2v"),
     ("recipes.md", "virsh", "needs libvirt; platforms/libvirt.rs"),
     ("recipes.md", "ssh", "needs Proxmox VE"),
+    ("restic.md", "export", "needs restic; restic.rs of the program carries out the page"),
     ("simulation.md", "cargo xtask", "tests of this repository"),
     ("tls.md", "nbdcopy", "needs a server with keys; tls.rs"),
     ("vddk-simulator.md", "cargo build", "compiles; vddk.rs of the program takes the simulator"),

@@ -330,6 +330,7 @@ fn long_version() -> String {
         ("luks", cfg!(feature = "luks")),
         ("nbdkit-plugins", cfg!(feature = "nbdkit-plugins")),
         ("remote", cfg!(feature = "remote")),
+        ("restic", cfg!(feature = "restic")),
         ("vddk", cfg!(feature = "vddk")),
         ("vhost", cfg!(feature = "vhost")),
     ];

@@ -58,6 +58,8 @@ mod random_qmp;
 #[cfg(feature = "remote")]
 mod remote;
 mod reports;
+#[cfg(feature = "restic")]
+mod restic;
 mod serve;
 mod served_disk;
 mod service;
