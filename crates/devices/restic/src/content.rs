@@ -65,10 +65,10 @@ impl FileContent {
             let why = format!("its blobs have {end} bytes, and the file {}", node.size);
             return Err(RepositoryFault::damaged(&node.shown(), why));
         }
-        let blobs = renumber(&mut numbers, |part| {
-            let digest = node.content[part];
-            Ok(FileBlob { digest, place: repository.find(BlobKind::Data, &digest)?.1 })
-        })?;
+        let blobs = renumber(&mut numbers, |part, number| FileBlob {
+            digest: node.content[part],
+            place: repository.index().place(number as usize),
+        });
         let is_zero = zero_blobs(&blobs);
         for number in &mut numbers {
             if is_zero[*number as usize] {
@@ -117,11 +117,8 @@ impl FileContent {
 }
 
 /// Replaces numbers in the index by those of blobs in a list without repetitions, which is returned. `blob` makes the
-/// blob of a part.
-fn renumber(
-    numbers: &mut [u32],
-    blob: impl Fn(usize) -> Result<FileBlob>,
-) -> Result<Vec<FileBlob>> {
+/// blob of a part with this number in the index.
+fn renumber(numbers: &mut [u32], blob: impl Fn(usize, u32) -> FileBlob) -> Vec<FileBlob> {
     let mut parts: Vec<u32> = (0..u32::try_from(numbers.len()).unwrap_or(u32::MAX)).collect();
     parts.sort_unstable_by_key(|part| numbers[*part as usize]);
     let mut blobs = Vec::new();
@@ -129,13 +126,13 @@ fn renumber(
     for part in parts {
         let number = numbers[part as usize];
         if last != Some(number) {
-            blobs.push(blob(part as usize)?);
+            blobs.push(blob(part as usize, number));
             last = Some(number);
         }
         numbers[part as usize] = u32::try_from(blobs.len() - 1).unwrap_or(HOLE_NUMBER);
     }
     blobs.shrink_to_fit();
-    Ok(blobs)
+    blobs
 }
 
 /// Whether each blob is one of zeroes: its digest is that of as many zeroes. They are hashed once, up to the longest

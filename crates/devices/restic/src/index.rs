@@ -101,8 +101,13 @@ impl BlobIndex {
     pub(crate) fn find(&self, kind: BlobKind, digest: &Digest) -> Option<(usize, BlobPlace)> {
         let key = (shortened(digest), kind == BlobKind::Tree);
         let number = self.entries.binary_search_by_key(&key, BlobEntry::key).ok()?;
-        let place = self.entries.get(number)?.place;
-        Some((number, BlobPlace { pack: place.pack & !TREE, ..place }))
+        Some((number, self.place(number)))
+    }
+
+    /// The place of the blob of this number, which the index has.
+    pub(crate) fn place(&self, number: usize) -> BlobPlace {
+        let place = self.entries[number].place;
+        BlobPlace { pack: place.pack & !TREE, ..place }
     }
 
     /// The name of a pack.

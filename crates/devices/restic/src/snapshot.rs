@@ -148,11 +148,7 @@ fn not_found(reader: &RepositoryReader, text: String) -> RepositoryFault {
                 format!("{} ({}{host})", one.id.short(), one.shown_time())
             });
             let newest: Vec<_> = newest.collect();
-            format!(
-                "write #SNAPSHOT/PATH; there are {} snapshots, latest: {}",
-                found.len(),
-                newest.join(", ")
-            )
+            format!("write #SNAPSHOT/PATH; the newest of {} are {}", found.len(), newest.join(", "))
         }
         Err(_) => "restic snapshots lists them".to_owned(),
     };

@@ -164,7 +164,7 @@ fn errors_name_what_is_wrong_and_what_to_do() {
     repository.add_disk(&disk, &mut numbers);
     let text = |place: &str| fails(&described(&repository, place, "")).to_string();
     for (place, parts) in [
-        ("", ["names no snapshot", "there are 1 snapshots"]),
+        ("", ["names no snapshot", "the newest of 1 are"]),
         ("#latest", ["names no path", "a/, disk"]),
         ("#latest/b", ["has no /b", "a/, disk"]),
         ("#latest/disk/x", ["/disk in the snapshot is no regular file", "choose"]),
@@ -297,4 +297,41 @@ fn parsers_take_any_text() {
         drop(crate::tree::parse(&text));
         drop(crate::snapshot::Snapshot::parse(Digest::of(b""), &text));
     }
+}
+
+/// A disk of 1 TiB in a million blobs of 1 MiB, of which the first alone has bytes.
+#[test]
+fn a_disk_of_a_million_blobs_opens_within_seconds() {
+    let count: u32 = if blockhaul_testkit::tools::long() { 1 << 20 } else { 1 << 12 };
+    let mut repository = TestRepository::new(2);
+    let first = Numbers::new(5).bytes(1 << 20);
+    let mut packs = vec![repository.add_pack("data", std::slice::from_ref(&first))];
+    let digest = |number: u32| Digest::of(&number.to_le_bytes()).to_string();
+    for pack in 0..count / 16 {
+        let blobs = (0..16).map(|blob| {
+            json!({ "id": digest(pack * 16 + blob), "type": "data", "offset": blob << 20, "length": 900_000,
+                "uncompressed_length": 1 << 20 })
+        });
+        packs.push(json!({ "id": digest(1 << 30 | pack), "blobs": blobs.collect::<Vec<_>>() }));
+    }
+    let mut content = vec![Digest::of(&first).to_string()];
+    content.extend((1..count).map(digest));
+    let (tree, pack) = repository.add_tree(json!([
+        { "name": "disk", "type": "file", "size": u64::from(count) << 20, "content": content }
+    ]));
+    packs.push(pack);
+    for packs in packs.chunks(3000) {
+        repository.add_file("index", &json!({ "packs": packs }));
+    }
+    drop((packs, content));
+    repository.add_snapshot(tree, "2026-01-01T00:00:00Z", "h", &[]);
+    let spec = described(&repository, "#latest/disk", "");
+    let begun = std::time::Instant::now();
+    on_a_worker(move || async move {
+        let stack = open(&spec).await.unwrap();
+        assert_eq!(stack.device().facts().size, u64::from(count) << 20);
+        assert_eq!(read(&stack, 0, 1).await.unwrap(), first[..1]);
+        assert!(read(&stack, 5 << 20, 1).await.is_err());
+    });
+    println!("opened and read in {:?}", begun.elapsed());
 }

@@ -129,7 +129,7 @@ fn offer(walked: &str, nodes: &[TreeNode]) -> String {
     let names: Vec<_> = nodes.iter().take(SHOWN).map(shown).collect();
     let more = nodes.len().saturating_sub(SHOWN);
     let more = if more == 0 { String::new() } else { format!(" and {more} more") };
-    format!("write a path; in {walked}/ there are {}{more}", names.join(", "))
+    format!("write a path; {walked}/ has {}{more}", names.join(", "))
 }
 
 /// The name of an entry, which is written as a string of the language Go. None: it is not one.

@@ -65,7 +65,9 @@ fn the_page_reads_a_backup_and_peers_read_it_from_a_server() {
         )
     };
     let socket = scratch.socket("nbd");
-    let server = PeerServer::blockhaul(OURS.as_ref(), &socket, &[&place("&cache=4M")]).unwrap();
+    let server =
+        PeerServer::blockhaul(OURS.as_ref(), &socket, &["--readonly", &place("&cache=4M")])
+            .unwrap();
     let copied = scratch.file("copied.raw");
     let mut copy = nbdcopy.command();
     let output = tools::output(copy.arg(server.uri("")).arg(&copied), LIMIT).unwrap();
@@ -88,8 +90,9 @@ fn what_is_wrong_with_a_repository_is_said_with_a_remedy() {
     let path = scratch.path().display().to_string();
     let fails = |spec: &str, parts: &[&str]| {
         let mut command = Command::new(OURS);
-        ["RESTIC_PASSWORD", "RESTIC_PASSWORD_FILE", "RESTIC_PASSWORD_COMMAND"]
-            .map(|name| command.env_remove(name));
+        for name in ["RESTIC_PASSWORD", "RESTIC_PASSWORD_FILE", "RESTIC_PASSWORD_COMMAND"] {
+            command.env_remove(name);
+        }
         let output = tools::output(command.args(["info", spec]), LIMIT).unwrap();
         let message = text(&output.stderr);
         assert!(!output.status.success(), "{spec}");
