@@ -236,6 +236,21 @@ fn a_block_device_in_use_is_no_target() {
 }
 
 #[test]
+fn a_read_only_block_device_is_no_target() {
+    let scratch = ScratchDir::on_disk().unwrap();
+    let [source, below] = ["source", "below"].map(|name| scratch.file(name));
+    garbage(&source, 1 << 20).unwrap();
+    fs::File::create(&below).unwrap().set_len(8 << 20).unwrap();
+    let Some(disk) = Loop::over(&below) else { return };
+    done(Command::new("blockdev").args(["--setro", &disk.device]));
+    for more in [&[][..], &["--dry-run"]] {
+        refused(&[&[text(&source), &disk.device], more].concat(), 3, "cannot open it for writing");
+    }
+    done(Command::new("blockdev").args(["--setrw", &disk.device]));
+    succeed(&["copy", text(&source), &disk.device]);
+}
+
+#[test]
 fn verification_after_a_flush_reads_the_disk_and_not_its_page_cache() {
     const DAMAGED: u64 = 1 << 20;
     let scratch = ScratchDir::on_disk().unwrap();

@@ -145,7 +145,7 @@ impl TransferError {
         TransferError::new(kind, step, text).with_remedy(&error, false).at(side)
     }
 
-    fn at(mut self, side: Option<Side>) -> TransferError {
+    pub(crate) fn at(mut self, side: Option<Side>) -> TransferError {
         self.0.side = side;
         self
     }

@@ -254,10 +254,9 @@ impl CopyContext {
     fn check_target(&self, from: &Facts, to: &Facts) -> Result<()> {
         self.check_writable(to)?;
         if to.flush_publishes && self.engine.discard_source {
-            return Err(self.cannot_copy(
-                "the target exists only when all of it is written, so that nothing can be discarded at the source \
-                 before: leave out --discard-source",
-            ));
+            let why = "the target exists only when all of it is written, so that nothing can be discarded at the source \
+                       before";
+            return Err(self.cannot_copy(why).and(": leave out --discard-source"));
         }
         self.check_size(from, to)
     }
@@ -267,9 +266,8 @@ impl CopyContext {
         if to.can.contains(Can::WRITE) {
             return Ok(());
         }
-        let text =
-            "the target is read-only: choose another target, or have its server allow writing";
-        Err(self.cannot_copy(text))
+        let error = self.cannot_copy("the target is read-only").at(Some(Side::Target));
+        Err(error.and(": choose another target, or have its server allow writing"))
     }
 
     /// Checks that the target is large enough.
@@ -277,10 +275,11 @@ impl CopyContext {
         let needed = self.selection.target_size(from.size);
         if to.size < needed {
             let what = if needed < from.size { "end of the range" } else { "source" };
-            return Err(self.cannot_copy(format_args!(
-                "the target ({} bytes) is smaller than the {what} ({needed} bytes): make it larger",
+            let why = format!(
+                "the target ({} bytes) is smaller than the {what} ({needed} bytes)",
                 to.size
-            )));
+            );
+            return Err(self.cannot_copy(why).at(Some(Side::Target)).and(": make it larger"));
         }
         Ok(())
     }

@@ -6,6 +6,8 @@ use std::sync::Arc;
 use blockhaul_block::{BASE_ALLOCATION, Error, ExtentReader, Kind, ZERO};
 use blockhaul_catalog::{DeviceSpec, Intent, Layer, Stack, TargetMaking, rounded_size};
 use blockhaul_engine::CopyError;
+use rustix::fs::{Access, AtFlags, CWD, accessat};
+use rustix::io::Errno;
 use serde_json::{Value, json};
 
 use crate::context::{CopyContext, SourceDevice, is_absent};
@@ -146,8 +148,11 @@ impl CopyContext {
         match self.registry.open(&self.target, Vec::new(), Intent::READ).await {
             Ok(target) => TargetChange::Overwritten(target.device().facts().size),
             Err(error) if error.kind() == Kind::NotFound => TargetChange::Created,
-            // Who may write may be refused to read.
-            Err(_) => TargetChange::Unknown,
+            // A file of another format, which goes; or one that the user may write, and not read.
+            Err(_) => match file_of(&self.target).and_then(|file| file.metadata().ok()) {
+                Some(known) if known.is_file() => TargetChange::Overwritten(known.len()),
+                _ => TargetChange::Unknown,
+            },
         }
     }
 
@@ -177,18 +182,7 @@ impl CopyContext {
     async fn target_change(&mut self, source: Option<&Stack>) -> Result<TargetChange> {
         let file = file_of(&self.target);
         if let Some(file) = file.as_ref().filter(|file| is_absent(file)) {
-            let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty());
-            if folder.is_some_and(|folder| !folder.is_dir()) {
-                let text = format!(
-                    "cannot open the target: {}: create its directory first",
-                    file.display()
-                );
-                return Err(TransferError::new(
-                    TransferErrorKind::Open,
-                    TransferStep::OpenTarget,
-                    text,
-                ));
-            }
+            self.check_folder(file)?;
             return Ok(TargetChange::Created);
         }
         if let Some(file) = &file {
@@ -244,6 +238,20 @@ impl CopyContext {
         }
         let is_kept = self.target_is_kept();
         Ok(if is_kept { TargetChange::Kept(to.size) } else { TargetChange::Overwritten(lost) })
+    }
+
+    /// Refuses a file that cannot be created.
+    fn check_folder(&self, file: &Path) -> Result<()> {
+        let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty());
+        let folder = folder.unwrap_or(Path::new("."));
+        let access = Access::WRITE_OK | Access::EXEC_OK;
+        let Err(errno) = accessat(CWD, folder, access, AtFlags::EACCESS) else { return Ok(()) };
+        let remedy = match errno {
+            Errno::NOENT | Errno::NOTDIR => "create its directory first",
+            _ => "choose another place, or change the permissions",
+        };
+        let error = Error::system("cannot create it", errno.into());
+        Err(self.target_error(&error.with_remedy(remedy)))
     }
 
     /// Opens the file or block device of the target for writing, and closes it: refuses one that the copy could not

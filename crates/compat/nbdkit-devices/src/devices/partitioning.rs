@@ -176,6 +176,14 @@ async fn open(target: &BackendTarget) -> Result<OpenedDevice> {
         Some(_) => return Err(wrong("an MBR is limited to 2 TiB: use partition-type=gpt")),
         None => !small || files.len() > PRIMARY,
     };
+    let (used, unused) = if gpt { ("type-guid", "mbr-id") } else { ("mbr-id", "type-guid") };
+    let is_set = |name| target.args.text(name).is_some_and(|text| text.split(',').any(|one| one != "default"));
+    // nbdkit's users may set both, for either table.
+    if is_set(unused) && !is_set(used) {
+        let table = if gpt { "a GUID partition table" } else { "an MBR" };
+        let remedy = if gpt { "use type-guid" } else { "use mbr-id, or partition-type=gpt" };
+        return Err(wrong(format!("{unused} has no effect in {table}: {remedy}")));
+    }
     let what =
         if files.iter().all(|file| split::is_path(&file.name)) { "files" } else { "devices" };
     let name = format!("partitioning of {} {what}", files.len());

@@ -254,6 +254,8 @@ fn mistakes_are_told() {
         ("partitioning:{}/a?mbr-id=0x100", "0x00 to 0xff"),
         ("partitioning:{}/a?mbr-id=1,2", "2 values for 1 files"),
         ("partitioning:{}/a?type-guid=x", "write a GUID, or linux, efi, uefi, bios, swap"),
+        ("partitioning:{}/a?type-guid=efi", "use mbr-id, or partition-type=gpt"),
+        ("partitioning:{}/a?partition-type=gpt&mbr-id=efi", "use type-guid"),
         ("partitioning:{}/a?mbr-id=bios", "0x00 to 0xff, or linux, efi, uefi, swap"),
         ("partitioning:{}/a?partition-type=x", "not one of mbr"),
         ("partitioning:?files=x", "unknown option \"files\""),

@@ -70,6 +70,12 @@ pub(super) fn rotational(disk: u64) -> bool {
     queue_number(disk, "rotational") == Some(1)
 }
 
+/// Whether the kernel refuses writes to this disk, although it opens the disk for them; false if unknown.
+pub(super) fn is_readonly(disk: u64) -> bool {
+    let path = format!("/sys/dev/block/{}:{}/ro", major(disk), minor(disk));
+    fs::read_to_string(path).is_ok_and(|text| text.trim() == "1")
+}
+
 /// A property of a disk's queue. `disk` is a device number; a partition uses the queue of its disk,
 /// one directory up.
 pub(super) fn queue_number(disk: u64, name: &str) -> Option<u64> {

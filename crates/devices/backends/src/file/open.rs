@@ -371,6 +371,9 @@ impl FileOpening<'_> {
             PathKind::Nothing => self.descriptor(direct, OFlags::CREATE),
             PathKind::Disk(device) => {
                 let intent = self.target.intent;
+                if intent.write && limits::is_readonly(device) {
+                    return Err(self.refused(Errno::ROFS));
+                }
                 let claims = intent.write && intent.exclusive && self.target.args.switch("lock");
                 let claim = if claims { OFlags::EXCL } else { OFlags::empty() };
                 match self.open(self.flags(direct) | claim, Mode::empty()) {

@@ -351,6 +351,10 @@ fn dry_runs_of_copies_say_what_would_be_done_and_change_nothing() {
         said.contains(&format!("disk b: would overwrite 9437184 bytes (9 MiB) in {old}")),
         "{said}"
     );
+    // A file that is no image yet goes, too.
+    let image = format!("qcow2:{old}");
+    let said = succeed_without_change(&folder, &["copy", &disk, &image, "--dry-run"]);
+    assert!(said.contains("would overwrite 9437184 bytes (9 MiB)"), "{said}");
     // The target takes the size of the source.
     let said = succeed_without_change(&folder, &["copy", &disk, "null:", "--dry-run"]);
     assert!(said.contains("would write to null:"), "{said}");

@@ -225,10 +225,15 @@ impl LibvirtMachine {
         if output.status.success() {
             return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
         }
-        let said = one_line(String::from_utf8_lossy(&output.stderr).trim());
-        let said = said.strip_prefix("error: ").unwrap_or(&said);
+        let said = one_line(&reasons(&String::from_utf8_lossy(&output.stderr)));
         Err(refused(format!("virsh {} of {}: {said}", words[0], self.domain)))
     }
+}
+
+/// The lines of an error of virsh in one, the general reason first.
+fn reasons(said: &str) -> String {
+    let lines = said.lines().map(|line| line.strip_prefix("error: ").unwrap_or(line).trim());
+    lines.filter(|line| !line.is_empty()).collect::<Vec<_>>().join(": ")
 }
 
 /// The targets in the output of `domblklist --details`: type, device, target and source, of which only the last may
@@ -339,6 +344,12 @@ mod tests {
         assert_eq!(error.kind(), BackupErrorKind::Full);
         let said = error.to_string();
         assert!(said.contains("backup.xml") && said.contains("free some space"), "{said}");
+    }
+
+    #[test]
+    fn errors_of_virsh_are_one_line() {
+        let said = "error: failed to connect to the hypervisor\nerror: Failed to connect socket\n\n";
+        assert_eq!(reasons(said), "failed to connect to the hypervisor: Failed to connect socket");
     }
 
     #[test]
