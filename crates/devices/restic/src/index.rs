@@ -94,14 +94,25 @@ pub(crate) struct BlobIndex {
     packs: Vec<Digest>,
     /// Sorted by [`BlobEntry::key`].
     entries: Vec<BlobEntry>,
+    /// The first entry of each group of digests that begin with the same 16 bits, and the end.
+    starts: Vec<u32>,
+}
+
+/// The group of a digest.
+fn group(digest: [u64; 3]) -> usize {
+    usize::try_from(digest[0] >> 48).unwrap_or_default()
 }
 
 impl BlobIndex {
     /// The number of a blob, at most 2^32 - 1, with its place.
     pub(crate) fn find(&self, kind: BlobKind, digest: &Digest) -> Option<(usize, BlobPlace)> {
         let key = (shortened(digest), kind == BlobKind::Tree);
-        let number = self.entries.binary_search_by_key(&key, BlobEntry::key).ok()?;
-        Some((number, self.place(number)))
+        let group = group(key.0);
+        let (start, end) =
+            (*self.starts.get(group)? as usize, *self.starts.get(group + 1)? as usize);
+        let found =
+            self.entries.get(start..end)?.binary_search_by_key(&key, BlobEntry::key).ok()?;
+        Some((start + found, self.place(start + found)))
     }
 
     /// The place of the blob of this number, which the index has.
@@ -246,6 +257,14 @@ impl IndexBuilder {
         entries.dedup_by_key(|entry| entry.key());
         entries.truncate(u32::MAX as usize);
         entries.shrink_to_fit();
+        let mut starts = vec![0; (1 << 16) + 1];
+        for entry in &*entries {
+            starts[group(entry.digest) + 1] += 1;
+        }
+        for number in 1..starts.len() {
+            starts[number] += starts[number - 1];
+        }
+        self.index.starts = starts;
         self.index
     }
 }

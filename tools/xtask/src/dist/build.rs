@@ -33,7 +33,7 @@ impl Flavour {
             Flavour::Static => &[
                 "--no-default-features",
                 "--features",
-                "bench,formats,fuse,luks,remote,vhost,vendored-openssl",
+                "bench,formats,fuse,luks,remote,restic,vhost,vendored-openssl",
             ],
         }
     }
