@@ -11,7 +11,10 @@ pub fn device_registry() -> Registry {
     backends.extend(blockhaul_formats::all());
     backends.extend(blockhaul_store::all());
     #[cfg(feature = "restic")]
-    backends.extend(blockhaul_restic::all());
+    backends.extend(blockhaul_restic::all(blockhaul_restic::ResticOptions {
+        connect_timeout: options.connect_timeout,
+        timeout: options.timeout,
+    }));
     let limits = blockhaul_kubevirt::KubeVirtOptions {
         connect_timeout: options.connect_timeout,
         timeout: options.timeout,

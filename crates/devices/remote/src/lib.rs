@@ -8,6 +8,7 @@
 //!   `aws_profile`: profiles in files; `store_list`: the objects of a bucket. `store_service`: connections of stores,
 //!   `store_failure`: their errors.
 //! - `chunks`: disks whose chunks are objects, written at random places.
+//! - `place`: parts of object stores that are read as folders.
 //! - `upload`: an object that is written; `part_buffer`: a part of it; `upload_device`: its device; `upload_record`:
 //!   how far it is, in a file.
 //! - `client`: connections, TLS and proxies; `crypto`: digests and signatures. `runtime`: the thread that carries out all requests.
@@ -28,6 +29,7 @@ mod http_backend;
 mod http_object;
 mod http_stream;
 mod part_buffer;
+mod place;
 mod response;
 mod runtime;
 mod service_words;
@@ -43,6 +45,8 @@ mod upload_record;
 
 use std::sync::Arc;
 use std::time::Duration;
+
+pub use place::ObjectPlace;
 
 use chunks::backend::ChunkBackend;
 use http_backend::HttpBackend;

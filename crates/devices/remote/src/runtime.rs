@@ -31,6 +31,22 @@ pub(crate) async fn run<T: Send + 'static>(
     ticket.await.unwrap_or_else(|_| Err(lost()))
 }
 
+/// The result of `work`, which the thread of requests carries out. Blocks: call it on threads that may wait. Work that
+/// panics is an error.
+///
+/// # Errors
+/// Those of `work`, and of [`spawn`].
+pub(crate) fn wait<T: Send + 'static>(
+    work: impl Future<Output = Result<T>> + Send + 'static,
+) -> Result<T> {
+    let (done, ended) = mpsc::channel();
+    spawn(async move {
+        // The one that waits is there.
+        let _ = done.send(work.await);
+    })?;
+    ended.recv().unwrap_or_else(|_| Err(lost()))
+}
+
 /// Carries out `work`, and waits for it at most this long: behind it the process may end. Call it elsewhere than on
 /// the thread of requests. False: it has not ended.
 pub(crate) fn finish(most: Duration, work: impl Future<Output = ()> + Send + 'static) -> bool {

@@ -282,7 +282,10 @@ impl StoreDescription {
     }
 
     /// The objects below `SCHEME:TEXT`, or all of a bucket.
-    fn list(
+    ///
+    /// # Errors
+    /// [`Kind::Usage`]
+    pub(crate) fn list(
         kind: StoreKind,
         scheme: &str,
         text: &str,
@@ -347,8 +350,11 @@ impl StoreDescription {
         prepared.map_err(lost)?.map_err(|error| error.on(&name))
     }
 
-    /// Reads files and the environment. Blocks.
-    fn prepare(self, kind: StoreKind, options: RemoteOptions) -> Result<StoreResource> {
+    /// The object, with the store that it is in. Reads files and the environment. Blocks.
+    ///
+    /// # Errors
+    /// Settings or credentials are missing or wrong.
+    pub(crate) fn prepare(self, kind: StoreKind, options: RemoteOptions) -> Result<StoreResource> {
         let client = client(options, self.authority.as_deref(), self.connections)?;
         let service = StoreService { client, limit: options.timeout, has_answered: Arc::default() };
         let StoreBucket { store, address } = build(kind, &self.settings, service)?;

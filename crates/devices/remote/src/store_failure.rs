@@ -25,6 +25,16 @@ pub(crate) enum StoreKind {
 }
 
 impl StoreKind {
+    /// The kind of `s3:`, `gs:` or `az:`.
+    pub(crate) fn of_scheme(scheme: &str) -> Option<StoreKind> {
+        match scheme {
+            "s3" => Some(StoreKind::S3),
+            "gs" => Some(StoreKind::Gcs),
+            "az" => Some(StoreKind::Azure),
+            _ => None,
+        }
+    }
+
     /// How to give credentials.
     fn credentials(self) -> &'static str {
         match self {

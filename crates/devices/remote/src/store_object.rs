@@ -45,9 +45,13 @@ impl StoreResource {
     }
 }
 
+/// The size of an object that never changes and is not known.
+const ANY_SIZE: u64 = u64::MAX;
+
 /// An object that is read by ranges.
 pub(crate) struct StoreObject {
     resource: StoreResource,
+    /// Bytes; [`ANY_SIZE`]: unknown.
     size: u64,
     /// None: an object with this name never changes.
     version: Option<ObjectMeta>,
@@ -100,6 +104,11 @@ impl StoreObject {
         StoreObject { resource, size, version: None, fields: ObjectFields::default() }
     }
 
+    /// An object of unknown size that never changes. It need not exist.
+    pub(crate) fn of_any_size(resource: StoreResource) -> StoreObject {
+        StoreObject::constant(resource, ANY_SIZE)
+    }
+
     /// Requests the rest of `buf`.
     async fn part(&self, at: u64, buf: &mut [u8], filled: &mut usize) -> Result<(), Failure> {
         let StoreResource { store, kind, key, limit, .. } = &self.resource;
@@ -116,13 +125,19 @@ impl StoreObject {
             }
         }
         let found = store.get_opts(key, options).await.map_err(failed)?;
-        if self.version.is_none() && found.meta.size != self.size {
+        let end = at + buf.len() as u64;
+        if self.size == ANY_SIZE && found.meta.size < end {
+            let text = format!("the object ends at {}, before byte {end}", found.meta.size);
+            return Err(Failure::last(Error::new(Kind::Io, text)));
+        }
+        if self.version.is_none() && self.size != ANY_SIZE && found.meta.size != self.size {
             let text = format!("the object has {} bytes instead of {}", found.meta.size, self.size);
             let remedy = "restore it, or write that part of the disk again";
             return Err(Failure::last(Error::new(Kind::Io, text).with_remedy(remedy)));
         }
         let is_other = |version: &ObjectMeta| found.meta.e_tag != version.e_tag;
-        if self.version.as_ref().is_some_and(is_other) || found.meta.size != self.size {
+        let is_resized = self.version.is_some() && found.meta.size != self.size;
+        if self.version.as_ref().is_some_and(is_other) || is_resized {
             return Err(Failure::last(crate::response::changed()));
         }
         let mut body = found.into_stream();

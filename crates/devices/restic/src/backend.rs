@@ -4,9 +4,11 @@ use std::sync::Arc;
 
 use blockhaul_block::{Device, Error, Kind, Result};
 use blockhaul_catalog::{
-    Backend, BackendTarget, ObjectList, OpenFuture, OpenedDevice, Param, ParamKind,
+    Backend, BackendTarget, ConnectionSettings, ObjectList, OpenFuture, OpenedDevice, Param,
+    ParamKind, ParamValues,
 };
 
+use crate::ResticOptions;
 use crate::cache::BlobCache;
 use crate::content::FileContent;
 use crate::device::ResticDevice;
@@ -15,14 +17,23 @@ use crate::loads::BlobLoads;
 use crate::password::PasswordSource;
 use crate::repository::{Repository, RepositoryReader};
 use crate::snapshot::{self, SnapshotFilter};
-use crate::storage::DirectoryStorage;
+use crate::storage::{DirectoryStorage, RepositoryStorage};
 use crate::tree;
 
 /// Memory for blobs.
 const CACHE: u64 = 64 << 20;
 
 /// Files in the snapshots of restic.
-pub(crate) struct ResticBackend;
+pub(crate) struct ResticBackend {
+    options: ResticOptions,
+}
+
+impl ResticBackend {
+    /// With these time limits.
+    pub(crate) fn new(options: ResticOptions) -> ResticBackend {
+        ResticBackend { options }
+    }
+}
 
 const PARAMS: &[Param] = &[
     Param {
@@ -68,17 +79,32 @@ impl Backend for ResticBackend {
     }
 
     fn summary(&self) -> &'static str {
-        "a file in a snapshot of a restic repository in a directory, read-only: SNAPSHOT is latest or the beginning of an \
-         identifier. blockhaul info --list restic:REPO lists snapshots and files"
+        "a file in a snapshot of a restic repository, read-only: SNAPSHOT is latest or the beginning of an identifier, REPO \
+         a directory, or a place in s3://, gs:// or az:// with the options of these. blockhaul info --list restic:REPO \
+         lists snapshots and files"
     }
 
     fn params(&self) -> &'static [Param] {
         PARAMS
     }
 
+    fn takes_others(&self) -> bool {
+        true
+    }
+
+    fn connecting(&self, settings: &ConnectionSettings) -> Option<Arc<dyn Backend>> {
+        let timeout = settings.timeout;
+        let shorter = Some(timeout).filter(|timeout| !timeout.is_zero());
+        let connect_timeout = self.options.connect_timeout;
+        let connect_timeout =
+            shorter.map_or(connect_timeout, |shorter| connect_timeout.min(shorter));
+        Some(Arc::new(ResticBackend::new(ResticOptions { connect_timeout, timeout })))
+    }
+
     fn open(&self, target: BackendTarget) -> OpenFuture<OpenedDevice> {
+        let options = self.options;
         Box::pin(async move {
-            let typed = ResticDescription::parse(&target)?;
+            let typed = ResticDescription::parse(&target, options)?;
             if target.intent.write {
                 let text = "restic: snapshots are read-only";
                 let remedy =
@@ -93,7 +119,7 @@ impl Backend for ResticBackend {
     }
 
     fn list(&self, target: &BackendTarget) -> Option<OpenFuture<Box<dyn ObjectList>>> {
-        let typed = ResticDescription::parse(target);
+        let typed = ResticDescription::parse(target, self.options);
         Some(Box::pin(async move {
             let typed = typed?;
             let list = blockhaul_io::offload(move || typed.list()).await.map_err(lost)??;
@@ -110,6 +136,9 @@ pub(crate) fn lost(lost: blockhaul_io::LostCompletion) -> Error {
 struct ResticDescription {
     name: Arc<str>,
     repository: String,
+    /// Options of its place.
+    others: Vec<(String, String)>,
+    options: ResticOptions,
     snapshot: String,
     path: String,
     filter: SnapshotFilter,
@@ -118,7 +147,7 @@ struct ResticDescription {
 }
 
 impl ResticDescription {
-    fn parse(target: &BackendTarget) -> Result<ResticDescription> {
+    fn parse(target: &BackendTarget, options: ResticOptions) -> Result<ResticDescription> {
         let (text, args) = (target.text()?, &target.args);
         let (repository, place) = text.split_once('#').unwrap_or((text, ""));
         let (snapshot, path) = place.split_once('/').unwrap_or((place, ""));
@@ -126,6 +155,9 @@ impl ResticDescription {
             let text = "restic: no repository";
             let remedy = "write restic:DIRECTORY#SNAPSHOT/PATH";
             return Err(Error::new(Kind::Usage, text).with_remedy(remedy));
+        }
+        if !repository.contains("://") {
+            ParamValues::check("restic", PARAMS, args.others())?;
         }
         let password = PasswordSource::choose(
             args.text("password-file"),
@@ -140,6 +172,8 @@ impl ResticDescription {
         Ok(ResticDescription {
             name: format!("restic:{text}").into(),
             repository: repository.to_owned(),
+            others: args.others().to_vec(),
+            options,
             snapshot: snapshot.to_owned(),
             path: path.to_owned(),
             filter,
@@ -150,8 +184,14 @@ impl ResticDescription {
 
     fn reader(&self) -> Result<RepositoryReader> {
         let password = self.password.read()?;
-        let storage = Arc::new(DirectoryStorage::new(&self.repository));
-        Ok(RepositoryReader::open(storage, &password)?)
+        Ok(RepositoryReader::open(self.storage()?, &password)?)
+    }
+
+    fn storage(&self) -> Result<Arc<dyn RepositoryStorage>> {
+        if !self.repository.contains("://") {
+            return Ok(Arc::new(DirectoryStorage::new(&self.repository)));
+        }
+        object_storage(&self.repository, &self.others, self.options)
     }
 
     /// Opens the file. Blocks.
@@ -184,4 +224,26 @@ impl ResticDescription {
         };
         listed().map_err(|error: Error| error.on(&self.name))
     }
+}
+
+#[cfg(feature = "remote")]
+fn object_storage(
+    location: &str,
+    typed: &[(String, String)],
+    options: ResticOptions,
+) -> Result<Arc<dyn RepositoryStorage>> {
+    let ResticOptions { connect_timeout, timeout } = options;
+    let limits = blockhaul_remote::RemoteOptions { connect_timeout, timeout };
+    Ok(Arc::new(blockhaul_remote::ObjectPlace::open(location, typed, limits)?))
+}
+
+#[cfg(not(feature = "remote"))]
+fn object_storage(
+    location: &str,
+    _typed: &[(String, String)],
+    _options: ResticOptions,
+) -> Result<Arc<dyn RepositoryStorage>> {
+    let text = format!("restic: {location} is no directory");
+    let remedy = "use a program that was built with the feature remote";
+    Err(Error::new(Kind::Unsupported, text).with_remedy(remedy))
 }

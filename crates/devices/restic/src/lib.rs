@@ -4,7 +4,7 @@
 //! files say where in which pack a blob is. Nothing is locked: files never change, and a pack that `restic prune` removes
 //! is at worst an error.
 //!
-//! - `storage`: places of repositories. `cipher`, `key_file`, `password`: encryption, and keys that passwords open.
+//! - `storage`: places of repositories; `object_storage`: those in object stores. `cipher`, `key_file`, `password`: encryption, and keys that passwords open.
 //! - `repository`: files, decrypted and checked. `digest`, `index`, `snapshot`, `tree`: their contents.
 //! - `content`: the blobs of a file, and its holes. `loads` fetches blobs, `cache` keeps them, `ahead` notices sequential
 //!   readers.
@@ -36,11 +36,24 @@ mod storage;
 mod tests;
 mod tree;
 
+#[cfg(feature = "remote")]
+mod object_storage;
+
 use std::sync::Arc;
+use std::time::Duration;
 
 pub use fault::RepositoryFault;
 
+/// Time limits of requests to object stores.
+#[derive(Debug, Clone, Copy)]
+pub struct ResticOptions {
+    /// Time for a connection, with the handshake of TLS; zero: none.
+    pub connect_timeout: Duration,
+    /// Time for a response to begin, and for each 256 KiB of its body; zero: none.
+    pub timeout: Duration,
+}
+
 /// The kind of storage of this crate, for a [`blockhaul_catalog::Registry`].
-pub fn all() -> Vec<Arc<dyn blockhaul_catalog::Backend>> {
-    vec![Arc::new(backend::ResticBackend)]
+pub fn all(options: ResticOptions) -> Vec<Arc<dyn blockhaul_catalog::Backend>> {
+    vec![Arc::new(backend::ResticBackend::new(options))]
 }

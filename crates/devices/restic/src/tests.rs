@@ -28,7 +28,9 @@ fn described(repository: &TestRepository, place: &str, options: &str) -> String 
 }
 
 async fn open(spec: &str) -> Result<Stack> {
-    let registry = Registry { backends: crate::all(), ..Registry::default() };
+    let limit = std::time::Duration::from_secs(10);
+    let options = crate::ResticOptions { connect_timeout: limit, timeout: limit };
+    let registry = Registry { backends: crate::all(options), ..Registry::default() };
     registry.open(&DeviceSpec::parse(spec.as_ref())?, Vec::new(), Intent::READ).await
 }
 

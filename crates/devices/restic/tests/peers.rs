@@ -79,7 +79,9 @@ fn on_a_worker<T: Send + 'static, F: Future<Output = T> + 'static>(
 }
 
 async fn open(spec: &str) -> Result<Stack> {
-    let registry = Registry { backends: blockhaul_restic::all(), ..Registry::default() };
+    let limit = std::time::Duration::from_secs(10);
+    let options = blockhaul_restic::ResticOptions { connect_timeout: limit, timeout: limit };
+    let registry = Registry { backends: blockhaul_restic::all(options), ..Registry::default() };
     registry.open(&DeviceSpec::parse(spec.as_ref())?, Vec::new(), Intent::READ).await
 }
 

@@ -164,15 +164,10 @@ impl ChunkLocation {
             }
             return Ok(ChunkLocation::Folder(PathBuf::from(text)));
         };
-        let kind = match scheme {
-            "s3" => StoreKind::S3,
-            "gs" => StoreKind::Gcs,
-            "az" => StoreKind::Azure,
-            _ => {
-                let text = format!("chunks: no chunks are kept in {scheme}:");
-                let remedy = "choose s3://, gs://, az:// or a local directory";
-                return Err(Error::new(Kind::Usage, text).with_remedy(remedy));
-            }
+        let Some(kind) = StoreKind::of_scheme(scheme) else {
+            let text = format!("chunks: no chunks are kept in {scheme}:");
+            let remedy = "choose s3://, gs://, az:// or a local directory";
+            return Err(Error::new(Kind::Usage, text).with_remedy(remedy));
         };
         let args = ParamValues::check(scheme, params(kind), args.others())?;
         let rest = text[scheme.len() + 1..].trim_end_matches('/');

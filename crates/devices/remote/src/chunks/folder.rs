@@ -93,6 +93,32 @@ impl StoreFolder {
         Path::from_iter(self.resource.key.parts().chain(Path::from(name).parts()))
     }
 
+    /// The names of the objects in a folder, without it.
+    pub(crate) fn names_below(&self, folder: &Path) -> BoxStream<'static, Result<String>> {
+        let prefix = Path::from_iter(self.resource.key.parts().chain(folder.parts()));
+        let kind = self.resource.kind;
+        let found = self.resource.store.list(Some(&prefix));
+        let inside = move |found: object_store::Result<object_store::ObjectMeta>| {
+            let location = found.map_err(|error| unlisted(kind, &error))?.location;
+            let parts = location.prefix_match(&prefix).into_iter().flatten();
+            Ok(Path::from_iter(parts).to_string())
+        };
+        found.map(inside).boxed()
+    }
+
+    /// Fills `buf` with the bytes at offset `at` of an object that never changes. False: there is no such object.
+    ///
+    /// # Errors
+    /// The object is shorter, or cannot be read.
+    pub(crate) async fn range(&self, name: &str, at: u64, buf: &mut [u8]) -> Result<bool> {
+        let _turn = self.turns.acquire().await;
+        let resource = StoreResource { key: self.at(name), ..self.resource.clone() };
+        match StoreObject::of_any_size(resource).read(at, buf).await {
+            Err(error) if is_absent(&error) => Ok(false),
+            read => read.map(|()| true),
+        }
+    }
+
     fn failed(&self, error: &object_store::Error) -> Error {
         failure(self.resource.kind, error).error
     }
@@ -157,14 +183,7 @@ impl ObjectFolder for StoreFolder {
     }
 
     fn names(&self) -> BoxStream<'static, Result<String>> {
-        let (prefix, kind) = (self.resource.key.clone(), self.resource.kind);
-        let found = self.resource.store.list(Some(&prefix));
-        let inside = move |found: object_store::Result<object_store::ObjectMeta>| {
-            let location = found.map_err(|error| unlisted(kind, &error))?.location;
-            let parts = location.prefix_match(&prefix).into_iter().flatten();
-            Ok(Path::from_iter(parts).to_string())
-        };
-        found.map(inside).boxed()
+        self.names_below(&Path::default())
     }
 
     async fn lock(&self) -> Result<bool> {

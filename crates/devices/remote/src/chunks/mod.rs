@@ -16,7 +16,7 @@ mod buffer;
 mod commit;
 mod device;
 mod disk;
-mod folder;
+pub(crate) mod folder;
 mod layout;
 mod lease;
 mod local_folder;

@@ -104,12 +104,16 @@ impl ObjectServer {
         Some(ObjectServer { scratch, filer, s3, _child: child })
     }
 
+    /// The URL for requests of S3.
+    pub fn endpoint(&self) -> String {
+        format!("http://127.0.0.1:{}", self.s3)
+    }
+
     /// A command with the server's credentials.
     pub fn command(&self) -> Command {
         let mut command = Command::new(OURS);
         command.current_dir(self.scratch.path());
-        let endpoint = format!("http://127.0.0.1:{}", self.s3);
-        command.env("AWS_ENDPOINT_URL", endpoint).env("HOME", self.scratch.path());
+        command.env("AWS_ENDPOINT_URL", self.endpoint()).env("HOME", self.scratch.path());
         command.env("AWS_ACCESS_KEY_ID", "test").env("AWS_SECRET_ACCESS_KEY", "testtest");
         command
     }
@@ -162,6 +166,8 @@ fn objects_of_s3_are_read_and_written() {
     objects_are_written_as_a_whole_or_not_at_all(&server);
     objects_of_google_are_written_by_the_same_protocol(&server);
     crate::chunks::disks_in_chunks_are_written_at_random_places(&server);
+    #[cfg(feature = "restic")]
+    crate::restic::repositories_in_s3_are_read(&server);
     killed_uploads_are_continued(&server);
 }
 

@@ -109,3 +109,37 @@ fn what_is_wrong_with_a_repository_is_said_with_a_remedy() {
     let output = blockhaul(&["copy", "sample:1M", &target]);
     assert!(text(&output.stderr).contains("read-only"), "{}", text(&output.stderr));
 }
+
+/// A repository that restic has written to S3, at a name and at the root of a bucket.
+#[cfg(feature = "remote")]
+pub fn repositories_in_s3_are_read(server: &crate::remote::ObjectServer) {
+    let Some(restic) = tools::PeerProgram::require("restic") else { return };
+    let disk = server.disk(9);
+    let disk = disk.to_str().unwrap();
+    fs::write(server.scratch.file("password"), "secret").unwrap();
+    for (repository, place) in
+        [("disks/some/backups", "s3://disks/some/backups"), ("open", "s3://open")]
+    {
+        let run = |words: &[&str]| {
+            let mut command = restic.command();
+            command.args(words).args(["--no-cache", "--password-file", "password"]);
+            command.args(["--repo", &format!("s3:{}/{repository}", server.endpoint())]);
+            command.env("AWS_ACCESS_KEY_ID", "test").env("AWS_SECRET_ACCESS_KEY", "testtest");
+            let output = tools::output(command.current_dir(server.scratch.path()), LIMIT).unwrap();
+            assert!(output.status.success(), "{words:?}: {}", text(&output.stderr));
+        };
+        run(&["init"]);
+        run(&["backup", "disk.raw"]);
+        let file = format!("restic:{place}#latest/disk.raw?password-file=password");
+        server.succeed(&["compare", &format!("{file}&connections=4"), disk]);
+        assert!(server.succeed(&["map", &file]).contains("hole"));
+        let list =
+            server.succeed(&["info", "--list", &format!("restic:{place}?password-file=password")]);
+        assert!(list.trim_end().ends_with("/disk.raw"), "{list}");
+        server.refuse(&["info", &format!("{file}&connection=4")], "unknown option");
+    }
+    let absent = "restic:s3://disks/other#latest/disk.raw?password-command=echo%20x";
+    server.refuse(&["info", absent], "no file config");
+    let file = "restic:ftp://disks/other#latest/disk.raw?password-command=echo%20x";
+    server.refuse(&["info", file], "choose s3://");
+}
