@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::context::{CopyContext, SourceDevice, is_absent};
 use crate::description::{file_of, is_image, is_nbd};
-use crate::error::{Result, TransferError, TransferErrorKind, TransferStep};
+use crate::error::{Result, TransferError, TransferStep};
 use crate::printable::one_line;
 use crate::setup::CopySetup;
 

@@ -177,7 +177,9 @@ async fn open(target: &BackendTarget) -> Result<OpenedDevice> {
         None => !small || files.len() > PRIMARY,
     };
     let (used, unused) = if gpt { ("type-guid", "mbr-id") } else { ("mbr-id", "type-guid") };
-    let is_set = |name| target.args.text(name).is_some_and(|text| text.split(',').any(|one| one != "default"));
+    let is_set = |name| {
+        target.args.text(name).is_some_and(|text| text.split(',').any(|one| one != "default"))
+    };
     // nbdkit's users may set both, for either table.
     if is_set(unused) && !is_set(used) {
         let table = if gpt { "a GUID partition table" } else { "an MBR" };

@@ -348,7 +348,8 @@ mod tests {
 
     #[test]
     fn errors_of_virsh_are_one_line() {
-        let said = "error: failed to connect to the hypervisor\nerror: Failed to connect socket\n\n";
+        let said =
+            "error: failed to connect to the hypervisor\nerror: Failed to connect socket\n\n";
         assert_eq!(reasons(said), "failed to connect to the hypervisor: Failed to connect socket");
     }
 
