@@ -98,6 +98,8 @@ class Devices(WithFolder):
         self.assertIsInstance(caught.exception, FileNotFoundError)
         same = pickle.loads(pickle.dumps(caught.exception))
         self.assertEqual((type(same), same.args), (type(caught.exception), caught.exception.args))
+        for error in (blockhaul.Error, blockhaul.CopyError):
+            self.assertIs(pickle.loads(pickle.dumps(error)), error)
         with socket.create_server(("127.0.0.1", 0)) as listener:
             port = listener.getsockname()[1]
         with self.assertRaises(ConnectionRefusedError) as refused:

@@ -46,6 +46,8 @@ impl Loop {
 
 impl Drop for Loop {
     fn drop(&mut self) {
+        // The kernel would keep the flag of a test that made the device read-only for the next file.
+        let _ = Command::new("blockdev").args(["--setrw", &self.device]).status();
         let status = Command::new("losetup").args(["--detach", &self.device]).status();
         assert!(status.is_ok_and(|status| status.success()) || std::thread::panicking());
     }

@@ -73,6 +73,8 @@
 //! # Features
 //! - `formats`, on by default: images in a format of their own, such as `qcow2:` and `vmdk:`.
 //! - `luks`: the layer `luks`, for encrypted disks.
+//! - `remote`: files of web servers and objects of stores, such as `https:` and `s3:`.
+//! - `restic`: `restic:`, files in backups of restic.
 //! - `vddk`: `vddk:`, disks of VMware through its library, which is loaded at run time.
 
 #![deny(missing_docs)]
@@ -96,9 +98,9 @@ pub use blockhaul_registry::device_registry;
 pub mod device {
     #[doc(inline)]
     pub use blockhaul_block::{
-        BlockSizes, Can, ContextSet, Device, DeviceExt, Error, Extent, Extents, Facts, FileRange,
-        HOLE, Hints, Kind, LeaseAccess, Op, OpKind, Outcome, PendingRequest, Reply, Request,
-        RequestFlags, Result, ZERO,
+        BASE_ALLOCATION, BlockSizes, Can, ContextSet, Device, DeviceExt, Error, Extent, Extents,
+        Facts, FileRange, HOLE, Hints, Kind, LeaseAccess, Op, OpKind, Outcome, PendingRequest,
+        Reply, Request, RequestFlags, Result, ZERO,
     };
     #[doc(inline)]
     pub use blockhaul_catalog::{

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use crate::{Facts, PendingRequest, Request};
 
-/// A random-access block device, open and ready for requests. The contract is in the crate
-/// documentation.
+/// A random-access block device, open and ready for requests. The documentation of the crate `blockhaul_block` has the
+/// contract.
 pub trait Device: Send + Sync {
     /// The current facts of the device: a snapshot that callers keep.
     fn facts(&self) -> Arc<Facts>;

@@ -73,6 +73,9 @@ pub struct Facts {
     pub rewrite_unit: u32,
     /// Whether written data is stored compressed.
     pub compression: Compression,
+    /// Names the contents, where the storage has names for contents that never change, such as an entity tag or the
+    /// identifier of a snapshot: a device with the same description and another version has other contents.
+    pub version: Option<Arc<str>>,
     /// The local files and block devices that contain the device's bytes, or parts of them. An object in an object
     /// store has a number, too, which is a digest of its address.
     pub files: Vec<FileId>,
@@ -108,6 +111,7 @@ impl Facts {
             allocation_unit: 4096,
             rewrite_unit: 1,
             compression: Compression::None,
+            version: None,
             files: Vec::new(),
             contexts: Vec::new(),
         }
@@ -305,7 +309,7 @@ bitflags! {
         const FAST_ZERO = 1 << 5;
         /// Cache.
         const CACHE = 1 << 6;
-        /// Extents.
+        /// Extents, in each context of [`Facts::contexts`]: [`BASE_ALLOCATION`] has the holes and zeroes.
         const EXTENTS = 1 << 7;
         /// A flush on one handle covers completed writes of all handles on the same storage.
         const MULTI_CONN = 1 << 8;

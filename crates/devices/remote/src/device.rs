@@ -25,6 +25,11 @@ pub(crate) trait RemoteObject: Send + Sync + 'static {
         false
     }
 
+    /// The name of the version of the disk; `None`: it has none.
+    fn version(&self) -> Option<String> {
+        None
+    }
+
     /// What the server says about the disk, for users; may be empty.
     fn description(&self) -> String {
         String::new()
@@ -56,6 +61,7 @@ impl RemoteDevice {
     ) -> RemoteDevice {
         let mut facts = Facts::new(name, object.size());
         facts.description = object.description();
+        facts.version = object.version().map(Into::into);
         facts.can = Can::MULTI_CONN;
         facts.one_handle = object.is_stream();
         // For copies alone: clients of a server choose their own.

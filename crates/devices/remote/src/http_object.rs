@@ -350,6 +350,10 @@ impl RemoteObject for HttpObject {
         self.size
     }
 
+    fn version(&self) -> Option<String> {
+        self.version.name()
+    }
+
     async fn read(&self, at: u64, buf: &mut [u8]) -> Result<()> {
         let mut filled = 0;
         let mut repetitions = Repetitions::new();

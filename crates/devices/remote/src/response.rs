@@ -40,6 +40,12 @@ impl ObjectVersion {
         ObjectVersion { etag: field(ETAG), modified: field(LAST_MODIFIED) }
     }
 
+    /// The entity tag, or the time of the last change.
+    pub(crate) fn name(&self) -> Option<String> {
+        let name = self.etag.as_ref().or(self.modified.as_ref())?;
+        Some(String::from_utf8_lossy(name.as_bytes()).into_owned())
+    }
+
     /// Whether nothing tells this version from others.
     pub(crate) fn is_unknown(&self) -> bool {
         self.etag.is_none() && self.modified.is_none()

@@ -128,7 +128,7 @@ impl StoreObject {
         let end = at + buf.len() as u64;
         if self.size == ANY_SIZE && found.meta.size < end {
             let text = format!("the object ends at {}, before byte {end}", found.meta.size);
-            return Err(Failure::last(Error::new(Kind::Io, text)));
+            return Err(Failure::last(Error::new(Kind::Invalid, text)));
         }
         if self.version.is_none() && self.size != ANY_SIZE && found.meta.size != self.size {
             let text = format!("the object has {} bytes instead of {}", found.meta.size, self.size);
@@ -173,6 +173,11 @@ impl StoreObject {
 impl RemoteObject for StoreObject {
     fn size(&self) -> u64 {
         self.size
+    }
+
+    fn version(&self) -> Option<String> {
+        let version = self.version.as_ref()?;
+        Some(version.e_tag.clone().unwrap_or_else(|| version.last_modified.to_string()))
     }
 
     fn description(&self) -> String {

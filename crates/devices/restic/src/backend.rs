@@ -209,7 +209,7 @@ impl ResticDescription {
         drop(node);
         let (reader, packs) = repository.into_parts();
         let loads = BlobLoads::new(reader, packs, content, BlobCache::new(self.cache));
-        Ok(ResticDevice::new(&self.name, snapshot.shown(), loads))
+        Ok(ResticDevice::new(&self.name, &snapshot, loads))
     }
 
     fn list(&self) -> Result<SnapshotList> {

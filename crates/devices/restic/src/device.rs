@@ -13,6 +13,7 @@ use crate::ahead::ReadAhead;
 use crate::cache::CachedBlob;
 use crate::content::FilePart;
 use crate::loads::BlobLoads;
+use crate::snapshot::Snapshot;
 
 /// Preferred length of the requests of a copy: several blobs, so that neighbours are fetched together.
 const REQUEST: u32 = 4 << 20;
@@ -31,9 +32,11 @@ pub(crate) struct ResticDevice {
 }
 
 impl ResticDevice {
-    pub(crate) fn new(name: &str, description: String, loads: BlobLoads) -> ResticDevice {
+    /// The device of a file in this snapshot.
+    pub(crate) fn new(name: &str, snapshot: &Snapshot, loads: BlobLoads) -> ResticDevice {
         let mut facts = Facts::new(name, loads.content.size());
-        facts.description = description;
+        facts.description = snapshot.shown();
+        facts.version = Some(snapshot.id.to_string().into());
         facts.can = Can::MULTI_CONN | Can::EXTENTS;
         facts.contexts = vec![BASE_ALLOCATION.to_owned()];
         // For copies alone: clients of a server choose their own.

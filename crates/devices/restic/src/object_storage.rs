@@ -24,11 +24,13 @@ impl RepositoryStorage for ObjectPlace {
     }
 }
 
-/// The bytes of a file, or the fault. An object that exists and cannot be read as it should is damaged.
+/// The bytes of a file, or the fault. An object of another length than it should have is damaged; a service that fails says nothing about it.
 fn found(file: &str, read: blockhaul_block::Result<Option<Vec<u8>>>) -> Result<Vec<u8>> {
     match read {
         Ok(bytes) => bytes.ok_or_else(|| RepositoryFault::missing(file)),
-        Err(error) if error.kind() == Kind::Io => Err(RepositoryFault::damaged(file, error.text())),
+        Err(error) if error.kind() == Kind::Invalid => {
+            Err(RepositoryFault::damaged(file, error.text()))
+        }
         Err(error) => Err(error.into()),
     }
 }

@@ -99,7 +99,11 @@ impl SnapshotFilter {
 pub(crate) fn all(reader: &RepositoryReader, filter: &SnapshotFilter) -> Result<Vec<Snapshot>> {
     let mut found = Vec::new();
     for id in reader.names(FOLDER)? {
-        let snapshot = Snapshot::load(reader, id)?;
+        let snapshot = match Snapshot::load(reader, id) {
+            // It was removed after the list was made.
+            Err(RepositoryFault::MissingFile { .. }) => continue,
+            loaded => loaded?,
+        };
         if filter.takes(&snapshot) {
             found.push(snapshot);
         }

@@ -11,14 +11,14 @@ use pyo3::types::{IntoPyDict as _, PyDict, PyType};
 use crate::workers::libc_numbers::{INVAL, IO};
 
 pyo3::create_exception!(
-    _blockhaul,
+    blockhaul._blockhaul,
     Error,
     PyOSError,
     "A request, a connection or a device has failed. ``errno`` is an error number, and ``strerror`` says what \
      failed, where and why."
 );
 pyo3::create_exception!(
-    _blockhaul,
+    blockhaul._blockhaul,
     CopyError,
     Error,
     "A copy has failed. ``status`` is the exit status that ``blockhaul copy`` has in this case."

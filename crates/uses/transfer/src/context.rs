@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blockhaul_backends::StorageRelation;
-use blockhaul_block::FileId;
+use blockhaul_block::{Facts, FileId};
 use blockhaul_catalog::{DeviceSpec, DirectMode, Intent, Layer, Preparation, Registry, Stack};
 use blockhaul_engine::{
     CopyError, CopySummary, DurableCallback, Engine, EngineOptions, JournalOptions, JournalState,
@@ -22,6 +22,7 @@ use crate::error_map::ErrorMap;
 use crate::journal::{Journal, identity};
 use crate::layers::sparing_of_queries;
 use crate::manifest_file::ManifestFile;
+use crate::printable::one_line;
 use crate::report::complete_journal;
 use crate::salvage::SalvageLayer;
 use crate::selection::CopySelection;
@@ -227,11 +228,18 @@ impl CopyContext {
     }
 
     /// The engine's options for the journal. `made`: the manifest of the source.
-    pub(crate) fn journal_options(&self, made: Option<&Manifest>) -> Option<JournalOptions> {
+    pub(crate) fn journal_options(
+        &self,
+        source: &Facts,
+        made: Option<&Manifest>,
+    ) -> Option<JournalOptions> {
         let journal = self.journal.as_ref()?;
         let mut options = journal.options(&self.source, &self.target, self.engine.discard_source);
         // After a stop during verification, the copy need not be repeated.
         options.keep |= self.verifies;
+        if let Some(version) = &source.version {
+            options.source += &format!(" in the version {}", one_line(version));
+        }
         options.source += &self.seen_through[0];
         options.target += &self.seen_through[1];
         options.source += &self.selection.identity(made);

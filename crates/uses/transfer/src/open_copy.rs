@@ -235,7 +235,8 @@ impl CopyContext {
             self.beside_journal(TransferError::opening(Side::Target, &target, &error))
         })?;
         self.keep_open(&target);
-        let options = EngineOptions { journal: self.journal_options(None), ..self.engine.clone() };
+        let journal = self.journal_options(&source.device().facts(), None);
+        let options = EngineOptions { journal, ..self.engine.clone() };
         let pool = Pool::new(options.memory());
         let progress = self.control.progress();
         let checked =
@@ -325,7 +326,8 @@ impl CopyContext {
         let mut made = self.manifest_before(&source, pool).await?;
         // A target that exists only as a whole has its own record: no part of it is durable before.
         let is_published = target.device().facts().flush_publishes;
-        self.engine.journal = self.journal_options(made.as_ref()).filter(|_| !is_published);
+        let journal = self.journal_options(&source.device().facts(), made.as_ref());
+        self.engine.journal = journal.filter(|_| !is_published);
         if self.can_release(&source, &kind, &target) {
             self.engine.no_marker = !self.engine.discard_source;
             self.engine.discard_source = true;

@@ -148,11 +148,16 @@ impl CopyContext {
         match self.registry.open(&self.target, Vec::new(), Intent::READ).await {
             Ok(target) => TargetChange::Overwritten(target.device().facts().size),
             Err(error) if error.kind() == Kind::NotFound => TargetChange::Created,
-            // A file of another format, which goes; or one that the user may write, and not read.
-            Err(_) => match file_of(&self.target).and_then(|file| file.metadata().ok()) {
-                Some(known) if known.is_file() => TargetChange::Overwritten(known.len()),
-                _ => TargetChange::Unknown,
-            },
+            // Who may write may be refused to read.
+            Err(_) => self.unreadable_target(),
+        }
+    }
+
+    /// The change of a target that cannot be read: a file is of another format, and goes.
+    fn unreadable_target(&self) -> TargetChange {
+        match file_of(&self.target).and_then(|file| file.metadata().ok()) {
+            Some(known) if known.is_file() => TargetChange::Overwritten(known.len()),
+            _ => TargetChange::Unknown,
         }
     }
 
@@ -210,7 +215,7 @@ impl CopyContext {
                 if making == TargetMaking::Never
                     && matches!(error.kind(), Kind::Usage | Kind::Unsupported) =>
             {
-                return Ok(TargetChange::Unknown);
+                return Ok(self.unreadable_target());
             }
             Err(error) => return Err(self.target_error(&error)),
         };

@@ -82,6 +82,28 @@ fn the_page_reads_a_backup_and_peers_read_it_from_a_server() {
     let name = list["objects"][0]["name"].as_str().unwrap().to_owned();
     assert_eq!(name[8..], disk.display().to_string());
     succeed(&["compare", &place("").replace("latest", &name[..8]), disk.to_str().unwrap()]);
+
+    // A copy goes on only from the snapshot with which it began.
+    let [journal, target] = ["j", "later.raw"].map(|name| scratch.file(name).display().to_string());
+    let source = place("");
+    let copy = ["copy", "--journal", &journal, "--rate=8M", &source, &target];
+    let mut begun = Command::new(OURS).args(copy).spawn().unwrap();
+    tools::until("the journal exists", || fs::metadata(&journal).is_ok_and(|data| data.len() > 0));
+    begun.kill().unwrap();
+    begun.wait().unwrap();
+    let mut backup = restic.command();
+    backup.args(["backup", "--quiet", "-r"]).arg(scratch.file("backups")).arg("--password-file");
+    backup
+        .arg(scratch.file("password"))
+        .arg(&images)
+        .env("RESTIC_CACHE_DIR", scratch.file("cache"));
+    let output = tools::output(&mut backup, LIMIT).unwrap();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let again = blockhaul(&copy);
+    let said = text(&again.stderr);
+    assert!(!again.status.success() && said.contains("in the version"), "{said}");
+    succeed(&["copy", "--journal", &journal, "--restart", &source, &target]);
+    assert!(fs::read(&target).unwrap() == bytes);
 }
 
 #[test]

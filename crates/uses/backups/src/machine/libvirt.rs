@@ -2,18 +2,23 @@
 
 use std::collections::HashSet;
 use std::fmt::Write as _;
+use std::io::Write as _;
+use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
 use blockhaul_block::Error;
 use blockhaul_io::plain;
 use blockhaul_transfer::one_line;
+use tempfile::NamedTempFile;
 
 use super::request::{
     BackupNames, IdleDisk, MachineDisk, MachineRequest, check_known, newest_checkpoint, refused,
 };
 use crate::error::{BackupError, BackupStep, Result};
 
+/// The file beside the stores with the description of the domain.
+const DOMAIN: &str = "domain.xml";
 /// Number of times that a backup is looked at until it has ended, and the interval.
 const LOOKS: u32 = 300;
 const LOOK: Duration = Duration::from_millis(200);
@@ -194,6 +199,7 @@ impl LibvirtMachine {
             let path = std::path::absolute(&path).unwrap_or(path);
             words.push(path.to_string_lossy().into_owned());
         }
+        self.save_domain(&request.stores);
         let is_frozen = request.freeze && self.freeze();
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
         let begun = self.virsh(&words);
@@ -201,6 +207,23 @@ impl LibvirtMachine {
             log::warn!("the file systems of {} may still be frozen: {error}", self.domain);
         }
         begun.map(drop)
+    }
+
+    /// Writes the description of the domain, with its passwords, beside the stores: `virsh define` makes the domain again
+    /// from it. Without it there is still a backup.
+    fn save_domain(&self, stores: &Path) {
+        let described = self.virsh(&["dumpxml", "--inactive", "--security-info", &self.domain]);
+        let saved = described.map_err(|error| error.to_string()).and_then(|text| {
+            let written = NamedTempFile::new_in(stores).and_then(|mut file| {
+                file.write_all(text.as_bytes())?;
+                file.as_file().sync_all()?;
+                file.persist(stores.join(DOMAIN)).map_err(|error| error.error)
+            });
+            written.map_err(|error| plain(&error))
+        });
+        if let Err(why) = saved {
+            log::warn!("the description of {} is not saved beside its backup: {why}", self.domain);
+        }
     }
 
     /// Freezes the file systems of the guest; `false`: its agent does not answer.
@@ -301,8 +324,6 @@ fn escaped(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-
     use super::*;
     use crate::error::BackupErrorKind;
     use crate::machine::request::MachineAddress;
