@@ -93,7 +93,7 @@ impl Blksum {
 impl Hasher {
     pub(crate) fn new(algorithm: DigestAlgorithm) -> Hasher {
         match algorithm {
-            DigestAlgorithm::Blake3 => Hasher::Blake3(Box::new(blake3::Hasher::new())),
+            DigestAlgorithm::Blake3 => Hasher::Blake3(Box::default()),
             DigestAlgorithm::Sha256 => Hasher::Sha256(Sha256::new()),
             DigestAlgorithm::Blksum => {
                 let zero = Sha256::digest(vec![0; BLOCK as usize]).into();
