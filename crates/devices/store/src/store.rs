@@ -28,6 +28,21 @@ pub(crate) struct OverlayLevel {
     pub(crate) ranges: Option<IncrementRanges>,
 }
 
+/// The remedy for the directory of a machine's backup, whose disks have a store each: names them. `None`: there is no
+/// store below `dir`.
+fn stores_below(dir: &Path) -> Option<String> {
+    const SHOWN_MAX: usize = 8;
+    let listed = std::fs::read_dir(dir).ok()?;
+    let paths = listed.flatten().map(|entry| entry.path());
+    let mut stores: Vec<_> = paths.filter(|path| path.join(files::MANIFEST).is_file()).collect();
+    stores.sort();
+    let more = if stores.len() > SHOWN_MAX { ", …" } else { "" };
+    let shown: Vec<_> =
+        stores.iter().take(SHOWN_MAX).map(|store| store.display().to_string()).collect();
+    let remedy = format!("each disk has a store of its own: name {}{more}", shown.join(" or "));
+    (!stores.is_empty()).then_some(remedy)
+}
+
 impl Store {
     /// Reads the manifest of the store in `dir`. Blocks.
     ///
@@ -45,7 +60,11 @@ impl Store {
                 return Err(Error::new(Kind::NotFound, text).complete());
             }
             let text = format!("{} has no {}: it holds no backup", dir.display(), files::MANIFEST);
-            return Err(Error::new(Kind::NotFound, text));
+            let error = Error::new(Kind::NotFound, text);
+            return Err(match stores_below(dir) {
+                Some(remedy) => error.with_remedy(remedy),
+                None => error,
+            });
         };
         let points = manifest::from_text(&path, &text)?;
         Ok(Store { dir: dir.to_path_buf(), points })

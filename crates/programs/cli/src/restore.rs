@@ -1,7 +1,7 @@
 //! `blockhaul restore`: a copy from a point of a store, after its digests were checked.
 
 use blockhaul_backups::RestoreRequest;
-use blockhaul_transfer::{Endpoint, TransferOptions, without_secrets};
+use blockhaul_transfer::{Endpoint, TransferOptions, plans_text, without_secrets};
 use serde_json::json;
 
 use crate::args;
@@ -25,7 +25,7 @@ pub fn run(args: &args::RestoreArgs, groups: &Groups) -> CommandResult {
         check_request(&request)?;
         if args.dry_run {
             let plan = copy::plan(request)?;
-            return report.tell(plan.json(), &plan.text(""));
+            return report.tell(plan.json(), &plans_text(&[(None, plan.clone())]));
         }
         let [source, target] =
             [&request.source, &request.target].map(|side| side.spec().to_string());

@@ -48,6 +48,13 @@ pub enum TargetChange {
     Created,
     /// It is overwritten; this many bytes of its contents are lost.
     Overwritten(u64),
+    /// It is a file that is overwritten and gets another size.
+    Resized {
+        /// Bytes of its contents, which are lost.
+        lost: u64,
+        /// Bytes of the file after the copy.
+        size: u64,
+    },
     /// What is not copied stays, in a target of this many bytes.
     Kept(u64),
     /// It is standard output.
@@ -60,7 +67,7 @@ impl TargetChange {
     fn name(self) -> &'static str {
         match self {
             TargetChange::Created => "created",
-            TargetChange::Overwritten(_) => "overwritten",
+            TargetChange::Overwritten(_) | TargetChange::Resized { .. } => "overwritten",
             TargetChange::Kept(_) => "kept",
             TargetChange::Stream => "stream",
             TargetChange::Unknown => "unknown",
@@ -69,7 +76,17 @@ impl TargetChange {
 
     fn size(self) -> Option<u64> {
         match self {
-            TargetChange::Overwritten(size) | TargetChange::Kept(size) => Some(size),
+            TargetChange::Overwritten(size)
+            | TargetChange::Kept(size)
+            | TargetChange::Resized { lost: size, .. } => Some(size),
+            _ => None,
+        }
+    }
+
+    /// Bytes of the target after the copy, if that is known and another size than before.
+    fn new_size(self) -> Option<u64> {
+        match self {
+            TargetChange::Resized { size, .. } => Some(size),
             _ => None,
         }
     }
@@ -229,7 +246,8 @@ impl CopyContext {
             self.check_writable(&to)?;
         }
         // A file becomes as long as the source.
-        let has_own_size = !file.is_some_and(|file| file.is_file()) && !is_image(&self.target);
+        let is_file = file.is_some_and(|file| file.is_file());
+        let has_own_size = !is_file && !is_image(&self.target);
         let mut lost = to.size;
         if let Some(source) = source {
             let from = source.device().facts();
@@ -239,6 +257,8 @@ impl CopyContext {
             }
             if has_own_size {
                 lost = lost.min(from.size);
+            } else if !is_image(&self.target) && !self.target_is_kept() && from.size != to.size {
+                return Ok(TargetChange::Resized { lost, size: from.size });
             }
         }
         let is_kept = self.target_is_kept();
@@ -319,11 +339,16 @@ impl CopyPlan {
         };
         let target = match self.target_change {
             TargetChange::Created => "would create".to_string(),
-            TargetChange::Overwritten(size) => format!("would overwrite {} in", shown(size)),
+            TargetChange::Overwritten(lost) | TargetChange::Resized { lost, .. } => {
+                format!("would overwrite {} in", shown(lost))
+            }
             TargetChange::Kept(size) => format!("would change parts of the {} in", shown(size)),
             TargetChange::Stream | TargetChange::Unknown => "would write to".to_string(),
         };
-        let mut lines = vec![read, format!("{target} {}", self.target)];
+        let size = self.target_change.new_size();
+        let size =
+            size.map_or_else(String::new, |size| format!(", which then has {}", shown(size)));
+        let mut lines = vec![read, format!("{target} {}{size}", self.target)];
         if let Some((journal, goes_on)) = &self.journal {
             let what = if *goes_on { "would go on by" } else { "would write" };
             lines.push(format!("{what} the journal {}", journal.display()));
@@ -344,6 +369,7 @@ impl CopyPlan {
             "source": self.source, "source_size": self.source_size, "selected": self.selected,
             "data": self.data, "reads_all": self.reads_all, "target": self.target,
             "target_change": self.target_change.name(), "target_size": self.target_change.size(),
+            "target_new_size": self.target_change.new_size(),
             "journal": self.journal.as_ref().map(|(path, _)| path.display().to_string()),
             "resumes": self.journal.as_ref().is_some_and(|(_, goes_on)| *goes_on),
             "manifest": self.manifest.as_ref().map(|path| path.display().to_string()),

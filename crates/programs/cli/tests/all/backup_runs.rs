@@ -298,7 +298,7 @@ fn dry_runs_of_backups_change_nothing() {
         &folder,
         &["restore", &store, &target, "--point", "monday", "--dry-run"],
     );
-    assert!(said.contains(&format!("would create {target}\n")), "{said}");
+    assert!(said.ends_with(&format!("would create {target}\nnothing was changed\n")), "{said}");
     let said = succeed_without_change(&folder, &["chain", "merge", &store, "--dry-run"]);
     assert!(said.contains("monday  would be merged into tuesday"), "{said}");
     succeed_without_change(&folder, &["chain", "prune", &store, "--dry-run", "--keep-last", "1"]);
@@ -348,8 +348,15 @@ fn dry_runs_of_copies_say_what_would_be_done_and_change_nothing() {
     fs::write(&job, one("a", &new) + &one("b", &old)).unwrap();
     let said = succeed_without_change(&folder, &["copy", "--job", &job, "--dry-run"]);
     assert!(
-        said.contains(&format!("disk b: would overwrite 9437184 bytes (9 MiB) in {old}")),
+        said.contains(&format!(
+            "disk b: would overwrite 9437184 bytes (9 MiB) in {old}, which then has 8388608 bytes (8 MiB)\n"
+        )),
         "{said}"
+    );
+    let (_, value) = json_of(&["copy", &disk, &old, "--dry-run", "--json"]);
+    assert_eq!(
+        (&value["target_size"], &value["target_new_size"]),
+        (&json!(9 << 20), &json!(8 << 20))
     );
     // A file that is no image yet goes, too.
     let image = format!("qcow2:{old}");

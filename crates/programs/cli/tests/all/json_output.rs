@@ -127,6 +127,8 @@ const COMMANDS: &[(&str, &str)] = &[
     ("restore", "restore --json store restored.raw"),
     ("chain list", "chain list --json store"),
     ("chain check", "chain check --json store"),
+    ("chain prune --dry-run", "chain merge --dry-run --json store"),
+    ("chain prune --dry-run", "chain prune --dry-run --json --keep 1 store"),
     ("chain merge", "chain merge --json store"),
     ("chain prune", "chain prune --json --keep 1 store"),
     ("serve", "serve --config serve.toml --check-config --json"),

@@ -149,6 +149,11 @@ fn a_machine_is_backed_up_by_one_command() {
     let said = machine.pull("monday");
     assert_eq!(said.matches("monday is a full backup of 16777216 bytes").count(), 2, "{said}");
     machine.assert_clean(1);
+    // The directory of the machine is no store: the remedy names those in it.
+    let refused = blockhaul(&["chain", "list", &machine.file("stores")]);
+    let said = text(&refused.stderr);
+    let remedy = format!("name {0}/disk0 or {0}/disk1", machine.file("stores"));
+    assert!(refused.status.code() == Some(3) && said.contains(&remedy), "{said}");
     machine.write("2M:1M", 2, "tuesday");
     let planned = machine.planned("tuesday");
     let increment = "tuesday would be an increment of monday, which has 16777216 bytes";
@@ -169,12 +174,14 @@ fn a_machine_is_backed_up_by_one_command() {
 fn the_server_of_others_goes_on() {
     let Some(mut machine) = Machine::start() else { return };
     machine.begin_write("1M:4M", 1, "monday");
-    let args = machine.args(&["--point", "monday"]);
-    let args: Vec<&str> = args.iter().map(String::as_str).collect();
-    let refused = blockhaul(&args);
-    let said = text(&refused.stderr);
-    assert_eq!(refused.status.code(), Some(3), "{said}");
-    assert!(said.contains("stop it (nbd-server-stop)"), "{said}");
+    for more in [&["--dry-run"][..], &[]] {
+        let args = machine.args(&[&["--point", "monday"], more].concat());
+        let args: Vec<&str> = args.iter().map(String::as_str).collect();
+        let refused = blockhaul(&args);
+        let said = text(&refused.stderr);
+        assert_eq!(refused.status.code(), Some(3), "{more:?}: {said}");
+        assert!(said.contains("stop it (nbd-server-stop)"), "{more:?}: {said}");
+    }
     // Others still have their exports.
     let socket = machine.scratch.socket("n").display().to_string();
     let uri = format!("nbd+unix:///disk0?socket={socket}");

@@ -20,6 +20,9 @@ const FILE: &str = "-file";
 /// Number of times that a job is looked at until it has ended, and the interval.
 const LOOKS: u32 = 600;
 const LOOK: Duration = Duration::from_millis(100);
+/// The remedy for an NBD server that runs already.
+const ONE_SERVER: &str = "QEMU has one NBD server: if it runs already, end its exports and stop it \
+                          (nbd-server-stop), then back up again";
 
 /// A machine with a monitor.
 pub(super) struct QmpMachine {
@@ -119,6 +122,9 @@ impl QmpMachine {
         wanted: &[String],
         names: &BackupNames,
     ) -> Result<Vec<IdleDisk>> {
+        if self.has_other_exports(names) == Some(true) {
+            return Err(refused(format!("its NBD server has other exports; {ONE_SERVER}")));
+        }
         let idle = |disk: NodeDisk| {
             let checkpoint = Some(names.checkpoint.clone());
             IdleDisk { name: disk.name, size: disk.size, checkpoints: disk.bitmaps, checkpoint }
@@ -168,12 +174,9 @@ impl QmpMachine {
         }
         let server =
             json!({ "addr": { "type": "unix", "data": { "path": path_text(&names.socket)? } } });
-        self.client.run("nbd-server-start", server).map_err(|error| {
-            error.and(
-                "; QEMU has one NBD server: if it runs already, end its exports and stop it \
-                 (nbd-server-stop), then back up again",
-            )
-        })?;
+        self.client
+            .run("nbd-server-start", server)
+            .map_err(|error| error.and(&format!("; {ONE_SERVER}")))?;
         self.serves = true;
         let mut actions = Vec::new();
         for disk in &disks {
@@ -250,7 +253,7 @@ impl QmpMachine {
         }
         // Stopping the server ends the exports of others, too. What is removed later says until then, also after a
         // kill, that the server is that of a backup.
-        if std::mem::take(&mut self.serves) && !self.serves_others(names) {
+        if std::mem::take(&mut self.serves) && self.has_other_exports(names) == Some(false) {
             let _ = self.client.run("nbd-server-stop", json!({}));
         }
         for id in self.own("query-jobs", "id", names) {
@@ -278,15 +281,15 @@ impl QmpMachine {
         MADE.iter().any(|(command, member)| !self.own(command, member, names).is_empty())
     }
 
-    /// Whether the server has exports of others; also if QEMU does not list them.
-    fn serves_others(&mut self, names: &BackupNames) -> bool {
+    /// Whether the server has exports of others; `None`: QEMU does not list them.
+    fn has_other_exports(&mut self, names: &BackupNames) -> Option<bool> {
         let listed = self.client.run("query-block-exports", json!({})).unwrap_or_default();
         let is_other = |export: &Value| {
             // One of this backup may be listed until its clients are gone.
             let is_own = export["id"].as_str().is_some_and(|id| id.starts_with(names.nodes()));
             export["type"] == "nbd" && !is_own
         };
-        listed.as_array().is_none_or(|all| all.iter().any(is_other))
+        listed.as_array().map(|all| all.iter().any(is_other))
     }
 
     /// Ends a job, and waits until it is gone.
