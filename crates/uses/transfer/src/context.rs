@@ -205,7 +205,8 @@ impl CopyContext {
     /// The source under the layer that reads bad sectors as zeroes, if they are skipped.
     async fn skipping_errors(&self, source: Stack) -> Result<Stack> {
         let Some(map) = &self.error_map else { return Ok(source) };
-        let over = source.with_layer(Arc::new(SalvageLayer(map.clone()))).await;
+        let layer = SalvageLayer { map: map.clone(), has_journal: self.journal.is_some() };
+        let over = source.with_layer(Arc::new(layer)).await;
         over.map_err(|error| TransferError::of_description(&error))
     }
 

@@ -6,6 +6,7 @@ use std::io::{Error, ErrorKind, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use crate::error::{Result, TransferError, TransferErrorKind, TransferStep};
 
@@ -13,6 +14,8 @@ use crate::error::{Result, TransferError, TransferErrorKind, TransferStep};
 const RANGES_MAX: usize = 1 << 17;
 /// Maximum length of a file that is read as a map.
 const FILE_MAX: u64 = 64 << 20;
+/// Minimum time between two replacements of the file that nothing waits for.
+const SAVE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How thoroughly a range was read that has failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,8 +46,16 @@ pub(crate) struct ErrorMap {
     ranges: Mutex<FailedRanges>,
     /// Number of ranges that were added; changes while `ranges` is held.
     added: AtomicU64,
-    /// Held while the file is replaced: value of `added` when its contents were made.
-    file: Mutex<u64>,
+    /// Held while the file is replaced.
+    file: Mutex<SavedMap>,
+}
+
+/// The file as it was last replaced.
+#[derive(Debug)]
+struct SavedMap {
+    /// Value of `added` when its contents were made.
+    added: u64,
+    at: Instant,
 }
 
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
@@ -66,7 +77,8 @@ impl ErrorMap {
     }
 
     fn new(path: PathBuf, ranges: FailedRanges) -> ErrorMap {
-        ErrorMap { path, ranges: Mutex::new(ranges), added: AtomicU64::new(0), file: Mutex::new(0) }
+        let file = Mutex::new(SavedMap { added: 0, at: Instant::now() });
+        ErrorMap { path, ranges: Mutex::new(ranges), added: AtomicU64::new(0), file }
     }
 
     fn ranges(&self) -> MutexGuard<'_, FailedRanges> {
@@ -163,7 +175,12 @@ impl ErrorMap {
     /// If it cannot be written.
     pub(crate) fn save_added(&self, number: u64) -> std::io::Result<()> {
         let mut saved = self.file.lock().unwrap_or_else(PoisonError::into_inner);
-        if *saved >= number { Ok(()) } else { self.replace_file(&mut saved) }
+        if saved.added >= number { Ok(()) } else { self.replace_file(&mut saved) }
+    }
+
+    /// Whether the file is older than [`SAVE_INTERVAL`], and is not being replaced.
+    pub(crate) fn is_save_due(&self) -> bool {
+        self.file.try_lock().is_ok_and(|saved| saved.at.elapsed() >= SAVE_INTERVAL)
     }
 
     /// Replaces the file durably. Blocks.
@@ -174,7 +191,7 @@ impl ErrorMap {
         self.replace_file(&mut self.file.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    fn replace_file(&self, saved: &mut u64) -> std::io::Result<()> {
+    fn replace_file(&self, saved: &mut SavedMap) -> std::io::Result<()> {
         let ranges = self.ranges();
         let (text, added) = (ranges.to_text(), self.added.load(Ordering::Relaxed));
         drop(ranges);
@@ -186,7 +203,7 @@ impl ErrorMap {
         file.sync_all()?;
         std::fs::rename(&fresh, &self.path)?;
         blockhaul_io::sync_folder(&self.path)?;
-        *saved = added;
+        *saved = SavedMap { added, at: Instant::now() };
         Ok(())
     }
 

@@ -25,14 +25,19 @@ const FLUSH: u64 = 16 << 20;
 const REQUESTS: usize = 16;
 
 /// A layer over the source: what fails reads as zeroes, and is in the map.
-pub(crate) struct SalvageLayer(pub(crate) Arc<ErrorMap>);
+pub(crate) struct SalvageLayer {
+    pub(crate) map: Arc<ErrorMap>,
+    /// The copy has a journal: what it records as copied is not read again, so the map is durable before.
+    pub(crate) has_journal: bool,
+}
 
 impl Layer for SalvageLayer {
     fn wrap(&self, inner: Arc<dyn Device>) -> DeviceResult<Arc<dyn Device>> {
         let below = inner.facts();
         let kept = Hints::CLAIMS_ROOM | Hints::IN_FLIGHT | Hints::EXTENTS;
         let facts = Arc::new(Facts::over(&below).keeping(&below, kept));
-        Ok(Arc::new(SalvageDevice { inner, facts, map: self.0.clone() }))
+        let (map, has_journal) = (self.map.clone(), self.has_journal);
+        Ok(Arc::new(SalvageDevice { inner, facts, map, has_journal }))
     }
 }
 
@@ -40,6 +45,7 @@ struct SalvageDevice {
     inner: Arc<dyn Device>,
     facts: Arc<Facts>,
     map: Arc<ErrorMap>,
+    has_journal: bool,
 }
 
 impl Device for SalvageDevice {
@@ -60,10 +66,10 @@ impl Device for SalvageDevice {
             Ok(outcome) => PendingRequest::ready(outcome),
             Err(pending) => pending,
         };
-        let map = self.map.clone();
+        let (map, has_journal) = (self.map.clone(), self.has_journal);
         PendingRequest::start(async move {
             let outcome = pending.await;
-            if is_bad_sector(&outcome) { note(map, at, len).await } else { outcome }
+            if is_bad_sector(&outcome) { note(map, at, len, has_journal).await } else { outcome }
         })
     }
 }
@@ -73,13 +79,16 @@ fn is_bad_sector<T>(outcome: &DeviceResult<T>) -> bool {
     matches!(outcome, Err(error) if error.kind() == Kind::Io)
 }
 
-/// Adds a range to the file before the target gets zeroes for it: an interrupted copy does not forget it.
-async fn note(map: Arc<ErrorMap>, at: u64, len: u64) -> DeviceResult<Reply> {
+/// Adds a range to the map. With a journal, the file has the range before the target gets zeroes for it: an
+/// interrupted copy does not forget it. Without one, the next run reads everything again, and the file saves it time.
+async fn note(map: Arc<ErrorMap>, at: u64, len: u64, has_journal: bool) -> DeviceResult<Reply> {
     let path = map.path().display().to_string();
-    let noted = move || map.add(at, len).and_then(|number| map.save_added(number));
-    let noted = blockhaul_io::offload(noted).await;
     let failed = |error| Error::system(format!("cannot write the error map {path}"), error);
-    noted.map_err(|lost| failed(std::io::Error::other(lost.to_string())))?.map_err(failed)?;
+    let number = map.add(at, len).map_err(failed)?;
+    if has_journal || map.is_save_due() {
+        let saved = blockhaul_io::offload(move || map.save_added(number)).await;
+        saved.map_err(|lost| failed(std::io::Error::other(lost.to_string())))?.map_err(failed)?;
+    }
     Ok(Reply::Hole)
 }
 
