@@ -1,4 +1,4 @@
-//! What is wrong with a repository.
+//! Faults of a repository.
 
 use std::error::Error as StdError;
 use std::fmt;

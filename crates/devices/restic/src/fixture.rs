@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use crate::cipher::CipherKey;
 use crate::digest::Digest;
 use crate::fault::pack_file;
+use crate::test_support::files_below;
 
 /// The password of all repositories.
 pub(crate) const PASSWORD: &str = "a password";
@@ -64,16 +65,7 @@ impl TestRepository {
 
     /// The files, in order.
     pub(crate) fn files(&self) -> Vec<PathBuf> {
-        let mut files = Vec::new();
-        let mut folders = vec![self.path().to_path_buf()];
-        while let Some(folder) = folders.pop() {
-            for entry in fs::read_dir(folder).unwrap() {
-                let path = entry.unwrap().path();
-                if path.is_dir() { folders.push(path) } else { files.push(path) }
-            }
-        }
-        files.sort();
-        files
+        files_below(self.path())
     }
 
     fn seal(&mut self, text: &[u8]) -> Vec<u8> {

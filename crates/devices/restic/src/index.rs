@@ -53,6 +53,10 @@ impl BlobPlace {
         u64::from(self.at)..u64::from(self.at) + u64::from(self.len)
     }
 
+    fn without_kind(self) -> BlobPlace {
+        BlobPlace { pack: self.pack & !TREE, ..self }
+    }
+
     /// Bytes of the contents.
     pub(crate) fn plain(self) -> u32 {
         self.plain & !COMPRESSED
@@ -96,6 +100,7 @@ pub(crate) struct BlobIndex {
     entries: Vec<BlobEntry>,
     /// The first entry of each group of digests that begin with the same 16 bits, and the end.
     starts: Vec<u32>,
+    copies: BlobCopies,
 }
 
 /// The group of a digest.
@@ -117,8 +122,7 @@ impl BlobIndex {
 
     /// The place of the blob of this number, which the index has.
     pub(crate) fn place(&self, number: usize) -> BlobPlace {
-        let place = self.entries[number].place;
-        BlobPlace { pack: place.pack & !TREE, ..place }
+        self.entries[number].place.without_kind()
     }
 
     /// The name of a pack.
@@ -128,8 +132,36 @@ impl BlobIndex {
     }
 
     /// The names of all packs, by their numbers.
-    pub(crate) fn into_packs(self) -> Vec<Digest> {
-        self.packs
+    pub(crate) fn packs(&self) -> &[Digest] {
+        &self.packs
+    }
+
+    /// Further places of blobs that several packs have.
+    pub(crate) fn copies(&self) -> &BlobCopies {
+        &self.copies
+    }
+
+    /// The names of all packs, by their numbers, and further places of blobs.
+    pub(crate) fn into_packs(self) -> (Vec<Digest>, BlobCopies) {
+        (self.packs, self.copies)
+    }
+}
+
+/// Places of blobs besides those of the index: of blobs that several packs have.
+#[derive(Debug, Default)]
+pub(crate) struct BlobCopies(Vec<BlobEntry>);
+
+impl BlobCopies {
+    /// The places of a blob.
+    pub(crate) fn places(
+        &self,
+        kind: BlobKind,
+        digest: &Digest,
+    ) -> impl Iterator<Item = BlobPlace> {
+        let key = (shortened(digest), kind == BlobKind::Tree);
+        let first = self.0.partition_point(|entry| entry.key() < key);
+        let found = self.0[first..].iter().take_while(move |entry| entry.key() == key);
+        found.map(|entry| entry.place.without_kind())
     }
 }
 
@@ -254,7 +286,14 @@ impl IndexBuilder {
         entries.sort_unstable_by_key(|entry| {
             (entry.key(), is_old(entry), entry.place.pack, entry.place.at)
         });
-        entries.dedup_by_key(|entry| entry.key());
+        let copies = &mut self.index.copies.0;
+        entries.dedup_by(|copy, first| {
+            let is_copy = copy.key() == first.key();
+            if is_copy && copies.last().map_or(first.place, |last| last.place) != copy.place {
+                copies.push(*copy);
+            }
+            is_copy
+        });
         entries.truncate(u32::MAX as usize);
         entries.shrink_to_fit();
         let mut starts = vec![0; (1 << 16) + 1];

@@ -29,9 +29,13 @@ mod key_file;
 mod list;
 mod loads;
 mod password;
+#[cfg(test)]
+mod peer_tests;
 mod repository;
 mod snapshot;
 mod storage;
+#[cfg(test)]
+mod test_support;
 #[cfg(test)]
 mod tests;
 mod tree;

@@ -8,12 +8,10 @@ use blockhaul_catalog::{ObjectEntry, ObjectList, OpenFuture};
 use crate::backend::lost;
 use crate::repository::Repository;
 use crate::snapshot::Snapshot;
-use crate::tree::{self, TreeNode};
+use crate::tree::{self, DEPTH_MAX, TreeNode};
 
 /// Files of a page.
 const PAGE: usize = 1000;
-/// Most directories within each other.
-const DEPTH_MAX: usize = 4096;
 
 /// The regular files of snapshots, as `SNAPSHOT/PATH`.
 pub(crate) struct SnapshotList(Arc<Mutex<SnapshotWalk>>);
@@ -69,7 +67,7 @@ impl SnapshotWalk {
                 self.directories.pop();
                 continue;
             };
-            let name = format!("{directory}/{}", node.shown());
+            let name = format!("{directory}/{}", String::from_utf8_lossy(&node.name));
             if !self.is_listed(&name) {
                 continue;
             }

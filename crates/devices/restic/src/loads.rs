@@ -9,6 +9,7 @@ use crate::cache::{BlobBytes, BlobCache};
 use crate::content::{FileBlob, FileContent};
 use crate::digest::Digest;
 use crate::fault::Result;
+use crate::index::{BlobCopies, BlobKind};
 use crate::repository::RepositoryReader;
 
 /// Most bytes of a pack in one request, unless one blob has more.
@@ -16,11 +17,13 @@ const FETCH_MAX: u64 = 4 << 20;
 /// Bytes between two blobs that are fetched together with them.
 const GAP_MAX: u64 = 64 << 10;
 
-/// What the threads need that fetch the blobs of a file.
+/// The blobs of a file, and the threads that fetch them.
 pub(crate) struct BlobLoads {
     reader: RepositoryReader,
     /// The names of packs by their numbers.
     packs: Vec<Digest>,
+    /// Further places of blobs that several packs have.
+    copies: BlobCopies,
     pub(crate) content: FileContent,
     pub(crate) cache: BlobCache,
     pool: BlockingPool,
@@ -38,12 +41,12 @@ struct BlobGroup {
 impl BlobLoads {
     pub(crate) fn new(
         reader: RepositoryReader,
-        packs: Vec<Digest>,
+        (packs, copies): (Vec<Digest>, BlobCopies),
         content: FileContent,
         cache: BlobCache,
     ) -> BlobLoads {
         let pool = BlockingPool::parallel("restic", reader.parallel());
-        BlobLoads { reader, packs, content, cache, pool }
+        BlobLoads { reader, packs, copies, content, cache, pool }
     }
 
     /// Fetches these blobs, which the cache expects. Does not block.
@@ -79,7 +82,7 @@ impl BlobFetch {
             Err(_) => {
                 while let Some((number, blob)) = self.left.pop() {
                     let read = loads.reader.blob(pack, &blob.digest, blob.place);
-                    loads.finish(number, read);
+                    loads.finish(number, &blob, read);
                 }
             }
         }
@@ -109,13 +112,18 @@ impl BlobFetch {
                 continue;
             };
             let read = self.loads.reader.unseal(pack, &blob.digest, blob.place, sealed);
-            self.loads.finish(number, read);
+            self.loads.finish(number, &blob, read);
         }
     }
 }
 
 impl BlobLoads {
-    fn finish(&self, number: u32, read: Result<Vec<u8>>) {
+    /// Hands a blob to the cache. One that a damaged or missing pack has may be in another pack, too.
+    fn finish(&self, number: u32, blob: &FileBlob, read: Result<Vec<u8>>) {
+        let read = read.or_else(|fault| {
+            let places = self.copies.places(BlobKind::Data, &blob.digest);
+            self.reader.first_of(&self.packs, &blob.digest, places).ok_or(fault)
+        });
         self.cache.finish(number, read.map(BlobBytes::new).map_err(Error::from));
     }
 }

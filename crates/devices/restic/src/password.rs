@@ -1,5 +1,6 @@
-//! Passwords, from where restic takes them.
+//! Passwords, from the places where restic looks for them.
 
+use std::fmt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -9,14 +10,24 @@ use blockhaul_block::{Error, Kind, Result};
 const PASSWORD_MAX: u64 = 64 << 10;
 
 /// The place of a password.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub(crate) enum PasswordSource {
-    /// The beginning of a file, without white space around it.
+    /// A file with the password, and perhaps a byte order mark and white space around it.
     File(String),
-    /// What a command prints, without white space around it.
+    /// A command that prints the password, perhaps with white space around it.
     Command(String),
     /// The password.
     Text(String),
+}
+
+impl fmt::Debug for PasswordSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            PasswordSource::File(file) => write!(f, "File({file:?})"),
+            PasswordSource::Command(command) => write!(f, "Command({command:?})"),
+            PasswordSource::Text(_) => f.write_str("Text"),
+        }
+    }
 }
 
 impl PasswordSource {
@@ -68,14 +79,36 @@ impl PasswordSource {
                 let read = blockhaul_io::read_regular_file(Path::new(file), PASSWORD_MAX);
                 let wrong =
                     |error| Error::system(format!("cannot read the password in {file}"), error);
-                Ok(read.map_err(wrong)?.trim_ascii().to_owned())
+                Ok(trimmed(&decoded(read.map_err(wrong)?)))
             }
             PasswordSource::Command(command) => run(command),
         }
     }
 }
 
-/// What a command prints, without a shell, as restic runs it.
+/// The text of a file in UTF-8: a byte order mark at its beginning names the encoding.
+fn decoded(text: Vec<u8>) -> Vec<u8> {
+    let wide = |text: &[u8], unit: fn([u8; 2]) -> u16| {
+        let units = text.as_chunks::<2>().0.iter().map(|pair| unit(*pair));
+        char::decode_utf16(units).map(|letter| letter.unwrap_or('\u{fffd}')).collect::<String>()
+    };
+    match text[..] {
+        [0xef, 0xbb, 0xbf, ref text @ ..] => text.to_owned(),
+        [0xff, 0xfe, ref text @ ..] => wide(text, u16::from_le_bytes).into_bytes(),
+        [0xfe, 0xff, ref text @ ..] => wide(text, u16::from_be_bytes).into_bytes(),
+        _ => text,
+    }
+}
+
+/// The text without white space around it, as restic takes passwords.
+fn trimmed(text: &[u8]) -> Vec<u8> {
+    match std::str::from_utf8(text) {
+        Ok(text) => text.trim().as_bytes().to_owned(),
+        Err(_) => text.trim_ascii().to_owned(),
+    }
+}
+
+/// Runs a command without a shell, as restic does, and returns the password that it prints.
 fn run(line: &str) -> Result<Vec<u8>> {
     let wrong = |why: String| {
         let text = format!("the command for the password, {line:?}, {why}");
@@ -92,7 +125,7 @@ fn run(line: &str) -> Result<Vec<u8>> {
     if !output.status.success() {
         return Err(wrong(format!("failed: {}", output.status)));
     }
-    Ok(output.stdout.trim_ascii().to_owned())
+    Ok(trimmed(&output.stdout))
 }
 
 /// The words of a command line with quotes. None: a quote has no end.
@@ -155,6 +188,15 @@ mod tests {
             assert_eq!(command(bad).unwrap_err().kind(), Kind::Usage, "{bad}");
         }
         assert!(PasswordSource::File("/nonexistent".into()).read().is_err());
+        let wide =
+            |unit: fn(u16) -> [u8; 2]| "\u{feff}pä\r\n".encode_utf16().flat_map(unit).collect();
+        for bytes in
+            ["\u{feff}pä\n".as_bytes().to_vec(), wide(u16::to_le_bytes), wide(u16::to_be_bytes)]
+        {
+            std::fs::write(path, bytes).unwrap();
+            assert_eq!(PasswordSource::File(path.into()).read().unwrap(), "pä".as_bytes());
+        }
+        assert!(!format!("{:?}", PasswordSource::Text("secret".into())).contains("secret"));
     }
 
     #[test]

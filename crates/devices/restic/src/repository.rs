@@ -9,7 +9,7 @@ use serde::Deserialize;
 use crate::cipher::CipherKey;
 use crate::digest::Digest;
 use crate::fault::{RepositoryFault, Result, pack_file};
-use crate::index::{BlobIndex, BlobKind, BlobPlace, IndexBuilder, IndexPart};
+use crate::index::{BlobCopies, BlobIndex, BlobKind, BlobPlace, IndexBuilder, IndexPart};
 use crate::key_file;
 use crate::storage::RepositoryStorage;
 
@@ -117,6 +117,16 @@ impl RepositoryReader {
         self.unseal(pack, blob, place, &sealed)
     }
 
+    /// The contents of a blob at the first of these places that has it undamaged.
+    pub(crate) fn first_of(
+        &self,
+        packs: &[Digest],
+        blob: &Digest,
+        mut places: impl Iterator<Item = BlobPlace>,
+    ) -> Option<Vec<u8>> {
+        places.find_map(|place| self.blob(packs.get(place.pack() as usize)?, blob, place).ok())
+    }
+
     /// The bytes of a part of a pack.
     ///
     /// # Errors
@@ -190,12 +200,22 @@ impl Repository {
         &self.index
     }
 
-    pub(crate) fn reader(&self) -> &RepositoryReader {
-        &self.reader
+    /// The contents of a blob, and the pack that has it.
+    ///
+    /// # Errors
+    /// No index has the blob, or the blob is missing or damaged in each of its packs.
+    pub(crate) fn blob(&self, kind: BlobKind, blob: &Digest) -> Result<(Digest, Vec<u8>)> {
+        let (_, place) = self.find(kind, blob)?;
+        let pack = self.index.pack(place);
+        let read = self.reader.blob(&pack, blob, place).or_else(|fault| {
+            let places = self.index.copies().places(kind, blob);
+            self.reader.first_of(self.index.packs(), blob, places).ok_or(fault)
+        });
+        Ok((pack, read?))
     }
 
-    /// The reader, and the names of packs by their numbers. The index is freed.
-    pub(crate) fn into_parts(self) -> (RepositoryReader, Vec<Digest>) {
+    /// The reader, the names of packs by their numbers, and further places of blobs. The index is freed.
+    pub(crate) fn into_parts(self) -> (RepositoryReader, (Vec<Digest>, BlobCopies)) {
         (self.reader, self.index.into_packs())
     }
 }

@@ -1,6 +1,7 @@
 //! Snapshots, and which one a description names.
 
 use blockhaul_block::{Error, Kind};
+use blockhaul_wire::printable;
 use jiff::Timestamp;
 use serde::Deserialize;
 
@@ -14,6 +15,8 @@ const FOLDER: &str = "snapshots";
 const LATEST: &str = "latest";
 /// Snapshots in a message.
 const SHOWN: usize = 10;
+/// Most bytes of a name in a message.
+const SHOWN_MAX: usize = 1024;
 
 /// A snapshot.
 #[derive(Debug, Clone)]
@@ -57,8 +60,7 @@ impl Snapshot {
 
     /// Identifier, time, host and tags, for users.
     pub(crate) fn shown(&self) -> String {
-        let shown =
-            |text: &str| text.chars().filter(|letter| !letter.is_control()).collect::<String>();
+        let shown = |text: &str| printable(text.as_bytes(), SHOWN_MAX);
         let host = if self.host.is_empty() {
             String::new()
         } else {

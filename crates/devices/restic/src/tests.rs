@@ -5,19 +5,17 @@ use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 
 use blockhaul_block::{ContextSet, Error, HOLE, Kind, Reply, Request, Result, ZERO};
-use blockhaul_catalog::{DeviceSpec, Intent, Registry, Stack};
+use blockhaul_catalog::Stack;
 use blockhaul_io::Reservation;
 use serde_json::json;
 
 use crate::RepositoryFault;
 use crate::digest::Digest;
 use crate::fixture::{Numbers, PASSWORD, TestRepository, chunks};
+use crate::test_support::{on_a_worker, open, read_all};
 
-fn on_a_worker<T: Send + 'static, F: Future<Output = T> + 'static>(
-    work: impl FnOnce() -> F + Send + 'static,
-) -> T {
-    blockhaul_io::Runtime::start(&blockhaul_io::RuntimeConfig::default()).unwrap().block_on(work)
-}
+/// Bytes of a request.
+const STEP: usize = 7000;
 
 /// A description with the password.
 fn described(repository: &TestRepository, place: &str, options: &str) -> String {
@@ -25,13 +23,6 @@ fn described(repository: &TestRepository, place: &str, options: &str) -> String 
     fs::write(&password, PASSWORD).unwrap();
     let path = repository.path().display();
     format!("restic:{path}{place}?password-file={}{options}", password.display())
-}
-
-async fn open(spec: &str) -> Result<Stack> {
-    let limit = std::time::Duration::from_secs(10);
-    let options = crate::ResticOptions { connect_timeout: limit, timeout: limit };
-    let registry = Registry { backends: crate::all(options), ..Registry::default() };
-    registry.open(&DeviceSpec::parse(spec.as_ref())?, Vec::new(), Intent::READ).await
 }
 
 fn fails(spec: &str) -> Error {
@@ -45,26 +36,6 @@ async fn read(stack: &Stack, at: u64, len: usize) -> Result<Vec<u8>> {
         Reply::Hole => Ok(vec![0; len]),
         other => panic!("{other:?}"),
     }
-}
-
-/// All bytes, in requests of a few KiB, several at a time.
-async fn read_all(stack: &Stack) -> Result<Vec<u8>> {
-    let size = stack.device().facts().size;
-    let mut pending = Vec::new();
-    for at in (0..size).step_by(7000) {
-        let room = Reservation::unpooled(7000.min(size - at) as usize);
-        let len = room.len();
-        pending.push((len, stack.device().submit(Request::read(at, room))));
-    }
-    let mut bytes = Vec::new();
-    for (len, request) in pending {
-        match request.await? {
-            Reply::Data(data) => bytes.extend_from_slice(data.bytes()),
-            Reply::Hole => bytes.resize(bytes.len() + len, 0),
-            other => panic!("{other:?}"),
-        }
-    }
-    Ok(bytes)
 }
 
 fn fault(error: &Error) -> &RepositoryFault {
@@ -84,7 +55,7 @@ fn reads_and_extents_agree_with_the_file() {
         on_a_worker(move || async move {
             let stack = open(&spec).await.unwrap();
             assert_eq!(stack.device().facts().size, whole.len() as u64);
-            assert_eq!(read_all(&stack).await.unwrap(), whole, "seed {seed}");
+            assert_eq!(read_all(&stack, STEP).await.unwrap(), whole, "seed {seed}");
             for _ in 0..50 {
                 let at = numbers.below(whole.len());
                 let len = 1 + numbers.below((whole.len() - at).min(9000));
@@ -125,7 +96,7 @@ fn damage_anywhere_is_an_error_and_never_other_bytes() {
         let files = repository.files();
         damage(&files[numbers.below(files.len())], &mut numbers);
         let spec = described(&repository, &format!("#{id}/disk"), "");
-        let read = on_a_worker(move || async move { read_all(&open(&spec).await?).await });
+        let read = on_a_worker(move || async move { read_all(&open(&spec).await?, STEP).await });
         match read {
             Ok(bytes) => {
                 assert!(bytes == chunks.concat(), "seed {seed}");
@@ -203,7 +174,7 @@ fn any_of_several_passwords_opens_a_repository() {
         fs::write(repository.path().join("password"), password).unwrap();
         let disk = disk.concat();
         on_a_worker(move || async move {
-            assert_eq!(read_all(&open(&spec).await.unwrap()).await.unwrap(), disk);
+            assert_eq!(read_all(&open(&spec).await.unwrap(), STEP).await.unwrap(), disk);
         });
     }
 }
@@ -230,7 +201,7 @@ fn the_newest_snapshot_of_a_host_with_all_tags_is_the_latest() {
         let spec = described(&repository, "#latest/disk", options);
         on_a_worker(move || async move {
             assert_eq!(
-                read_all(&open(&spec).await.unwrap()).await.unwrap(),
+                read_all(&open(&spec).await.unwrap(), STEP).await.unwrap(),
                 [byte; 100],
                 "{options}"
             );
@@ -258,13 +229,58 @@ fn a_snapshot_with_damage_leaves_others_readable() {
     }
     let spec = described(&repository, &format!("#{first}/disk"), "");
     on_a_worker(move || async move {
-        assert_eq!(read_all(&open(&spec).await.unwrap()).await.unwrap(), one.concat());
+        assert_eq!(read_all(&open(&spec).await.unwrap(), STEP).await.unwrap(), one.concat());
     });
     let error = fails(&described(&repository, &format!("#{second}/disk"), ""));
     let RepositoryFault::UnknownBlob { damaged_index, .. } = fault(&error) else {
         panic!("{error}")
     };
     assert!(damaged_index.is_some());
+}
+
+#[test]
+fn a_blob_in_two_packs_is_read_from_either() {
+    let mut numbers = Numbers::new(6);
+    let mut repository = TestRepository::new(2);
+    let disk = vec![numbers.bytes(900), numbers.bytes(800)];
+    let content: Vec<_> = disk.iter().map(|chunk| Digest::of(chunk).to_string()).collect();
+    let nodes = json!([{ "name": "disk", "type": "file", "size": 1700, "content": content }]);
+    let packs = [0, 1].map(|_| repository.add_pack("data", &disk));
+    let trees = [0, 1].map(|_| repository.add_tree(nodes.clone()));
+    let names = [&packs[0], &packs[1], &trees[0].1, &trees[1].1].map(|pack| pack["id"].clone());
+    let packs = [&packs[..], &trees.clone().map(|(_, pack)| pack)].concat();
+    repository.add_file("index", &json!({ "packs": packs }));
+    repository.add_snapshot(trees[0].0, "2026-01-01T00:00:00Z", "h", &[]);
+    let spec = described(&repository, "#latest/disk", "");
+    let file = |name: &serde_json::Value| {
+        repository.path().join(crate::fault::pack_file(name.as_str().unwrap()))
+    };
+    for (one, way) in [(0, true), (1, true), (0, false), (1, false)] {
+        for name in [&names[one], &names[2 + one]] {
+            let (file, aside) = (file(name), repository.path().join("aside"));
+            if way {
+                fs::rename(&file, aside.with_extension(name.as_str().unwrap())).unwrap();
+            } else {
+                let mut bytes = fs::read(&file).unwrap();
+                bytes[20] ^= 1;
+                fs::write(&file, bytes).unwrap();
+            }
+        }
+        let (spec, whole) = (spec.clone(), disk.concat());
+        on_a_worker(move || async move {
+            assert_eq!(read_all(&open(&spec).await.unwrap(), STEP).await.unwrap(), whole);
+        });
+        for name in [&names[one], &names[2 + one]] {
+            let (file, aside) = (file(name), repository.path().join("aside"));
+            if way {
+                fs::rename(aside.with_extension(name.as_str().unwrap()), &file).unwrap();
+            } else {
+                let mut bytes = fs::read(&file).unwrap();
+                bytes[20] ^= 1;
+                fs::write(&file, bytes).unwrap();
+            }
+        }
+    }
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Trees: the directories of a snapshot.
 
 use blockhaul_block::{Error, Kind};
+use blockhaul_wire::printable;
 use serde::Deserialize;
 
 use crate::digest::{Digest, hex_digit};
@@ -9,7 +10,7 @@ use crate::index::BlobKind;
 use crate::repository::Repository;
 
 /// Most directories within each other.
-const DEPTH_MAX: usize = 4096;
+pub(crate) const DEPTH_MAX: usize = 4096;
 /// Names in a message.
 const SHOWN: usize = 20;
 
@@ -59,8 +60,7 @@ pub(crate) fn parse(text: &[u8]) -> Option<Vec<TreeNode>> {
 impl TreeNode {
     /// The name for users.
     pub(crate) fn shown(&self) -> String {
-        let name = String::from_utf8_lossy(&self.name);
-        name.chars().filter(|letter| !letter.is_control()).collect()
+        printable(&self.name, usize::MAX)
     }
 }
 
@@ -69,9 +69,7 @@ impl TreeNode {
 /// # Errors
 /// No index has the blob, or it is damaged.
 pub(crate) fn load(repository: &Repository, tree: &Digest) -> Result<Vec<TreeNode>> {
-    let (_, place) = repository.find(BlobKind::Tree, tree)?;
-    let pack = repository.index().pack(place);
-    let text = repository.reader().blob(&pack, tree, place)?;
+    let (pack, text) = repository.blob(BlobKind::Tree, tree)?;
     parse(&text).ok_or_else(|| RepositoryFault::blob(&pack, tree, "it is not the JSON of a tree"))
 }
 
@@ -118,7 +116,7 @@ fn no_file(walked: &str, kind: &str) -> RepositoryFault {
     Error::new(Kind::Usage, text).with_remedy("choose the file of a disk").into()
 }
 
-/// What a user may write instead.
+/// The remedy of an error about a path: the names in the directory.
 fn offer(walked: &str, nodes: &[TreeNode]) -> String {
     if nodes.is_empty() {
         return "choose another path: the directory is empty".to_owned();

@@ -1,5 +1,4 @@
 //! Repositories that restic has written.
-#![allow(clippy::unwrap_used, reason = "a test that fails")]
 
 use std::fs;
 use std::os::unix::fs::FileExt as _;
@@ -7,11 +6,11 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use blockhaul_block::{ContextSet, Reply, Request, Result};
-use blockhaul_catalog::{DeviceSpec, Intent, Registry, Stack};
-use blockhaul_io::Reservation;
 use blockhaul_testkit::require_peer;
 use blockhaul_testkit::rng::Rng;
 use blockhaul_testkit::tools::{self, PeerProgram, ScratchDir, long, text};
+
+use crate::test_support::{files_below, on_a_worker, open, read_all};
 
 const LIMIT: Duration = Duration::from_secs(120);
 const PASSWORD: &str = "pass word";
@@ -55,53 +54,13 @@ impl Repository {
     /// Reads a file of a snapshot.
     fn read(&self, snapshot: &str, path: &str) -> Result<Vec<u8>> {
         let spec = self.spec(&format!("#{snapshot}/{path}"));
-        on_a_worker(|| async move { read_all(&open(&spec).await?).await })
+        on_a_worker(|| async move { read_all(&open(&spec).await?, 3 * MIB / 2).await })
     }
 
     /// Packs, index files and others, in order.
     fn files(&self) -> Vec<PathBuf> {
-        let (mut files, mut folders) = (Vec::new(), vec![self.scratch.file("repo")]);
-        while let Some(folder) = folders.pop() {
-            for entry in fs::read_dir(folder).unwrap() {
-                let path = entry.unwrap().path();
-                if path.is_dir() { folders.push(path) } else { files.push(path) }
-            }
-        }
-        files.sort();
-        files
+        files_below(&self.scratch.file("repo"))
     }
-}
-
-fn on_a_worker<T: Send + 'static, F: Future<Output = T> + 'static>(
-    work: impl FnOnce() -> F + Send + 'static,
-) -> T {
-    blockhaul_io::Runtime::start(&blockhaul_io::RuntimeConfig::default()).unwrap().block_on(work)
-}
-
-async fn open(spec: &str) -> Result<Stack> {
-    let limit = std::time::Duration::from_secs(10);
-    let options = blockhaul_restic::ResticOptions { connect_timeout: limit, timeout: limit };
-    let registry = Registry { backends: blockhaul_restic::all(options), ..Registry::default() };
-    registry.open(&DeviceSpec::parse(spec.as_ref())?, Vec::new(), Intent::READ).await
-}
-
-async fn read_all(stack: &Stack) -> Result<Vec<u8>> {
-    let size = stack.device().facts().size;
-    let mut pending = Vec::new();
-    for at in (0..size).step_by(3 * MIB / 2) {
-        let len = (3 * MIB as u64 / 2).min(size - at) as usize;
-        let request = Request::read(at, Reservation::unpooled(len));
-        pending.push((len, stack.device().submit(request)));
-    }
-    let mut bytes = Vec::new();
-    for (len, request) in pending {
-        match request.await? {
-            Reply::Data(data) => bytes.extend_from_slice(data.bytes()),
-            Reply::Hole => bytes.resize(bytes.len() + len, 0),
-            other => panic!("{other:?}"),
-        }
-    }
-    Ok(bytes)
 }
 
 /// Bytes that compress, random ones and zeroes, in long runs.
