@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use blockhaul_block::{Device, Error, Kind, Result};
 use blockhaul_catalog::{
-    Backend, BackendTarget, ConnectionSettings, ObjectList, OpenFuture, OpenedDevice, Param,
-    ParamKind, ParamValues,
+    Backend, BackendTarget, ConnectionSettings, Intent, ObjectList, OpenFuture, OpenedDevice,
+    Param, ParamKind, ParamValues, Preparation, TargetMaking,
 };
 
 use crate::ResticOptions;
@@ -19,7 +19,11 @@ use crate::repository::{Repository, RepositoryReader};
 use crate::snapshot::{self, SnapshotFilter};
 use crate::storage::{DirectoryStorage, RepositoryStorage};
 use crate::tree;
+use crate::writer::plan::{BackupPlan, BackupRequest};
+use crate::writer::session::CompressionMode;
 
+/// The name that stands for the snapshot that a copy makes.
+const NEW: &str = "new";
 /// Memory for blobs.
 const CACHE: u64 = 64 << 20;
 
@@ -53,13 +57,31 @@ const PARAMS: &[Param] = &[
         name: "host",
         kind: ParamKind::Text,
         default: None,
-        doc: "For latest: only snapshots of this host.",
+        doc: "For latest: only snapshots of this host; for new: the host of the snapshot [default: this one].",
     },
     Param {
         name: "tag",
         kind: ParamKind::Text,
         default: None,
-        doc: "For latest: only snapshots with all of these tags, separated by commas.",
+        doc: "For latest: only snapshots with all of these tags, separated by commas; for new: its tags.",
+    },
+    Param {
+        name: "parent",
+        kind: ParamKind::Text,
+        default: None,
+        doc: "For new: the snapshot with the earlier backup, or none [default: the newest one of the host with PATH].",
+    },
+    Param {
+        name: "compression",
+        kind: ParamKind::Text,
+        default: Some("auto"),
+        doc: "For new: auto, max or off; repositories of version 1 have none.",
+    },
+    Param {
+        name: "init",
+        kind: ParamKind::Switch,
+        default: None,
+        doc: "For new: make the repository if it does not exist.",
     },
     Param {
         name: "cache",
@@ -79,8 +101,8 @@ impl Backend for ResticBackend {
     }
 
     fn summary(&self) -> &'static str {
-        "a file in a snapshot of a restic repository, read-only: SNAPSHOT is latest or the beginning of an identifier, REPO \
-         a directory, or a place in s3://, gs:// or az:// with the options of these. blockhaul info --list restic:REPO \
+        "a file in a snapshot of a restic repository, read-only: SNAPSHOT is latest or the beginning of an identifier; or new, \
+         for a copy to a new snapshot. REPO is a directory, or a place in s3://, gs:// or az:// with the options of these. blockhaul info --list restic:REPO \
          lists snapshots and files"
     }
 
@@ -106,15 +128,31 @@ impl Backend for ResticBackend {
         Box::pin(async move {
             let typed = ResticDescription::parse(&target, options)?;
             if target.intent.write {
-                let text = "restic: snapshots are read-only";
-                let remedy =
-                    "serve with --readonly or under --layer cow, or copy it to another device";
-                return Err(Error::new(Kind::Unsupported, text).with_remedy(remedy));
+                return Err(read_only());
+            }
+            if typed.snapshot == NEW {
+                let text = "restic: #new/PATH is the target of a copy, and cannot be read";
+                let remedy = "write #latest/PATH to read the newest backup";
+                return Err(Error::new(Kind::Usage, text).with_remedy(remedy));
             }
             let opened = blockhaul_io::offload(move || typed.open()).await;
             let device = opened.map_err(lost)??;
             let shared: Arc<dyn Device> = Arc::new(device.clone());
             Ok(OpenedDevice { device: shared, more: Some(Arc::new(device)) })
+        })
+    }
+
+    fn target_making(&self) -> TargetMaking {
+        TargetMaking::Always
+    }
+
+    fn open_target(&self, target: BackendTarget) -> OpenFuture<(OpenedDevice, Preparation)> {
+        let options = self.options;
+        Box::pin(async move {
+            let typed = ResticDescription::parse(&target, options)?;
+            let name = typed.name.clone();
+            let opened = typed.open_target(target.intent).await;
+            opened.map_err(|error| error.on(&name))
         })
     }
 
@@ -126,6 +164,13 @@ impl Backend for ResticBackend {
             Ok(Box::new(list) as Box<dyn ObjectList>)
         }))
     }
+}
+
+fn read_only() -> Error {
+    let text = "restic: snapshots are read-only";
+    let remedy = "serve with --readonly or under --layer cow, copy it to another device, or copy a disk to \
+                  restic:REPO#new/PATH";
+    Error::new(Kind::Unsupported, text).with_remedy(remedy)
 }
 
 pub(crate) fn lost(lost: blockhaul_io::LostCompletion) -> Error {
@@ -144,6 +189,9 @@ struct ResticDescription {
     filter: SnapshotFilter,
     password: PasswordSource,
     cache: u64,
+    parent: Option<String>,
+    compression: CompressionMode,
+    init: bool,
 }
 
 impl ResticDescription {
@@ -169,6 +217,11 @@ impl ResticDescription {
             host: args.text("host").map(str::to_owned),
             tags: tags.filter(|tag| !tag.is_empty()).map(str::to_owned).collect(),
         };
+        let compression = args.text("compression").unwrap_or("auto");
+        let compression = CompressionMode::parse(compression).ok_or_else(|| {
+            let text = format!("restic: compression: {compression:?} is unknown");
+            Error::new(Kind::Usage, text).with_remedy("write auto, max or off")
+        })?;
         Ok(ResticDescription {
             name: format!("restic:{text}").into(),
             repository: repository.to_owned(),
@@ -179,6 +232,9 @@ impl ResticDescription {
             filter,
             password,
             cache: args.size("cache").unwrap_or(CACHE),
+            parent: args.text("parent").map(str::to_owned),
+            compression,
+            init: args.switch("init"),
         })
     }
 
@@ -210,6 +266,45 @@ impl ResticDescription {
         let (reader, packs) = repository.into_parts();
         let loads = BlobLoads::new(reader, packs, content, BlobCache::new(self.cache));
         Ok(ResticDevice::new(&self.name, &snapshot, loads))
+    }
+
+    /// Opens the target of a copy. Nothing is written before it is prepared.
+    async fn open_target(self, intent: Intent) -> Result<(OpenedDevice, Preparation)> {
+        if self.snapshot != NEW {
+            return Err(read_only());
+        }
+        if intent.grows || intent.extends {
+            let text = "restic: the size of the source must be known";
+            let remedy = "copy to a file first, and that to the repository";
+            return Err(Error::new(Kind::Unsupported, text).with_remedy(remedy));
+        }
+        let name = self.name.clone();
+        let checked = blockhaul_io::offload(move || self.plan(intent.target_size)).await;
+        let plan = checked.map_err(lost)??;
+        let device = plan.device(&name);
+        let target = device.clone();
+        let preparation = Preparation::new(move || {
+            Box::pin(async move {
+                let begun = blockhaul_io::offload(move || plan.begin(&target)).await;
+                begun.map_err(lost)?.map_err(|error| error.on(&name))
+            })
+        });
+        let shared: Arc<dyn Device> = Arc::new(device.clone());
+        Ok((OpenedDevice { device: shared, more: Some(Arc::new(device)) }, preparation))
+    }
+
+    fn plan(self, size: Option<u64>) -> Result<BackupPlan> {
+        let storage = self.storage()?;
+        let password = self.password.read()?;
+        let request = BackupRequest {
+            path: self.path,
+            host: self.filter.host,
+            tags: self.filter.tags,
+            parent: self.parent,
+            compression: self.compression,
+            init: self.init,
+        };
+        BackupPlan::check(storage, password, request, size)
     }
 
     fn list(&self) -> Result<SnapshotList> {

@@ -3,6 +3,7 @@
 use openssl::error::ErrorStack;
 use openssl::memcmp;
 use openssl::pkey::{Id, PKey};
+use openssl::rand::rand_bytes;
 use openssl::sign::Signer;
 use openssl::symm::{Cipher, encrypt};
 
@@ -47,12 +48,34 @@ impl CipherKey {
         encrypt(Cipher::aes_256_ctr(), &self.encrypt, Some(nonce), text).ok()
     }
 
-    /// Encrypts bytes with this nonce.
-    #[cfg(test)]
-    pub(crate) fn seal(&self, nonce: [u8; NONCE], text: &[u8]) -> Vec<u8> {
-        let text = encrypt(Cipher::aes_256_ctr(), &self.encrypt, Some(&nonce), text).unwrap();
-        let code = self.code(&nonce, &text).unwrap();
-        [&nonce[..], &text, &code].concat()
+    /// A new random key.
+    ///
+    /// # Errors
+    /// No random bytes are left.
+    pub(crate) fn random() -> Result<CipherKey, ErrorStack> {
+        let mut bytes = [0; 64];
+        rand_bytes(&mut bytes)?;
+        let mut key = CipherKey::from_bytes(&bytes);
+        // The bits that Poly1305 ignores.
+        for at in [3, 7, 11, 15] {
+            key.mac_r[at] &= 0x0f;
+        }
+        for at in [4, 8, 12] {
+            key.mac_r[at] &= 0xfc;
+        }
+        Ok(key)
+    }
+
+    /// Encrypts bytes with a random nonce.
+    ///
+    /// # Errors
+    /// No random bytes are left.
+    pub(crate) fn seal(&self, text: &[u8]) -> Result<Vec<u8>, ErrorStack> {
+        let mut nonce = [0; NONCE];
+        rand_bytes(&mut nonce)?;
+        let text = encrypt(Cipher::aes_256_ctr(), &self.encrypt, Some(&nonce), text)?;
+        let code = self.code(&nonce, &text)?;
+        Ok([&nonce[..], &text, &code].concat())
     }
 
     fn code(&self, nonce: &[u8; NONCE], text: &[u8]) -> Result<Vec<u8>, ErrorStack> {
@@ -104,7 +127,7 @@ mod tests {
     #[test]
     fn changed_bytes_are_refused() {
         let key = CipherKey { encrypt: [1; 32], mac_k: [2; 16], mac_r: [3; 16] };
-        let sealed = key.seal([4; 16], b"some text");
+        let sealed = key.seal(b"some text").unwrap();
         assert_eq!(key.open(&sealed).unwrap(), b"some text");
         for at in 0..sealed.len() {
             let mut other = sealed.clone();

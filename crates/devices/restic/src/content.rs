@@ -83,6 +83,19 @@ impl FileContent {
         self.ends.last().copied().unwrap_or(0)
     }
 
+    /// Whether each blob has `chunk` bytes, except that the last one may be shorter.
+    pub(crate) fn is_cut_each(&self, chunk: u64) -> bool {
+        let is_cut = |(number, end): (usize, &u64)| {
+            *end == ((number as u64 + 1).saturating_mul(chunk)).min(self.size())
+        };
+        self.ends.iter().enumerate().all(is_cut)
+    }
+
+    /// Bytes of the first of several blobs.
+    pub(crate) fn first_of_several(&self) -> Option<u64> {
+        self.ends.first().copied().filter(|_| self.ends.len() > 1)
+    }
+
     /// A blob of the file.
     pub(crate) fn blob(&self, number: u32) -> Option<FileBlob> {
         self.blobs.get(number as usize).copied()

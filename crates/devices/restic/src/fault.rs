@@ -52,6 +52,13 @@ pub enum RepositoryFault {
         /// An index that cannot be read.
         damaged_index: Option<String>,
     },
+    /// Another program has the repository for itself.
+    Locked {
+        /// The program, its host and user, and since when.
+        holder: String,
+    },
+    /// The own lock has expired, and may have been removed.
+    LockLost,
     /// The storage fails, or the description is wrong.
     Other(Error),
 }
@@ -75,6 +82,7 @@ impl RepositoryFault {
             RepositoryFault::NoRepository => Kind::NotFound,
             RepositoryFault::WrongPassword { .. } => Kind::Refused,
             RepositoryFault::UnknownVersion(_) => Kind::Unsupported,
+            RepositoryFault::Locked { .. } => Kind::InUse,
             RepositoryFault::Other(error) => error.kind(),
             _ => Kind::Io,
         }
@@ -92,6 +100,12 @@ impl RepositoryFault {
             RepositoryFault::MissingFile { .. } => {
                 "open it again if restic has just removed old snapshots; else run restic check and restore the file from \
                  a copy of the repository"
+            }
+            RepositoryFault::Locked { .. } => {
+                "wait until it ends; if it has crashed, run restic unlock"
+            }
+            RepositoryFault::LockLost => {
+                "run it again: what was written is found, unless a prune has removed it"
             }
             RepositoryFault::UnknownBlob { .. } => "run restic check, then restic repair index",
             _ => "run restic check --read-data, and restore the file from a copy of the repository",
@@ -127,6 +141,12 @@ impl fmt::Display for RepositoryFault {
             RepositoryFault::UnknownBlob { blob, damaged_index: Some(index) } => {
                 write!(f, "no index has blob {blob}, and {index} cannot be read")
             }
+            RepositoryFault::Locked { holder } => {
+                write!(f, "the repository is locked exclusively by {holder}")
+            }
+            RepositoryFault::LockLost => {
+                f.write_str("the lock could not be refreshed for too long, and is gone")
+            }
             RepositoryFault::Other(error) => error.fmt(f),
         }
     }
@@ -140,7 +160,13 @@ impl From<RepositoryFault> for Error {
             return error;
         }
         let (kind, remedy) = (fault.kind(), fault.remedy());
-        Error::new(kind, "cannot read the repository").because(fault).with_remedy(remedy)
+        let text = match fault {
+            RepositoryFault::Locked { .. } | RepositoryFault::LockLost => {
+                "cannot write to the repository"
+            }
+            _ => "cannot read the repository",
+        };
+        Error::new(kind, text).because(fault).with_remedy(remedy)
     }
 }
 

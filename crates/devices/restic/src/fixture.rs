@@ -44,14 +44,13 @@ pub(crate) struct TestRepository {
     dir: tempfile::TempDir,
     key: CipherKey,
     version: u32,
-    nonces: u8,
 }
 
 impl TestRepository {
     pub(crate) fn new(version: u32) -> TestRepository {
         let dir = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
         let key = CipherKey { encrypt: [7; 32], mac_k: [8; 16], mac_r: [9; 16] };
-        let mut repository = TestRepository { dir, key, version, nonces: 0 };
+        let mut repository = TestRepository { dir, key, version };
         repository.add_key(PASSWORD);
         let config = json!({ "version": version, "id": "x", "chunker_polynomial": "y" });
         let sealed = repository.seal(config.to_string().as_bytes());
@@ -68,9 +67,8 @@ impl TestRepository {
         files_below(self.path())
     }
 
-    fn seal(&mut self, text: &[u8]) -> Vec<u8> {
-        self.nonces = self.nonces.wrapping_add(1);
-        self.key.seal([self.nonces; 16], text)
+    fn seal(&self, text: &[u8]) -> Vec<u8> {
+        self.key.seal(text).unwrap()
     }
 
     pub(crate) fn write(&self, file: &str, bytes: &[u8]) {
@@ -86,7 +84,7 @@ impl TestRepository {
             "mac": { "k": encode_block(&self.key.mac_k), "r": encode_block(&self.key.mac_r) },
             "encrypt": encode_block(&self.key.encrypt),
         });
-        let data = CipherKey::from_bytes(&derived).seal([6; 16], master.to_string().as_bytes());
+        let data = CipherKey::from_bytes(&derived).seal(master.to_string().as_bytes()).unwrap();
         let file = json!({
             "kdf": "scrypt", "N": 2, "r": 8, "p": 1,
             "salt": encode_block(&salt), "data": encode_block(&data),

@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use crate::cipher::OVERHEAD;
 use crate::digest::Digest;
@@ -17,7 +17,7 @@ pub(crate) const TREE_MAX: u64 = 1200 << 20;
 const PACKS_MAX: usize = 1 << 30;
 
 /// The kind of a blob.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum BlobKind {
     /// Part of a file.
@@ -43,6 +43,12 @@ pub(crate) struct BlobPlace {
 const COMPRESSED: u32 = 1 << 31;
 
 impl BlobPlace {
+    /// A range of a pack. `plain`: bytes of the contents.
+    pub(crate) fn new(pack: u32, at: u32, len: u32, plain: u32, is_compressed: bool) -> BlobPlace {
+        let plain = if is_compressed { plain | COMPRESSED } else { plain };
+        BlobPlace { pack, at, len, plain }
+    }
+
     /// The number of its pack.
     pub(crate) fn pack(self) -> u32 {
         self.pack
@@ -70,9 +76,9 @@ impl BlobPlace {
 
 /// A blob in the index: 40 bytes. The digest is shortened to 24 bytes; contents are compared with all of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct BlobEntry {
+pub(crate) struct BlobEntry {
     digest: [u64; 3],
-    place: BlobPlace,
+    pub(crate) place: BlobPlace,
 }
 
 const _: () = assert!(size_of::<BlobEntry>() <= 48);
@@ -80,14 +86,28 @@ const _: () = assert!(size_of::<BlobEntry>() <= 48);
 /// The bit of a tree in the number of a pack.
 const TREE: u32 = 1 << 31;
 
+/// A shortened digest, and whether the blob is a tree: what the index is sorted by.
+pub(crate) type BlobKey = ([u64; 3], bool);
+
+/// The key of a blob.
+pub(crate) fn blob_key(kind: BlobKind, digest: &Digest) -> BlobKey {
+    (shortened(digest), kind == BlobKind::Tree)
+}
+
 fn shortened(digest: &Digest) -> [u64; 3] {
     let (words, _) = digest.0.as_chunks::<8>();
     [0, 1, 2].map(|word| u64::from_be_bytes(words[word]))
 }
 
 impl BlobEntry {
+    /// A blob with this key.
+    pub(crate) fn new((digest, is_tree): BlobKey, place: BlobPlace) -> BlobEntry {
+        let pack = if is_tree { place.pack | TREE } else { place.pack };
+        BlobEntry { digest, place: BlobPlace { pack, ..place } }
+    }
+
     /// Entries of a blob are side by side, those of trees behind those of data.
-    fn key(&self) -> ([u64; 3], bool) {
+    pub(crate) fn key(&self) -> BlobKey {
         (self.digest, self.place.pack & TREE != 0)
     }
 }
@@ -111,7 +131,7 @@ fn group(digest: [u64; 3]) -> usize {
 impl BlobIndex {
     /// The number of a blob, at most 2^32 - 1, with its place.
     pub(crate) fn find(&self, kind: BlobKind, digest: &Digest) -> Option<(usize, BlobPlace)> {
-        let key = (shortened(digest), kind == BlobKind::Tree);
+        let key = blob_key(kind, digest);
         let group = group(key.0);
         let (start, end) =
             (*self.starts.get(group)? as usize, *self.starts.get(group + 1)? as usize);
@@ -129,6 +149,37 @@ impl BlobIndex {
     pub(crate) fn pack(&self, place: BlobPlace) -> Digest {
         // Places come from this index.
         self.packs[place.pack as usize]
+    }
+
+    /// Number of blobs.
+    pub(crate) fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Adds a pack, and returns its number.
+    pub(crate) fn add_pack(&mut self, pack: Digest) -> Option<u32> {
+        self.packs.push(pack);
+        u32::try_from(self.packs.len() - 1).ok().filter(|number| (*number as usize) < PACKS_MAX)
+    }
+
+    /// Adds blobs that the index does not have.
+    pub(crate) fn add(&mut self, more: impl ExactSizeIterator<Item = BlobEntry>) {
+        self.entries.reserve_exact(more.len());
+        self.entries.extend(more);
+        self.entries.sort_unstable_by_key(BlobEntry::key);
+        self.find_starts();
+    }
+
+    fn find_starts(&mut self) {
+        self.entries.truncate(u32::MAX as usize);
+        let mut starts = vec![0; (1 << 16) + 1];
+        for entry in &self.entries {
+            starts[group(entry.digest) + 1] += 1;
+        }
+        for number in 1..starts.len() {
+            starts[number] += starts[number - 1];
+        }
+        self.starts = starts;
     }
 
     /// The names of all packs, by their numbers.
@@ -158,7 +209,7 @@ impl BlobCopies {
         kind: BlobKind,
         digest: &Digest,
     ) -> impl Iterator<Item = BlobPlace> {
-        let key = (shortened(digest), kind == BlobKind::Tree);
+        let key = blob_key(kind, digest);
         let first = self.0.partition_point(|entry| entry.key() < key);
         let found = self.0[first..].iter().take_while(move |entry| entry.key() == key);
         found.map(|entry| entry.place.without_kind())
@@ -294,16 +345,8 @@ impl IndexBuilder {
             }
             is_copy
         });
-        entries.truncate(u32::MAX as usize);
         entries.shrink_to_fit();
-        let mut starts = vec![0; (1 << 16) + 1];
-        for entry in &*entries {
-            starts[group(entry.digest) + 1] += 1;
-        }
-        for number in 1..starts.len() {
-            starts[number] += starts[number - 1];
-        }
-        self.index.starts = starts;
+        self.index.find_starts();
         self.index
     }
 }

@@ -1,13 +1,15 @@
-//! Files in snapshots of restic's repositories, as read-only devices: `restic:REPO#SNAPSHOT/PATH`.
+//! Files in snapshots of restic's repositories, as read-only devices: `restic:REPO#SNAPSHOT/PATH`; and disks that are
+//! backed up to repositories: `restic:REPO#new/PATH`.
 //!
 //! A repository has encrypted files: snapshots name trees, trees are directories and name the blobs of files, index
-//! files say where in which pack a blob is. Nothing is locked: files never change, and a pack that `restic prune` removes
-//! is at worst an error.
+//! files say where in which pack a blob is. Readers lock nothing: files never change, and a pack that `restic prune`
+//! removes is at worst an error.
 //!
 //! - `storage`: places of repositories; `object_storage`: those in object stores. `cipher`, `key_file`, `password`: encryption, and keys that passwords open.
 //! - `repository`: files, decrypted and checked. `digest`, `index`, `snapshot`, `tree`: their contents.
 //! - `content`: the blobs of a file, and its holes. `loads` fetches blobs, `cache` keeps them, `ahead` notices sequential
 //!   readers.
+//! - `writer`: backups.
 //! - `device`: requests. `backend`: descriptions. `list`: the files of snapshots. `fault`: errors.
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 #![cfg_attr(not(test), warn(clippy::missing_errors_doc))]
@@ -16,6 +18,8 @@
 
 mod ahead;
 mod backend;
+#[cfg(test)]
+mod backup_tests;
 mod cache;
 mod cipher;
 mod content;
@@ -39,6 +43,7 @@ mod test_support;
 #[cfg(test)]
 mod tests;
 mod tree;
+mod writer;
 
 #[cfg(feature = "remote")]
 mod object_storage;

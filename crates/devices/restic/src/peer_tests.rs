@@ -13,26 +13,31 @@ use blockhaul_testkit::tools::{self, PeerProgram, ScratchDir, long, text};
 use crate::test_support::{files_below, on_a_worker, open, read_all};
 
 const LIMIT: Duration = Duration::from_secs(120);
-const PASSWORD: &str = "pass word";
-const MIB: usize = 1 << 20;
+pub(crate) const PASSWORD: &str = "pass word";
+pub(crate) const MIB: usize = 1 << 20;
 
 /// A repository, and files to back up.
-struct Repository {
+pub(crate) struct Repository {
     restic: PeerProgram,
-    scratch: ScratchDir,
+    pub(crate) scratch: ScratchDir,
 }
 
 impl Repository {
-    fn new(restic: PeerProgram, version: &str) -> Repository {
+    /// A place without a repository.
+    pub(crate) fn absent(restic: PeerProgram) -> Repository {
         let scratch = ScratchDir::new().unwrap();
         fs::write(scratch.file("password"), format!("{PASSWORD}\n")).unwrap();
         fs::create_dir(scratch.file("disks")).unwrap();
-        let repository = Repository { restic, scratch };
+        Repository { restic, scratch }
+    }
+
+    pub(crate) fn new(restic: PeerProgram, version: &str) -> Repository {
+        let repository = Repository::absent(restic);
         repository.run(&["init", "--repository-version", version]);
         repository
     }
 
-    fn run(&self, args: &[&str]) -> String {
+    pub(crate) fn run(&self, args: &[&str]) -> String {
         let mut command = self.restic.command();
         command.args(args).current_dir(self.scratch.file("disks"));
         command.arg("--no-cache").env("RESTIC_REPOSITORY", self.scratch.file("repo"));
@@ -42,29 +47,29 @@ impl Repository {
         text(&output.stdout)
     }
 
-    fn write(&self, name: &str, bytes: &[u8]) {
+    pub(crate) fn write(&self, name: &str, bytes: &[u8]) {
         fs::write(self.scratch.file("disks").join(name), bytes).unwrap();
     }
 
-    fn spec(&self, place: &str) -> String {
+    pub(crate) fn spec(&self, place: &str) -> String {
         let (repo, password) = (self.scratch.file("repo"), self.scratch.file("password"));
         format!("restic:{}{place}?password-file={}", repo.display(), password.display())
     }
 
     /// Reads a file of a snapshot.
-    fn read(&self, snapshot: &str, path: &str) -> Result<Vec<u8>> {
+    pub(crate) fn read(&self, snapshot: &str, path: &str) -> Result<Vec<u8>> {
         let spec = self.spec(&format!("#{snapshot}/{path}"));
         on_a_worker(|| async move { read_all(&open(&spec).await?, 3 * MIB / 2).await })
     }
 
     /// Packs, index files and others, in order.
-    fn files(&self) -> Vec<PathBuf> {
+    pub(crate) fn files(&self) -> Vec<PathBuf> {
         files_below(&self.scratch.file("repo"))
     }
 }
 
 /// Bytes that compress, random ones and zeroes, in long runs.
-fn disk(seed: u64, size: usize) -> Vec<u8> {
+pub(crate) fn disk(seed: u64, size: usize) -> Vec<u8> {
     let mut rng = Rng::new(seed);
     let mut bytes = rng.disk(size, 3 << 20, 40);
     let quarter = size / 4;
@@ -159,6 +164,6 @@ fn damage_to_a_repository_is_an_error_and_never_other_bytes() {
     assert!(repository.read("latest", "disk.raw").unwrap() == bytes);
 }
 
-fn is_lock(file: &Path) -> bool {
+pub(crate) fn is_lock(file: &Path) -> bool {
     file.parent().is_some_and(|folder| folder.ends_with("locks"))
 }

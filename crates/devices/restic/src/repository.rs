@@ -4,6 +4,7 @@ use std::io::Read as _;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use blockhaul_block::{Error, Kind};
 use serde::Deserialize;
 
 use crate::cipher::CipherKey;
@@ -11,12 +12,10 @@ use crate::digest::Digest;
 use crate::fault::{RepositoryFault, Result, pack_file};
 use crate::index::{BlobCopies, BlobIndex, BlobKind, BlobPlace, IndexBuilder, IndexPart};
 use crate::key_file;
-use crate::storage::RepositoryStorage;
+use crate::storage::{CONFIG, RepositoryStorage};
 
-/// The file that makes a place a repository.
-const CONFIG: &str = "config";
 /// The folder of index files.
-const INDEX: &str = "index";
+pub(crate) const INDEX: &str = "index";
 /// Longest file that is neither pack nor key, and its contents.
 const FILE_MAX: u64 = 64 << 20;
 const CONTENTS_MAX: u64 = 512 << 20;
@@ -32,6 +31,7 @@ const THREADS_MAX: usize = 8;
 pub(crate) struct RepositoryReader {
     storage: Arc<dyn RepositoryStorage>,
     key: CipherKey,
+    version: u32,
 }
 
 /// A repository with its index.
@@ -61,12 +61,15 @@ impl RepositoryReader {
             config => config?,
         };
         let key = key_file::open(&*storage, password)?;
-        let reader = RepositoryReader { storage, key };
+        let mut reader = RepositoryReader { storage, key, version: 0 };
         let text = reader.contents(CONFIG, &config)?;
         let wrong = |error: serde_json::Error| RepositoryFault::damaged(CONFIG, error.to_string());
         let found: ConfigFile = serde_json::from_slice(&text).map_err(wrong)?;
         match found.version {
-            1 | 2 => Ok(reader),
+            1 | 2 => {
+                reader.version = found.version;
+                Ok(reader)
+            }
             version => Err(RepositoryFault::UnknownVersion(version)),
         }
     }
@@ -80,6 +83,45 @@ impl RepositoryReader {
         let mut names: Vec<_> = found.iter().filter_map(|name| Digest::parse(name)).collect();
         names.sort_unstable();
         Ok(names)
+    }
+
+    /// The place of the files.
+    pub(crate) fn storage(&self) -> &dyn RepositoryStorage {
+        &*self.storage
+    }
+
+    /// The version of the format, 1 or 2.
+    pub(crate) fn version(&self) -> u32 {
+        self.version
+    }
+
+    /// Encrypts bytes.
+    ///
+    /// # Errors
+    /// No random bytes are left.
+    pub(crate) fn seal(&self, text: &[u8]) -> Result<Vec<u8>> {
+        Ok(self.key.seal(text).map_err(unsealed)?)
+    }
+
+    /// Writes a file whose name is its digest, durably.
+    ///
+    /// # Errors
+    /// The storage fails.
+    pub(crate) fn put(&self, folder: &str, text: &[u8]) -> Result<Digest> {
+        let packed;
+        let text = if self.version == 1 {
+            text
+        } else {
+            let mut contents = vec![COMPRESSED];
+            let level = zstd::DEFAULT_COMPRESSION_LEVEL;
+            zstd::stream::copy_encode(text, &mut contents, level).map_err(uncompressed)?;
+            packed = contents;
+            &packed
+        };
+        let sealed = self.seal(text)?;
+        let name = Digest::of(&sealed);
+        self.storage.put(&format!("{folder}/{name}"), &sealed)?;
+        Ok(name)
     }
 
     /// The contents of a file whose name is its digest.
@@ -214,6 +256,11 @@ impl Repository {
         Ok((pack, read?))
     }
 
+    /// The index.
+    pub(crate) fn into_index(self) -> BlobIndex {
+        self.index
+    }
+
     /// The reader, the names of packs by their numbers, and further places of blobs. The index is freed.
     pub(crate) fn into_parts(self) -> (RepositoryReader, (Vec<Digest>, BlobCopies)) {
         (self.reader, self.index.into_packs())
@@ -271,6 +318,16 @@ impl IndexParts {
             }
         }
     }
+}
+
+/// Encryption has failed.
+pub(crate) fn unsealed(error: openssl::error::ErrorStack) -> Error {
+    Error::new(Kind::Io, "cannot encrypt").because(error)
+}
+
+/// Compression has failed.
+pub(crate) fn uncompressed(error: std::io::Error) -> Error {
+    Error::system("cannot compress", error)
 }
 
 /// Decompresses at most `most` bytes.

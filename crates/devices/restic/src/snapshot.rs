@@ -10,7 +10,7 @@ use crate::fault::{RepositoryFault, Result};
 use crate::repository::RepositoryReader;
 
 /// The folder of snapshots.
-const FOLDER: &str = "snapshots";
+pub(crate) const FOLDER: &str = "snapshots";
 /// Name of the newest snapshot.
 const LATEST: &str = "latest";
 /// Snapshots in a message.
@@ -27,6 +27,8 @@ pub(crate) struct Snapshot {
     pub(crate) tree: Digest,
     pub(crate) host: String,
     pub(crate) tags: Vec<String>,
+    /// What was backed up: absolute paths.
+    pub(crate) paths: Vec<String>,
 }
 
 #[derive(Deserialize)]
@@ -37,6 +39,8 @@ struct SnapshotFile {
     hostname: Option<String>,
     #[serde(default)]
     tags: Option<Vec<String>>,
+    #[serde(default)]
+    paths: Option<Vec<String>>,
 }
 
 impl Snapshot {
@@ -51,7 +55,8 @@ impl Snapshot {
         let time = found.time.parse().map_err(|error: jiff::Error| wrong(error.to_string()))?;
         let host = found.hostname.unwrap_or_default();
         let tags = found.tags.unwrap_or_default();
-        Ok(Snapshot { id, time, tree: found.tree, host, tags })
+        let paths = found.paths.unwrap_or_default();
+        Ok(Snapshot { id, time, tree: found.tree, host, tags, paths })
     }
 
     fn load(reader: &RepositoryReader, id: Digest) -> Result<Snapshot> {

@@ -1,13 +1,19 @@
 //! Places of repositories.
 
 use std::fs::{self, File};
-use std::io;
-use std::os::unix::fs::FileExt as _;
+use std::io::{self, Write as _};
+use std::os::fd::AsRawFd as _;
+use std::os::unix::fs::{DirBuilderExt as _, FileExt as _, MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
-use blockhaul_block::Error;
+use blockhaul_block::{Error, Kind};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, linkat, openat};
+use rustix::io::Errno;
 
 use crate::fault::{RepositoryFault, Result};
+
+/// The file that makes a place a repository.
+pub(crate) const CONFIG: &str = "config";
 
 /// A place with the files of a repository, which have names such as `snapshots/DIGEST`. Its methods block.
 pub(crate) trait RepositoryStorage: Send + Sync + 'static {
@@ -31,6 +37,35 @@ pub(crate) trait RepositoryStorage: Send + Sync + 'static {
     /// # Errors
     /// [`RepositoryFault::MissingFile`]; the file is shorter, or the storage fails.
     fn range(&self, file: &str, at: u64, len: usize) -> Result<Vec<u8>>;
+
+    /// Refuses a place in which this program cannot write.
+    ///
+    /// # Errors
+    /// [`Kind::Unsupported`]
+    fn check_writable(&self) -> Result<()> {
+        let text = "restic: repositories in object stores are read only";
+        let remedy = "write to a repository in a directory";
+        Err(Error::new(Kind::Unsupported, text).with_remedy(remedy).into())
+    }
+
+    /// Writes a file as a whole, durably. No other program sees part of it. A file of this name that exists has the same
+    /// contents, and stays.
+    ///
+    /// # Errors
+    /// The storage fails.
+    fn put(&self, file: &str, bytes: &[u8]) -> Result<()> {
+        let _ = (file, bytes);
+        self.check_writable()
+    }
+
+    /// Removes a file, which need not exist.
+    ///
+    /// # Errors
+    /// The storage fails.
+    fn remove(&self, file: &str) -> Result<()> {
+        let _ = file;
+        self.check_writable()
+    }
 }
 
 /// Requests to a file system that are worth having under way.
@@ -47,6 +82,54 @@ impl DirectoryStorage {
     fn open(&self, file: &str) -> Result<File> {
         let path = self.0.join(file);
         blockhaul_io::open_regular_file(&path).map_err(|error| failed(file, &path, error))
+    }
+
+    /// Permissions of new files, as restic chooses them: the group of the repository may read where it may read `config`.
+    fn mode(&self) -> u32 {
+        let config = fs::metadata(self.0.join(CONFIG));
+        if config.is_ok_and(|found| found.mode() & 0o040 != 0) { 0o440 } else { 0o400 }
+    }
+
+    fn put_now(&self, path: &Path, bytes: &[u8]) -> io::Result<()> {
+        let folder = path.parent().unwrap_or(&self.0);
+        if !folder.is_dir() {
+            let mode = if self.mode() & 0o040 == 0 { 0o700 } else { 0o750 };
+            fs::DirBuilder::new().recursive(true).mode(mode).create(folder)?;
+            blockhaul_io::sync_folder(folder)?;
+        }
+        if !self.put_unnamed(folder, path, bytes)? {
+            self.put_named(folder, path, bytes)?;
+        }
+        blockhaul_io::sync_folder(path)
+    }
+
+    /// Writes a file that has no name before it is complete, so that a kill leaves nothing. False: the file system has no
+    /// such files.
+    fn put_unnamed(&self, folder: &Path, path: &Path, bytes: &[u8]) -> io::Result<bool> {
+        let flags = OFlags::TMPFILE | OFlags::WRONLY | OFlags::CLOEXEC;
+        let Ok(file) = openat(CWD, folder, flags, Mode::from_raw_mode(self.mode())) else {
+            return Ok(false);
+        };
+        let mut file = File::from(file);
+        file.write_all(bytes)?;
+        file.sync_all()?;
+        let unnamed = format!("/proc/self/fd/{}", file.as_raw_fd());
+        match linkat(CWD, &unnamed[..], CWD, path, AtFlags::SYMLINK_FOLLOW) {
+            Ok(()) | Err(Errno::EXIST) => Ok(true),
+            Err(_) => Ok(false),
+        }
+    }
+
+    fn put_named(&self, folder: &Path, path: &Path, bytes: &[u8]) -> io::Result<()> {
+        let permissions = fs::Permissions::from_mode(self.mode());
+        let mut fresh = tempfile::Builder::new();
+        fresh.prefix(".blockhaul-").permissions(permissions);
+        // Removed if the file cannot be written: a full file system gets its space back.
+        let mut file = fresh.tempfile_in(folder)?;
+        file.write_all(bytes)?;
+        file.as_file().sync_all()?;
+        file.persist(path).map_err(|error| error.error)?;
+        Ok(())
     }
 }
 
@@ -84,6 +167,35 @@ impl RepositoryStorage for DirectoryStorage {
             }
             Err(error) => Err(failed(file, &self.0.join(file), error)),
             Ok(()) => Ok(bytes),
+        }
+    }
+
+    fn check_writable(&self) -> Result<()> {
+        let wrong = |error: Errno| {
+            let text = format!("cannot write to {}", self.0.display());
+            Error::system(text, error.into()).into()
+        };
+        match rustix::fs::access(&self.0, rustix::fs::Access::WRITE_OK) {
+            Err(Errno::NOENT) => Ok(()),
+            checked => checked.map_err(wrong),
+        }
+    }
+
+    fn put(&self, file: &str, bytes: &[u8]) -> Result<()> {
+        let path = self.0.join(file);
+        self.put_now(&path, bytes).map_err(|error| {
+            let text = format!("cannot write {}", path.display());
+            Error::system(text, error).into()
+        })
+    }
+
+    fn remove(&self, file: &str) -> Result<()> {
+        let path = self.0.join(file);
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                Err(Error::system(format!("cannot remove {}", path.display()), error).into())
+            }
+            _ => Ok(()),
         }
     }
 }

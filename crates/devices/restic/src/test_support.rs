@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use blockhaul_block::{Reply, Request, Result};
 use blockhaul_catalog::{DeviceSpec, Intent, Registry, Stack};
-use blockhaul_io::Reservation;
+use blockhaul_io::{Data, Reservation};
 
 pub(crate) fn on_a_worker<T: Send + 'static, F: Future<Output = T> + 'static>(
     work: impl FnOnce() -> F + Send + 'static,
@@ -54,4 +54,61 @@ pub(crate) fn files_below(folder: &Path) -> Vec<PathBuf> {
     }
     files.sort();
     files
+}
+
+/// A write of bytes, or of zeroes.
+#[derive(Debug, Clone)]
+pub(crate) enum TestWrite {
+    Bytes(u64, Vec<u8>),
+    Zeroes(u64, u64),
+}
+
+impl TestWrite {
+    pub(crate) fn apply(&self, disk: &mut [u8]) {
+        match self {
+            TestWrite::Bytes(at, bytes) => {
+                disk[*at as usize..][..bytes.len()].copy_from_slice(bytes)
+            }
+            TestWrite::Zeroes(at, len) => disk[*at as usize..][..*len as usize].fill(0),
+        }
+    }
+
+    pub(crate) fn request(&self) -> Request {
+        match self {
+            TestWrite::Bytes(at, bytes) => Request::write(*at, Data::copy_of(bytes)),
+            TestWrite::Zeroes(at, len) => Request::zero(*at, *len),
+        }
+    }
+}
+
+/// Carries out a copy to `spec`: of a disk of this size, or of parts of the earlier backup. Returns the bytes that the
+/// target then has.
+pub(crate) fn back_up(spec: &str, size: Option<u64>, writes: Vec<TestWrite>) -> Result<Vec<u8>> {
+    let spec = spec.to_owned();
+    on_a_worker(move || async move {
+        let intent = size.map_or(Intent::TARGET, Intent::target);
+        let spec = DeviceSpec::parse(spec.as_ref())?;
+        let (stack, preparation) = registry().open_target(&spec, Vec::new(), intent).await?;
+        preparation.run().await?;
+        let device = stack.device();
+        // Overlapping writes are in order.
+        let mut pending: Vec<(std::ops::Range<u64>, _)> = Vec::new();
+        for write in &writes {
+            let request = write.request();
+            let range = request.at..request.at + request.len;
+            let meets =
+                |other: &std::ops::Range<u64>| other.start < range.end && range.start < other.end;
+            if pending.iter().any(|(other, _)| meets(other)) {
+                for (_, earlier) in pending.drain(..) {
+                    earlier.await?;
+                }
+            }
+            pending.push((range, device.submit(request)));
+        }
+        for (_, write) in pending {
+            write.await?;
+        }
+        device.submit(Request::flush()).await?;
+        read_all(&stack, 700_000).await
+    })
 }

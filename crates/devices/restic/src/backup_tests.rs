@@ -1,0 +1,419 @@
+//! Backups to repositories, judged by restic.
+
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use blockhaul_block::{Device as _, Error, Kind, Request};
+use blockhaul_testkit::require_peer;
+use blockhaul_testkit::rng::Rng;
+use blockhaul_testkit::tools::{PeerProgram, long};
+
+use serde_json::json;
+
+use crate::digest::Digest;
+use crate::fault::RepositoryFault;
+use crate::peer_tests::{MIB, Repository, disk};
+use crate::repository::RepositoryReader;
+use crate::storage::{DirectoryStorage, RepositoryStorage};
+use crate::test_support::{TestWrite, back_up, files_below, on_a_worker};
+use crate::writer::plan::{BackupPlan, BackupRequest};
+use crate::writer::session::CompressionMode;
+
+impl Repository {
+    /// The contents of a file in the newest snapshot, as restic restores it.
+    fn restored(&self, path: &str) -> Vec<u8> {
+        let target = self.scratch.file("restored");
+        self.run(&[
+            "restore",
+            "latest",
+            "--target",
+            target.to_str().unwrap(),
+            "--path",
+            &format!("/{path}"),
+        ]);
+        let bytes = fs::read(target.join(path)).unwrap();
+        fs::remove_dir_all(target).unwrap();
+        bytes
+    }
+
+    fn check(&self) {
+        let output = self.run(&["check", "--read-data"]);
+        assert!(output.contains("no errors were found"), "{output}");
+        assert!(!output.contains("warning"), "{output}");
+    }
+
+    /// The lines of a list of restic: locks, packs and others.
+    fn list(&self, kind: &str) -> Vec<String> {
+        self.run(&["list", "--no-lock", kind]).lines().map(str::to_owned).collect()
+    }
+
+    fn pack_bytes(&self) -> u64 {
+        let files = files_below(&self.scratch.file("repo").join("data"));
+        files.iter().map(|file| file.metadata().unwrap().len()).sum()
+    }
+}
+
+/// All of a disk, in writes of odd lengths and in any order; zeroes as such.
+fn all_of(bytes: &[u8], rng: &mut Rng) -> Vec<TestWrite> {
+    let (mut writes, mut at) = (Vec::new(), 0);
+    while at < bytes.len() {
+        let len = if rng.chance(50) { MIB } else { 1 + rng.below(3 << 20) as usize };
+        let part = &bytes[at..bytes.len().min(at + len)];
+        let is_zero = part.iter().all(|byte| *byte == 0);
+        writes.push(if is_zero {
+            TestWrite::Zeroes(at as u64, part.len() as u64)
+        } else {
+            TestWrite::Bytes(at as u64, part.to_vec())
+        });
+        at += part.len();
+    }
+    rng.shuffle(&mut writes);
+    writes
+}
+
+/// A few changes of a disk, which it gets.
+fn changes(bytes: &mut [u8], rng: &mut Rng) -> Vec<TestWrite> {
+    let mut writes = Vec::new();
+    for _ in 0..1 + rng.below(6) {
+        let at = rng.below(bytes.len() as u64);
+        let len = (1 + rng.below(2 << 20)).min(bytes.len() as u64 - at);
+        let write = if rng.chance(30) {
+            TestWrite::Zeroes(at, len)
+        } else {
+            let mut part = vec![0; len as usize];
+            rng.fill(&mut part);
+            TestWrite::Bytes(at, part)
+        };
+        write.apply(bytes);
+        writes.push(write);
+    }
+    writes
+}
+
+fn full_and_increments(restic: PeerProgram, seed: u64, version: &str, compression: &str) {
+    let mut rng = Rng::new(seed);
+    let repository = Repository::new(restic, version);
+    let size = MIB + rng.below(12 << 20) as usize;
+    let mut bytes = disk(seed, size);
+    let spec = repository.spec("#new/vm/disks/vda.raw");
+    let spec = format!("{spec}&tag=a,b&compression={compression}");
+    let written = back_up(&spec, Some(size as u64), all_of(&bytes, &mut rng)).unwrap();
+    assert!(written == bytes, "seed {seed}");
+    assert!(repository.restored("vm/disks/vda.raw") == bytes, "seed {seed}");
+    let packs = repository.list("packs");
+    // The same again adds a snapshot alone.
+    assert!(back_up(&spec, Some(size as u64), all_of(&bytes, &mut rng)).unwrap() == bytes);
+    let added = repository.list("packs").len() - packs.len();
+    assert!(added <= 1, "{added}");
+    for _ in 0..3 {
+        let writes = changes(&mut bytes, &mut rng);
+        assert!(back_up(&spec, None, writes).unwrap() == bytes, "seed {seed}");
+        assert!(repository.read("latest", "vm/disks/vda.raw").unwrap() == bytes, "seed {seed}");
+    }
+    assert!(repository.restored("vm/disks/vda.raw") == bytes, "seed {seed}");
+    assert!(repository.list("locks").is_empty());
+    repository.check();
+    let listed = repository.run(&["snapshots", "--json"]);
+    let listed: serde_json::Value = serde_json::from_str(&listed).unwrap();
+    assert_eq!(listed.as_array().unwrap().len(), 5, "{listed}");
+    assert_eq!(listed[4]["parent"], listed[3]["id"]);
+    assert_eq!(listed[4]["tags"], serde_json::json!(["a", "b"]));
+    assert_eq!(listed[4]["paths"], serde_json::json!(["/vm/disks/vda.raw"]));
+    repository.run(&["forget", "--keep-last", "1", "--prune", "--max-unused", "0"]);
+    assert!(repository.read("latest", "vm/disks/vda.raw").unwrap() == bytes, "seed {seed}");
+    let writes = changes(&mut bytes, &mut rng);
+    assert!(back_up(&spec, None, writes).unwrap() == bytes, "seed {seed}");
+    repository.check();
+}
+
+#[test]
+fn backups_and_increments_are_what_restic_restores() {
+    let restic = require_peer!("restic");
+    for seed in 0..if long() { 12 } else { 1 } {
+        for (version, compression) in [("2", "auto"), ("1", "auto"), ("2", "max"), ("2", "off")] {
+            full_and_increments(restic.clone(), seed, version, compression);
+        }
+    }
+}
+
+#[test]
+fn increments_of_backups_of_restic_keep_the_rest() {
+    let restic = require_peer!("restic");
+    let repository = Repository::new(restic, "2");
+    let mut rng = Rng::new(9);
+    let mut bytes = disk(7, 9 * MIB + 1234);
+    repository.write("vda.raw", &bytes);
+    let path = repository.scratch.file("disks").join("vda.raw");
+    let path = path.to_str().unwrap();
+    repository.run(&["backup", path]);
+    let path = path.trim_start_matches('/');
+    let spec = repository.spec(&format!("#new/{path}"));
+    for _ in 0..3 {
+        let writes = changes(&mut bytes, &mut rng);
+        assert!(back_up(&spec, None, writes).unwrap() == bytes);
+    }
+    assert!(repository.restored(path) == bytes);
+    repository.check();
+    // A snapshot that is named, and of another host.
+    let other = format!("{spec}&host=other");
+    assert_eq!(back_up(&other, None, Vec::new()).unwrap_err().kind(), Kind::NotFound);
+    let id = repository.list("snapshots").pop().unwrap();
+    let named = format!("{spec}&parent={id}");
+    back_up(&named, None, vec![TestWrite::Zeroes(5, 1)]).unwrap();
+    // A path that the snapshot does not name, as restic makes it of a directory that the user is in.
+    repository.run(&["backup", "."]);
+    let inner = repository.spec("#new/vda.raw");
+    assert_eq!(back_up(&inner, None, Vec::new()).unwrap_err().kind(), Kind::NotFound);
+    let zero = TestWrite::Zeroes(0, 5 << 20);
+    let first = fs::read(repository.scratch.file("disks").join("vda.raw")).unwrap();
+    let mut expected = first.clone();
+    zero.apply(&mut expected);
+    assert!(back_up(&format!("{inner}&parent=latest"), None, vec![zero]).unwrap() == expected);
+    repository.check();
+    let none = format!("{spec}&parent=none");
+    assert_eq!(back_up(&none, None, Vec::new()).unwrap_err().kind(), Kind::NotFound);
+}
+
+#[test]
+fn a_disk_of_zeroes_takes_no_space_and_any_size_is_exact() {
+    let restic = require_peer!("restic");
+    let repository = Repository::absent(restic);
+    for (name, size) in [("a", 0), ("b", 1), ("c", MIB), ("d", 100 * MIB + 1), ("e", 4 * MIB - 1)] {
+        let spec = repository.spec(&format!("#new/{name}")) + "&init=on";
+        let writes = if size == 0 { vec![] } else { vec![TestWrite::Zeroes(0, size as u64)] };
+        assert_eq!(back_up(&spec, Some(size as u64), writes).unwrap().len(), size);
+        assert!(repository.restored(name) == vec![0; size], "{name}");
+    }
+    repository.check();
+    assert!(repository.pack_bytes() < 100_000, "{}", repository.pack_bytes());
+}
+
+#[test]
+fn a_repository_is_made_only_where_nothing_else_is() {
+    let restic = require_peer!("restic");
+    let repository = Repository::absent(restic);
+    let place = repository.scratch.file("repo");
+    let spec = repository.spec("#new/disk");
+    let fails = |spec: &str| back_up(spec, Some(9), vec![]).unwrap_err();
+    assert!(fails(&spec).to_string().contains("init=on"), "{}", fails(&spec));
+    assert!(!place.exists());
+    fs::create_dir(&place).unwrap();
+    fs::write(place.join("other"), "x").unwrap();
+    let error = fails(&format!("{spec}&init=on"));
+    assert!(error.to_string().contains("\"other\""), "{error}");
+    assert_eq!(fs::read_dir(&place).unwrap().count(), 1);
+    fs::remove_file(place.join("other")).unwrap();
+    fs::write(repository.scratch.file("password"), "\n").unwrap();
+    assert!(fails(&format!("{spec}&init=on")).to_string().contains("password is empty"));
+    fs::write(repository.scratch.file("password"), "p").unwrap();
+    back_up(&format!("{spec}&init=on"), Some(9), vec![TestWrite::Bytes(0, vec![7; 9])]).unwrap();
+    assert!(repository.run(&["cat", "config"]).contains("\"version\": 2"));
+    repository.check();
+    // restic adds to it with its own chunker.
+    repository.write("a", &disk(1, 3 * MIB));
+    repository.run(&["backup", "."]);
+    repository.check();
+    // Only the owner may read it.
+    let below = files_below(&place).into_iter().filter(|file| file.parent() != Some(&place));
+    let modes = below.map(|file| {
+        use std::os::unix::fs::MetadataExt as _;
+        (
+            fs::metadata(&file).unwrap().mode() & 0o777,
+            fs::metadata(file.parent().unwrap()).unwrap().mode() & 0o077,
+        )
+    });
+    assert!(modes.collect::<Vec<_>>().iter().all(|modes| *modes == (0o400, 0)));
+}
+
+#[test]
+fn wrong_targets_are_refused_before_anything_is_written() {
+    let restic = require_peer!("restic");
+    let repository = Repository::new(restic, "2");
+    let before = repository.files();
+    let fails = |place: &str, more: &str| {
+        let spec = repository.spec(place) + more;
+        back_up(&spec, Some(9), vec![]).unwrap_err()
+    };
+    for (place, more, words) in [
+        ("#new", "", "no path"),
+        ("#new/a//b", "", "no path"),
+        ("#new/a/../b", "", "no path"),
+        ("#latest/a", "", "read-only"),
+        ("#new/a", "&compression=some", "auto, max or off"),
+        ("#new/a", "&parent=ffff", "no snapshot"),
+    ] {
+        let error = fails(place, more);
+        assert!(format!("{error} {:?}", error.remedy()).contains(words), "{place}{more}: {error}");
+        assert!(error.remedy().is_some());
+    }
+    let huge = back_up(&repository.spec("#new/a"), Some(1 << 50), vec![]).unwrap_err();
+    assert_eq!(huge.kind(), Kind::Unsupported);
+    fs::write(repository.scratch.file("password"), "other").unwrap();
+    assert_eq!(fails("#new/a", "").kind(), Kind::Refused);
+    assert_eq!(repository.files(), before);
+}
+
+/// A lock of another program.
+fn foreign_lock(repository: &Repository, lock: &serde_json::Value) -> Digest {
+    let password = crate::peer_tests::PASSWORD.as_bytes();
+    let storage = Arc::new(DirectoryStorage::new(repository.scratch.file("repo")));
+    let reader = RepositoryReader::open(storage, password).unwrap();
+    reader.put("locks", lock.to_string().as_bytes()).unwrap()
+}
+
+#[test]
+fn locks_of_others_are_respected() {
+    let restic = require_peer!("restic");
+    let repository = Repository::new(restic, "2");
+    let time = jiff::Timestamp::now();
+    let lock = |pid: u32, host: &str, exclusive: bool| json!({ "time": time, "exclusive": exclusive, "hostname": host, "username": "u", "pid": pid, "uid": 1, "gid": 1 });
+    let spec = repository.spec("#new/disk");
+    let back_up = || back_up(&spec, Some(9), vec![TestWrite::Bytes(0, vec![1; 9])]);
+    // Others that add files; one has ended on this host, as restic unlock would find.
+    let host = rustix::system::uname().nodename().to_str().unwrap().to_owned();
+    let mut ended = std::process::Command::new("true").spawn().unwrap();
+    ended.wait().unwrap();
+    let gone = foreign_lock(&repository, &lock(ended.id(), &host, false));
+    let other = foreign_lock(&repository, &lock(1, "another host", false));
+    back_up().unwrap();
+    let left = repository.list("locks");
+    assert_eq!(left, [other.to_string()], "{gone}");
+    // One that removes files.
+    foreign_lock(&repository, &lock(77, "a\u{1b}b", true));
+    let before = repository.files();
+    let error = back_up().unwrap_err();
+    assert_eq!(error.kind(), Kind::InUse);
+    let text = format!("{error} {}", error.remedy().unwrap());
+    assert!(
+        text.contains("process 77 of u on a\\u{1b}b") && text.contains("restic unlock"),
+        "{text}"
+    );
+    assert_eq!(repository.files(), before);
+    repository.run(&["unlock", "--remove-all"]);
+    back_up().unwrap();
+    repository.check();
+}
+
+/// A directory whose file system fails at one moment, and stays full: or a process that is killed then.
+struct FailingStorage {
+    inner: DirectoryStorage,
+    /// Changes that succeed.
+    left: AtomicUsize,
+}
+
+impl FailingStorage {
+    fn step(&self) -> Result<(), RepositoryFault> {
+        let step = |left: usize| left.checked_sub(1);
+        let passed = self.left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, step);
+        passed.map(drop).map_err(|_| Error::new(Kind::NoSpace, "no space is left").into())
+    }
+}
+
+impl RepositoryStorage for FailingStorage {
+    fn parallel(&self) -> usize {
+        self.inner.parallel()
+    }
+
+    fn list(&self, folder: &str) -> Result<Vec<String>, RepositoryFault> {
+        self.inner.list(folder)
+    }
+
+    fn whole(&self, file: &str, most: u64) -> Result<Vec<u8>, RepositoryFault> {
+        self.inner.whole(file, most)
+    }
+
+    fn range(&self, file: &str, at: u64, len: usize) -> Result<Vec<u8>, RepositoryFault> {
+        self.inner.range(file, at, len)
+    }
+
+    fn check_writable(&self) -> Result<(), RepositoryFault> {
+        Ok(())
+    }
+
+    fn put(&self, file: &str, bytes: &[u8]) -> Result<(), RepositoryFault> {
+        self.step()?;
+        self.inner.put(file, bytes)
+    }
+
+    fn remove(&self, file: &str) -> Result<(), RepositoryFault> {
+        self.step()?;
+        self.inner.remove(file)
+    }
+}
+
+/// A copy of these writes through a storage that fails after some changes.
+fn back_up_failing(
+    place: &Path,
+    steps: usize,
+    size: Option<u64>,
+    writes: &[TestWrite],
+) -> Result<(), Error> {
+    let inner = DirectoryStorage::new(place);
+    let storage = Arc::new(FailingStorage { inner, left: AtomicUsize::new(steps) });
+    let request = BackupRequest {
+        path: "disk".into(),
+        host: None,
+        tags: Vec::new(),
+        parent: None,
+        compression: CompressionMode::Auto,
+        init: true,
+    };
+    let password = crate::peer_tests::PASSWORD.as_bytes().to_vec();
+    let plan = BackupPlan::check(storage, password, request, size)?;
+    let device = plan.device("disk");
+    let target = device.clone();
+    let requests: Vec<_> = writes.to_vec();
+    plan.begin(&device)?;
+    let written = on_a_worker(move || async move {
+        for write in requests {
+            device.submit(write.request()).await?;
+        }
+        device.submit(Request::flush()).await.map(drop)
+    });
+    drop(target);
+    written
+}
+
+#[test]
+fn a_failure_at_any_moment_leaves_finished_snapshots_and_the_next_backup_succeeds() {
+    let restic = require_peer!("restic");
+    let mut rng = Rng::new(11);
+    let first = disk(21, 18 * MIB);
+    let mut second = first.clone();
+    let later = changes(&mut second, &mut rng);
+    let all = all_of(&first, &mut rng);
+    let steps = if long() { 1 } else { 4 };
+    for way in 0..2 {
+        let mut failures = 0;
+        for left in (0..).step_by(steps) {
+            let repository = Repository::absent(restic.clone());
+            let place = repository.scratch.file("repo");
+            let (size, writes) =
+                if way == 0 { (Some(first.len() as u64), &all) } else { (None, &later) };
+            if way == 1 {
+                back_up_failing(&place, usize::MAX, Some(first.len() as u64), &all).unwrap();
+            }
+            let outcome = back_up_failing(&place, left, size, writes);
+            if let Err(error) = &outcome {
+                assert_eq!(error.kind(), Kind::NoSpace, "{left}: {error}");
+                failures += 1;
+            }
+            if way == 1 {
+                repository.run(&["check", "--read-data", "--no-lock"]);
+                let expected = if outcome.is_err() { &first } else { &second };
+                assert!(repository.read("latest", "disk").unwrap() == *expected, "{left}");
+            }
+            back_up_failing(&place, usize::MAX, size, writes).unwrap();
+            let expected = if way == 0 { &first } else { &second };
+            assert!(repository.restored("disk") == *expected, "{left}");
+            repository.run(&["unlock", "--remove-all"]);
+            repository.run(&["check", "--read-data"]);
+            if outcome.is_ok() {
+                break;
+            }
+        }
+        assert!(failures > 1, "{failures}");
+    }
+}

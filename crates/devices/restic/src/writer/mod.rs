@@ -1,0 +1,30 @@
+//! Backups written to a repository.
+//!
+//! Packs come first, then the index files that name their blobs, then the snapshot: each is durable before the next one is
+//! written, so that a kill leaves at most blobs that nothing uses.
+//!
+//! - `session`: one backup: its lock, its packs, its snapshot. `pack`: blobs in a file; `session_index`: known blobs.
+//! - `disk`: the chunks of a disk; `parent`: an earlier backup of it. `device`: the target of a copy.
+//! - `plan`: what is checked before anything is written. `lock`: locks. `init`: new repositories. `person`: host and user.
+//! - `tree_text`, `snapshot_text`: directories and snapshots.
+
+pub(crate) mod device;
+pub(crate) mod disk;
+pub(crate) mod init;
+mod lock;
+mod pack;
+mod parent;
+mod person;
+pub(crate) mod plan;
+mod polynomial;
+pub(crate) mod session;
+mod session_index;
+mod snapshot_text;
+mod tree_text;
+
+use blockhaul_block::{Error, Kind};
+
+/// JSON cannot be made.
+pub(crate) fn unserialized(error: serde_json::Error) -> Error {
+    Error::new(Kind::Io, "cannot write JSON").because(error)
+}

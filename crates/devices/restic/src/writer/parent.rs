@@ -1,0 +1,104 @@
+//! An earlier backup of a disk.
+
+use blockhaul_block::{Error, Kind};
+
+use crate::content::FileContent;
+use crate::digest::Digest;
+use crate::fault::{RepositoryFault, Result};
+use crate::repository::{Repository, RepositoryReader};
+use crate::snapshot::{self, Snapshot, SnapshotFilter};
+use crate::tree;
+
+/// The name that stands for no earlier backup.
+const NONE: &str = "none";
+
+/// A file of an earlier snapshot.
+pub(crate) struct ParentFile {
+    pub(crate) snapshot: Digest,
+    pub(crate) content: FileContent,
+    pub(crate) digests: Vec<Digest>,
+}
+
+/// The snapshots that have, by their lists of paths, a file with this path; the newest first. `name`: the one that the
+/// user names.
+///
+/// # Errors
+/// A snapshot cannot be read, or the one with this name does not exist.
+pub(crate) fn candidates(
+    reader: &RepositoryReader,
+    name: Option<&str>,
+    path: &str,
+    host: &str,
+) -> Result<Vec<Snapshot>> {
+    let filter = SnapshotFilter { host: Some(host.to_owned()), tags: Vec::new() };
+    match name {
+        Some(NONE) => Ok(Vec::new()),
+        Some(name) => Ok(vec![snapshot::find(reader, name, &filter)?]),
+        None => {
+            let mut found = snapshot::all(reader, &filter)?;
+            found.retain(|snapshot| snapshot.paths.iter().any(|above| is_below(path, above)));
+            found.reverse();
+            Ok(found)
+        }
+    }
+}
+
+/// Whether a path of a snapshot is this one, or below it.
+fn is_below(path: &str, above: &str) -> bool {
+    let above = above.trim_matches('/');
+    let rest = path.strip_prefix(above);
+    rest.is_some_and(|rest| rest.is_empty() || above.is_empty() || rest.starts_with('/'))
+}
+
+/// The file with this path in the first of these snapshots that has it.
+///
+/// # Errors
+/// No index has one of its blobs, or a directory is damaged.
+pub(crate) fn find(
+    repository: &Repository,
+    candidates: &[Snapshot],
+    path: &str,
+) -> Result<Option<ParentFile>> {
+    for candidate in candidates {
+        let node = match tree::find(repository, &candidate.tree, path) {
+            Err(RepositoryFault::Other(error))
+                if matches!(error.kind(), Kind::NotFound | Kind::Usage) =>
+            {
+                continue;
+            }
+            found => found?,
+        };
+        let content = FileContent::new(repository, &node)?;
+        let (snapshot, digests) = (candidate.id, node.content);
+        return Ok(Some(ParentFile { snapshot, content, digests }));
+    }
+    Ok(None)
+}
+
+/// The error of a copy of parts of a disk that has no earlier backup.
+pub(crate) fn absent(path: &str, host: &str) -> Error {
+    let text = format!(
+        "restic: no snapshot of host {host:?} has {path}, of which parts are to be replaced"
+    );
+    let remedy = "copy all of the disk first, or name a snapshot: parent=SNAPSHOT, host=HOST";
+    Error::new(Kind::NotFound, text).with_remedy(remedy)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_are_below_directories() {
+        for (above, is) in [
+            ("/vm/vda", true),
+            ("/vm", true),
+            ("/", true),
+            ("/v", false),
+            ("/vm/vd", false),
+            ("/vm/vda/x", false),
+        ] {
+            assert_eq!(is_below("vm/vda", above), is, "{above}");
+        }
+    }
+}
