@@ -108,6 +108,8 @@ pub enum TargetMaking {
     IfAbsent,
     /// A new target replaces one that exists.
     Always,
+    /// Each copy makes a new version of the target, beside earlier ones. A copy of parts keeps the rest of the newest one.
+    NewVersion,
 }
 
 /// The future of opening a device; runs on a worker.

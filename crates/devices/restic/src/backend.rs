@@ -19,7 +19,8 @@ use crate::repository::{Repository, RepositoryReader};
 use crate::snapshot::{self, SnapshotFilter};
 use crate::storage::{DirectoryStorage, RepositoryStorage};
 use crate::tree;
-use crate::writer::plan::{BackupPlan, BackupRequest};
+use crate::writer::person::Person;
+use crate::writer::plan::{BackupPlace, BackupPlan, BackupRequest};
 use crate::writer::session::CompressionMode;
 
 /// The name that stands for the snapshot that a copy makes.
@@ -143,7 +144,7 @@ impl Backend for ResticBackend {
     }
 
     fn target_making(&self) -> TargetMaking {
-        TargetMaking::Always
+        TargetMaking::NewVersion
     }
 
     fn open_target(&self, target: BackendTarget) -> OpenFuture<(OpenedDevice, Preparation)> {
@@ -289,22 +290,27 @@ impl ResticDescription {
                 begun.map_err(lost)?.map_err(|error| error.on(&name))
             })
         });
-        let shared: Arc<dyn Device> = Arc::new(device.clone());
-        Ok((OpenedDevice { device: shared, more: Some(Arc::new(device)) }, preparation))
+        let shared: Arc<dyn Device> = Arc::new(device);
+        Ok((OpenedDevice { device: shared, more: None }, preparation))
     }
 
     fn plan(self, size: Option<u64>) -> Result<BackupPlan> {
+        let path = self.path.clone();
+        BackupPlan::check(self.place()?, &path, size)
+    }
+
+    /// The repository of a backup. Blocks.
+    fn place(self) -> Result<BackupPlace> {
         let storage = self.storage()?;
         let password = self.password.read()?;
         let request = BackupRequest {
-            path: self.path,
             host: self.filter.host,
             tags: self.filter.tags,
             parent: self.parent,
             compression: self.compression,
             init: self.init,
         };
-        BackupPlan::check(storage, password, request, size)
+        Ok(BackupPlace { storage, password, request, person: Person::here() })
     }
 
     fn list(&self) -> Result<SnapshotList> {
@@ -319,6 +325,23 @@ impl ResticDescription {
         };
         listed().map_err(|error: Error| error.on(&self.name))
     }
+}
+
+/// The name, the repository and the directory in its snapshots of the store `restic:REPO#DIRECTORY`. Blocks.
+///
+/// # Errors
+/// The description is wrong, or the password cannot be read.
+pub(crate) fn store_place(
+    target: &BackendTarget,
+    options: ResticOptions,
+) -> Result<(Arc<str>, BackupPlace, String)> {
+    let typed = ResticDescription::parse(target, options)?;
+    if typed.parent.is_some() {
+        let text = "restic: parent: points of a store have their own";
+        return Err(Error::new(Kind::Usage, text).with_remedy("leave parent= out"));
+    }
+    let (name, folder) = (typed.name.clone(), format!("{}/{}", typed.snapshot, typed.path));
+    Ok((name, typed.place()?, folder))
 }
 
 #[cfg(feature = "remote")]

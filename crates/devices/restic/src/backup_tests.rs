@@ -18,7 +18,8 @@ use crate::peer_tests::{MIB, Repository, disk};
 use crate::repository::RepositoryReader;
 use crate::storage::{DirectoryStorage, RepositoryStorage};
 use crate::test_support::{TestWrite, back_up, files_below, on_a_worker};
-use crate::writer::plan::{BackupPlan, BackupRequest};
+use crate::writer::person::Person;
+use crate::writer::plan::{BackupPlace, BackupPlan, BackupRequest};
 use crate::writer::session::CompressionMode;
 
 impl Repository {
@@ -353,7 +354,6 @@ fn back_up_failing(
     let inner = DirectoryStorage::new(place);
     let storage = Arc::new(FailingStorage { inner, left: AtomicUsize::new(steps) });
     let request = BackupRequest {
-        path: "disk".into(),
         host: None,
         tags: Vec::new(),
         parent: None,
@@ -361,7 +361,8 @@ fn back_up_failing(
         init: true,
     };
     let password = crate::peer_tests::PASSWORD.as_bytes().to_vec();
-    let plan = BackupPlan::check(storage, password, request, size)?;
+    let place = BackupPlace { storage, password, request, person: Person::here() };
+    let plan = BackupPlan::check(place, "disk", size)?;
     let device = plan.device("disk");
     let target = device.clone();
     let requests: Vec<_> = writes.to_vec();

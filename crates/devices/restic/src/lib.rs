@@ -52,6 +52,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use fault::RepositoryFault;
+pub use writer::store::{ResticBackup, ResticDisk, ResticPoint, ResticStore};
 
 /// Time limits of requests to object stores.
 #[derive(Debug, Clone, Copy)]

@@ -99,7 +99,8 @@ impl IncrementRanges {
         hasher.finalize().to_hex().to_string()
     }
 
-    pub(crate) fn to_text(&self) -> String {
+    /// The list as the option `--ranges` of a copy reads it.
+    pub fn to_text(&self) -> String {
         if self.0.is_empty() {
             return "[]\n".into();
         }

@@ -104,6 +104,11 @@ impl Store {
         Ok(Store { dir: dir.to_path_buf(), points: Vec::new() })
     }
 
+    /// A store whose points are not in a directory of this crate. `name`: for messages.
+    pub fn of_points(name: &Path, points: Vec<BackupPoint>) -> Store {
+        Store { dir: name.to_path_buf(), points }
+    }
+
     /// The directory.
     pub fn dir(&self) -> &Path {
         &self.dir

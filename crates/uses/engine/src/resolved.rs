@@ -248,10 +248,11 @@ impl EffectiveOptions {
     }
 }
 
-/// Whether a side has one handle only, as its facts advise and the user does not say otherwise.
+/// Whether a side has one handle only, as its facts advise and the user does not say otherwise. Each lane flushes when it
+/// ends: a target that a flush publishes has one.
 pub(crate) fn keeps_one_handle(options: &EngineOptions, from: &Facts, to: &Facts) -> bool {
     let is_chosen = !options.adaptive_connections || options.multi_conn == MultiConn::Always;
-    !is_chosen && (from.one_handle || to.one_handle)
+    to.flush_publishes || !is_chosen && (from.one_handle || to.one_handle)
 }
 
 /// The whole blocks of a range of a source that can be discarded, if there are any.

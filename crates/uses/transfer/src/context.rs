@@ -8,7 +8,9 @@ use std::time::Duration;
 
 use blockhaul_backends::StorageRelation;
 use blockhaul_block::{Facts, FileId};
-use blockhaul_catalog::{DeviceSpec, DirectMode, Intent, Layer, Preparation, Registry, Stack};
+use blockhaul_catalog::{
+    DeviceSpec, DirectMode, Intent, Layer, Preparation, Registry, Stack, TargetMaking,
+};
 use blockhaul_engine::{
     CopyError, CopySummary, DurableCallback, Engine, EngineOptions, JournalOptions, JournalState,
     Manifest, Side,
@@ -261,7 +263,12 @@ impl CopyContext {
             || self.goes_on()
             || self.reads_again()
             || self.target_stays()
-            || (self.selection.is_some() && self.target_is_there())
+            || (self.selection.is_some() && (self.target_is_there() || self.makes_version()))
+    }
+
+    /// Whether the copy makes a new version of a target that keeps earlier ones.
+    pub(crate) fn makes_version(&self) -> bool {
+        self.registry.target_making(&self.target) == TargetMaking::NewVersion
     }
 
     /// Whether an earlier run has tried everything: only what has failed is read again.

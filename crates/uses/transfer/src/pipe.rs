@@ -85,7 +85,9 @@ impl CopyContext {
         let target = match &grown {
             None => {
                 let (target, state) = self.open_target(target, Intent::TARGET).await?;
-                self.check_apart(&files, &target.device().facts().files)?;
+                let facts = target.device().facts();
+                self.engine.flush |= facts.flush_publishes || facts.loses_unflushed;
+                self.check_apart(&files, &facts.files)?;
                 self.touch(state).await?;
                 target
             }

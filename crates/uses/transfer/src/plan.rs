@@ -183,7 +183,7 @@ impl CopyContext {
         &mut self,
         source: Option<&Stack>,
         layers: Vec<Arc<dyn Layer>>,
-    ) -> Result<()> {
+    ) -> Result<u64> {
         let from = source.map(|source| source.device().facts());
         let intent = match &from {
             Some(from) if !self.target_is_kept() => Intent::target(from.size),
@@ -192,12 +192,12 @@ impl CopyContext {
         let opened = self.registry.open_target(&self.target, layers, intent).await;
         let (target, _) = opened.map_err(|error| self.target_error(&error))?;
         self.keep_open(&target);
+        let to = target.device().facts();
         if let Some(from) = from {
-            let to = target.device().facts();
             self.check_apart(&from.files, &to.files)?;
             self.check_size(&from, &to)?;
         }
-        Ok(())
+        Ok(to.size)
     }
 
     /// What happens to the target, which is opened for reading if it exists.
@@ -216,6 +216,11 @@ impl CopyContext {
             return Ok(TargetChange::Unknown);
         }
         let making = self.registry.target_making(&self.target);
+        if making == TargetMaking::NewVersion {
+            let is_kept = self.target_is_kept() || source.is_none();
+            let size = self.check_made_target(source, layers).await?;
+            return Ok(if is_kept { TargetChange::Kept(size) } else { TargetChange::Created });
+        }
         if making == TargetMaking::Always {
             self.check_made_target(source, layers).await?;
             return Ok(self.replaced_target().await);

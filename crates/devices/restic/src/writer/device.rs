@@ -7,10 +7,10 @@ use blockhaul_block::{
     BASE_ALLOCATION, Can, Device, Error, Facts, Kind, Op, PendingRequest, Reply, Request,
     RequestFlags,
 };
-use blockhaul_catalog::{HandleOpener, OpenFuture};
 use blockhaul_io::BlockingPool;
 use jiff::Timestamp;
 
+use crate::digest::Digest;
 use crate::fault::Result;
 use crate::writer::disk::{DiskImage, threads};
 use crate::writer::person::Person;
@@ -21,13 +21,19 @@ use crate::writer::tree_text::FileNode;
 pub(crate) struct DiskBackup {
     pub(crate) session: Arc<BackupSession>,
     pub(crate) disk: DiskImage,
-    /// The path in the snapshot.
-    pub(crate) path: String,
-    pub(crate) facts: SnapshotFacts,
+    /// The snapshot that a flush makes. None: a flush makes blobs durable, and their owner makes the snapshot.
+    pub(crate) snapshot: Option<SnapshotDuty>,
     /// Whether the disk has changed since the last snapshot.
     pub(crate) has_changed: AtomicBool,
     /// One flush at a time.
     pub(crate) turn: Mutex<()>,
+}
+
+/// A snapshot of one disk.
+pub(crate) struct SnapshotDuty {
+    /// The path in the snapshot.
+    pub(crate) path: String,
+    pub(crate) facts: SnapshotFacts,
 }
 
 /// A handle to a disk that is backed up.
@@ -46,23 +52,24 @@ impl DiskBackup {
         if !self.has_changed.swap(false, Ordering::Relaxed) {
             return Ok(());
         }
-        let Person { uid, gid, .. } = Person::here();
-        let size = self.disk.size();
-        let published = self.disk.complete(|content| {
-            let time = Timestamp::now();
-            let node = FileNode { size, content, time, owner: [uid, gid] };
-            self.session.publish(&[(&self.path, node)], &self.facts)
+        let published = self.disk.complete(|content| match &self.snapshot {
+            None => self.session.commit(),
+            Some(snapshot) => self.publish_as(snapshot, content),
         });
-        match published {
-            Ok(id) => {
-                log::info!("restic: snapshot {} has {}", id.short(), self.path);
-                Ok(())
-            }
-            Err(fault) => {
-                self.has_changed.store(true, Ordering::Relaxed);
-                Err(fault)
-            }
+        if published.is_err() {
+            self.has_changed.store(true, Ordering::Relaxed);
         }
+        published
+    }
+
+    fn publish_as(&self, snapshot: &SnapshotDuty, content: &[Digest]) -> Result<()> {
+        let SnapshotDuty { path, facts } = snapshot;
+        let Person { uid, gid, .. } = Person::here();
+        let (size, time) = (self.disk.size(), Timestamp::now());
+        let node = FileNode { size, content, time, owner: [uid, gid] };
+        let id = self.session.publish(&[(path, node)], facts)?;
+        log::info!("restic: snapshot {} has {path}", id.short());
+        Ok(())
     }
 }
 
@@ -70,8 +77,9 @@ impl BackupDevice {
     /// A disk of this many bytes in chunks of this length, whose backup begins later.
     pub(crate) fn new(name: &str, size: u64, chunk: u64) -> BackupDevice {
         let mut facts = Facts::new(name, size);
-        facts.can = Can::WRITE | Can::ZERO | Can::FLUSH | Can::MULTI_CONN | Can::EXTENTS;
+        facts.can = Can::WRITE | Can::ZERO | Can::FLUSH | Can::EXTENTS;
         facts.contexts = vec![BASE_ALLOCATION.to_owned()];
+        facts.one_handle = true;
         facts.flush_publishes = true;
         facts.flush_failures_stay = true;
         // Chunks are at most 16 MiB, and powers of two.
@@ -88,6 +96,15 @@ impl BackupDevice {
         let _ = self.backup.set(backup);
     }
 
+    /// The digests of all chunks, which are saved. Blocks.
+    ///
+    /// # Errors
+    /// The repository fails.
+    pub(crate) fn digests(&self) -> Result<Vec<Digest>> {
+        let backup = self.backup.get().ok_or_else(unbegun)?;
+        backup.disk.complete(|content| Ok(content.to_vec()))
+    }
+
     /// Runs `work` on a thread that may block.
     fn start(
         &self,
@@ -98,7 +115,7 @@ impl BackupDevice {
         self.pool.run(move || {
             let outcome = match backup.get() {
                 Some(backup) => work(backup).map_err(Error::from),
-                None => Err(Error::new(Kind::Invalid, "the backup has not begun")),
+                None => Err(unbegun()),
             };
             // Before the reply: whoever then drops the last handle removes the lock.
             drop(backup);
@@ -109,11 +126,17 @@ impl BackupDevice {
 
     fn change(&self, at: u64, len: u64, data: Option<blockhaul_io::Data>) -> PendingRequest {
         self.start(move |backup| {
-            backup.has_changed.store(true, Ordering::Relaxed);
             let bytes = data.as_ref().map(blockhaul_io::Data::bytes);
-            backup.disk.write(at, len, bytes).map(|()| Reply::Done)
+            let written = backup.disk.write(at, len, bytes);
+            // Afterwards: a snapshot that is being made may be without it.
+            backup.has_changed.store(true, Ordering::Relaxed);
+            written.map(|()| Reply::Done)
         })
     }
+}
+
+fn unbegun() -> Error {
+    Error::new(Kind::Invalid, "the backup has not begun")
 }
 
 impl Device for BackupDevice {
@@ -146,13 +169,5 @@ impl Device for BackupDevice {
                 Error::new(Kind::Unsupported, "backups have no such request").into()
             }
         }
-    }
-}
-
-/// More handles: they share the backup.
-impl HandleOpener for BackupDevice {
-    fn another(&self) -> OpenFuture<Arc<dyn Device>> {
-        let device: Arc<dyn Device> = Arc::new(self.clone());
-        Box::pin(std::future::ready(Ok(device)))
     }
 }

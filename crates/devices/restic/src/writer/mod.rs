@@ -5,7 +5,7 @@
 //!
 //! - `session`: one backup: its lock, its packs, its snapshot. `pack`: blobs in a file; `session_index`: known blobs.
 //! - `disk`: the chunks of a disk; `parent`: an earlier backup of it. `device`: the target of a copy.
-//! - `plan`: what is checked before anything is written. `lock`: locks. `init`: new repositories. `person`: host and user.
+//! - `plan`: what is checked before anything is written; `store`: several disks in one snapshot. `lock`: locks. `init`: new repositories. `person`: host and user.
 //! - `tree_text`, `snapshot_text`: directories and snapshots.
 
 pub(crate) mod device;
@@ -14,12 +14,13 @@ pub(crate) mod init;
 mod lock;
 mod pack;
 mod parent;
-mod person;
+pub(crate) mod person;
 pub(crate) mod plan;
 mod polynomial;
 pub(crate) mod session;
 mod session_index;
 mod snapshot_text;
+pub(crate) mod store;
 mod tree_text;
 
 use blockhaul_block::{Error, Kind};

@@ -8,6 +8,7 @@ use crate::fault::{RepositoryFault, Result};
 use crate::repository::{Repository, RepositoryReader};
 use crate::snapshot::{self, Snapshot, SnapshotFilter};
 use crate::tree;
+use crate::writer::plan::BackupPlace;
 
 /// The name that stands for no earlier backup.
 const NONE: &str = "none";
@@ -28,14 +29,16 @@ pub(crate) fn candidates(
     reader: &RepositoryReader,
     name: Option<&str>,
     path: &str,
-    host: &str,
+    place: &BackupPlace,
 ) -> Result<Vec<Snapshot>> {
-    let filter = SnapshotFilter { host: Some(host.to_owned()), tags: Vec::new() };
     match name {
         Some(NONE) => Ok(Vec::new()),
-        Some(name) => Ok(vec![snapshot::find(reader, name, &filter)?]),
+        Some(name) => {
+            let filter = SnapshotFilter { host: Some(place.host().to_owned()), tags: Vec::new() };
+            Ok(vec![snapshot::find(reader, name, &filter)?])
+        }
         None => {
-            let mut found = snapshot::all(reader, &filter)?;
+            let mut found = place.snapshots(reader)?;
             found.retain(|snapshot| snapshot.paths.iter().any(|above| is_below(path, above)));
             found.reverse();
             Ok(found)

@@ -8,9 +8,9 @@ use blockhaul_block::{Error, Kind, Result};
 use crate::digest::Digest;
 use crate::fault::RepositoryFault;
 use crate::repository::{INDEX, Repository, RepositoryReader};
-use crate::snapshot;
+use crate::snapshot::{self, Snapshot, SnapshotFilter};
 use crate::storage::RepositoryStorage;
-use crate::writer::device::{BackupDevice, DiskBackup};
+use crate::writer::device::{BackupDevice, DiskBackup, SnapshotDuty};
 use crate::writer::disk::{self, DiskImage};
 use crate::writer::lock::RepositoryLock;
 use crate::writer::parent::{self, ParentFile};
@@ -18,10 +18,10 @@ use crate::writer::person::Person;
 use crate::writer::session::{BackupSession, CompressionMode, SnapshotFacts};
 use crate::writer::{init, tree_text};
 
-/// A backup that a user describes.
+/// The options of a backup.
 #[derive(Debug, Clone)]
 pub(crate) struct BackupRequest {
-    pub(crate) path: String,
+    /// The host of the snapshot. None: this one.
     pub(crate) host: Option<String>,
     pub(crate) tags: Vec<String>,
     /// The earlier backup: a snapshot, or none. None: the newest one of the same host and path.
@@ -31,26 +31,115 @@ pub(crate) struct BackupRequest {
     pub(crate) init: bool,
 }
 
-/// A backup that was checked.
+/// The repository of a backup.
+pub(crate) struct BackupPlace {
+    pub(crate) storage: Arc<dyn RepositoryStorage>,
+    pub(crate) password: Vec<u8>,
+    pub(crate) request: BackupRequest,
+    pub(crate) person: Person,
+}
+
+/// A repository that exists, before it is locked.
+pub(crate) struct FoundRepository {
+    pub(crate) reader: RepositoryReader,
+    /// The index files of the index.
+    names: Vec<Digest>,
+    pub(crate) repository: Repository,
+}
+
+impl BackupPlace {
+    /// The host of the snapshot.
+    pub(crate) fn host(&self) -> &str {
+        self.request.host.as_ref().unwrap_or(&self.person.host)
+    }
+
+    /// Opens the repository. None: there is none, and it can be made. Nothing is written. Blocks.
+    ///
+    /// # Errors
+    /// The repository cannot be read or written, or is locked.
+    pub(crate) fn open(&self) -> Result<Option<RepositoryReader>> {
+        match RepositoryReader::open(self.storage.clone(), &self.password) {
+            Err(RepositoryFault::NoRepository) if self.request.init => {
+                init::check(&*self.storage, &self.password)?;
+                Ok(None)
+            }
+            Err(RepositoryFault::NoRepository) => {
+                let remedy = "name the directory that has the file config, or add init=on to make a repository";
+                Err(Error::from(RepositoryFault::NoRepository).with_remedy(remedy))
+            }
+            Ok(reader) => {
+                self.storage.check_writable()?;
+                RepositoryLock::check(&reader)?;
+                Ok(Some(reader))
+            }
+            Err(fault) => Err(fault.into()),
+        }
+    }
+
+    /// The snapshots of the host, the oldest first. Blocks.
+    ///
+    /// # Errors
+    /// A snapshot cannot be read.
+    pub(crate) fn snapshots(&self, reader: &RepositoryReader) -> Result<Vec<Snapshot>> {
+        let filter = SnapshotFilter { host: Some(self.host().to_owned()), tags: Vec::new() };
+        Ok(snapshot::all(reader, &filter)?)
+    }
+
+    /// Locks the repository, or makes it, and begins a backup that uses these snapshots. Blocks.
+    ///
+    /// # Errors
+    /// The repository is locked, a snapshot was removed, or the storage fails.
+    pub(crate) fn begin(
+        &self,
+        found: Option<FoundRepository>,
+        parents: &[Digest],
+    ) -> Result<Arc<BackupSession>> {
+        let found = match found {
+            Some(found) => found,
+            None => {
+                init::create(&*self.storage, &self.password)?;
+                let reader = RepositoryReader::open(self.storage.clone(), &self.password)?;
+                FoundRepository::load(reader)?
+            }
+        };
+        let FoundRepository { reader, names, repository } = found;
+        let lock = RepositoryLock::acquire(&reader, &self.person)?;
+        let snapshots = reader.names(snapshot::FOLDER)?;
+        if let Some(gone) = parents.iter().find(|parent| !snapshots.contains(parent)) {
+            let text = format!("snapshot {} was removed just now", gone.short());
+            return Err(Error::new(Kind::NotFound, text).with_remedy("run the command again"));
+        }
+        // What others have removed before the lock must not count.
+        let is_same = reader.names(INDEX)? == names;
+        let repository = if is_same { repository } else { Repository::load(reader.clone())? };
+        let compression = self.request.compression;
+        Ok(Arc::new(BackupSession::new(reader, lock, repository.into_index(), compression)))
+    }
+}
+
+impl FoundRepository {
+    /// Reads the index. Take the list of snapshots before. Blocks.
+    ///
+    /// # Errors
+    /// The storage fails.
+    pub(crate) fn load(reader: RepositoryReader) -> Result<FoundRepository> {
+        let names = reader.names(INDEX)?;
+        let repository = Repository::load(reader.clone())?;
+        Ok(FoundRepository { reader, names, repository })
+    }
+}
+
+/// A backup of one disk that was checked.
 pub(crate) struct BackupPlan {
-    request: BackupRequest,
-    person: Person,
-    storage: Arc<dyn RepositoryStorage>,
-    password: Vec<u8>,
+    place: BackupPlace,
+    /// Of the file in the snapshot.
+    path: String,
     found: Option<FoundRepository>,
+    parent: Option<ParentFile>,
     size: u64,
     chunk: u64,
     /// Only parts are replaced.
     is_kept: bool,
-}
-
-/// A repository that exists.
-struct FoundRepository {
-    reader: RepositoryReader,
-    /// The index files of the index.
-    names: Vec<Digest>,
-    repository: Repository,
-    parent: Option<ParentFile>,
 }
 
 impl BackupPlan {
@@ -60,39 +149,27 @@ impl BackupPlan {
     /// # Errors
     /// The request is wrong, the repository cannot be read or is locked, or there is no earlier backup of which parts could
     /// be replaced.
-    pub(crate) fn check(
-        storage: Arc<dyn RepositoryStorage>,
-        password: Vec<u8>,
-        request: BackupRequest,
-        size: Option<u64>,
-    ) -> Result<BackupPlan> {
-        tree_text::checked_path(&request.path)?;
-        let person = Person::here();
-        let host = request.host.as_ref().unwrap_or(&person.host).clone();
-        let found = match RepositoryReader::open(storage.clone(), &password) {
-            Err(RepositoryFault::NoRepository) if request.init => {
-                init::check(&*storage, &password)?;
-                None
-            }
-            Err(RepositoryFault::NoRepository) => {
-                let error = Error::from(RepositoryFault::NoRepository);
-                return Err(error.with_remedy(
-                    "name the directory that has the file config, or add init=on to make a repository",
-                ));
-            }
-            Ok(reader) => {
-                storage.check_writable()?;
-                RepositoryLock::check(&reader)?;
-                Some(FoundRepository::open(reader, &request, &host, size.is_none())?)
-            }
-            Err(fault) => return Err(fault.into()),
-        };
-        let parent = found.as_ref().and_then(|found| found.parent.as_ref());
+    pub(crate) fn check(place: BackupPlace, path: &str, size: Option<u64>) -> Result<BackupPlan> {
+        let path = tree_text::checked_path(path)?.to_owned();
         let is_kept = size.is_none();
-        let earlier = parent.map(|parent| parent.content.size());
-        let size = size.or(earlier).ok_or_else(|| parent::absent(&request.path, &host))?;
-        let chunk = disk::chunk_of(size, parent)?;
-        Ok(BackupPlan { request, person, storage, password, found, size, chunk, is_kept })
+        let (mut found, mut parent) = (None, None);
+        if let Some(reader) = place.open()? {
+            let named = place.request.parent.as_deref();
+            let candidates = parent::candidates(&reader, named, &path, &place)?;
+            let opened = FoundRepository::load(reader)?;
+            parent = match parent::find(&opened.repository, &candidates, &path) {
+                Err(fault) if !is_kept => {
+                    log::warn!("restic: the earlier backup of {path} cannot be used: {fault}");
+                    None
+                }
+                found => found?,
+            };
+            found = Some(opened);
+        }
+        let earlier = parent.as_ref().map(|parent| parent.content.size());
+        let size = size.or(earlier).ok_or_else(|| parent::absent(&path, place.host()))?;
+        let chunk = disk::chunk_of(size, parent.as_ref())?;
+        Ok(BackupPlan { place, path, found, parent, size, chunk, is_kept })
     }
 
     /// The device, whose backup has not begun.
@@ -105,58 +182,15 @@ impl BackupPlan {
     /// # Errors
     /// The repository is locked, or its storage fails.
     pub(crate) fn begin(self, device: &BackupDevice) -> Result<()> {
-        let BackupPlan { request, person, storage, password, found, size, chunk, is_kept } = self;
-        let host = request.host.as_ref().unwrap_or(&person.host).clone();
-        let found = match found {
-            Some(found) => found,
-            None => {
-                init::create(&*storage, &password)?;
-                let reader = RepositoryReader::open(storage, &password)?;
-                FoundRepository::open(reader, &request, &host, false)?
-            }
-        };
-        let lock = RepositoryLock::acquire(&found.reader, &person)?;
-        let FoundRepository { reader, names, repository, parent } = found;
-        if let Some(parent) = &parent
-            && !reader.names(snapshot::FOLDER)?.contains(&parent.snapshot)
-        {
-            let text = format!("snapshot {} was removed just now", parent.snapshot.short());
-            return Err(Error::new(Kind::NotFound, text).with_remedy("run the copy again"));
-        }
-        // What others have removed before the lock must not count.
-        let is_same = reader.names(INDEX)? == names;
-        let repository = if is_same { repository } else { Repository::load(reader.clone())? };
-        let (compression, tags) = (request.compression, request.tags);
-        let session = BackupSession::new(reader, lock, repository.into_index(), compression);
-        let session = Arc::new(session);
+        let BackupPlan { place, path, found, parent, size, chunk, is_kept } = self;
         let snapshot = parent.as_ref().map(|parent| parent.snapshot);
-        let facts = SnapshotFacts { host, tags, parent: snapshot };
+        let session = place.begin(found, snapshot.as_slice())?;
+        let host = place.host().to_owned();
+        let facts = SnapshotFacts { host, tags: place.request.tags, parent: snapshot };
         let disk = DiskImage::new(session.clone(), (size, chunk), parent.filter(|_| is_kept));
-        let path = request.path.trim_matches('/').to_owned();
+        let snapshot = Some(SnapshotDuty { path, facts });
         let (has_changed, turn) = (AtomicBool::new(true), Mutex::default());
-        device.begin(DiskBackup { session, disk, path, facts, has_changed, turn });
+        device.begin(DiskBackup { session, disk, snapshot, has_changed, turn });
         Ok(())
-    }
-}
-
-impl FoundRepository {
-    fn open(
-        reader: RepositoryReader,
-        request: &BackupRequest,
-        host: &str,
-        is_kept: bool,
-    ) -> Result<FoundRepository> {
-        let path = request.path.trim_matches('/');
-        let candidates = parent::candidates(&reader, request.parent.as_deref(), path, host)?;
-        let names = reader.names(INDEX)?;
-        let repository = Repository::load(reader.clone())?;
-        let parent = match parent::find(&repository, &candidates, path) {
-            Err(fault) if !is_kept => {
-                log::warn!("restic: the earlier backup of {path} cannot be used: {fault}");
-                None
-            }
-            found => found?,
-        };
-        Ok(FoundRepository { reader, names, repository, parent })
     }
 }

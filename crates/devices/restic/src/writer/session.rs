@@ -224,7 +224,7 @@ impl BackupSession {
     ///
     /// # Errors
     /// The storage fails, or has failed before.
-    fn commit(&self) -> Result<()> {
+    pub(crate) fn commit(&self) -> Result<()> {
         for open in &self.open {
             let open = std::mem::take(&mut *lock(open));
             self.write_pack(open)?;

@@ -394,7 +394,8 @@ JOB FILES
   The file is TOML. Each [[disk]] has these keys; [defaults] apply to each disk
   that does not set the key itself:
   source      a device, in the notation of the command line
-  store       directory of the backups of this disk; the first pull creates it
+  store       directory of the backups of this disk; the first pull creates it.
+              Or restic:REPO#DIRECTORY, for snapshots of restic (docs/restic.md)
   name        for messages [default: its number]
   bitmap      bitmap of the source with what has changed: a name in QEMU, or a
               metadata context. Without one, the backup is a full one

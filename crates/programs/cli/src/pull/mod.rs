@@ -8,7 +8,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use blockhaul_backups::{
     BackupContext, BackupError, FileDigests, MachineBackup, PullOutcome, PullPlan, PullRequest,
-    PullResult, PullTarget, pull_json, pull_text,
+    PullResult, PullTarget, finish_pull, pull_json, pull_text,
 };
 
 use crate::backup_run::{BackupReport, with_report};
@@ -84,6 +84,9 @@ fn pull(args: &args::PullArgs, file: JobFile, report: &mut BackupReport) -> Comm
         }
         forget(target, &request);
     }
+    for (index, error) in finish_pull(&targets) {
+        copies.fail(index, error.into());
+    }
     let rows = request.disks.iter().zip(points).map(|(disk, point)| PullResult::new(disk, point));
     let rows = filled(rows.collect(), &copies);
     // On standard output, before the failures.
@@ -133,7 +136,9 @@ fn copy_requests(
     for (index, mut disk) in disks.into_iter().enumerate() {
         if let Some(target) = targets.iter().find(|target| target.disk() == index) {
             target.set_options(&mut disk.options);
-            listed.push(DiskRequest::with_target(disk, target.spec())?);
+            let mut request = DiskRequest::with_target(disk, target.spec())?;
+            target.attach(&mut request.request);
+            listed.push(request);
         }
     }
     Ok(listed)

@@ -60,6 +60,8 @@ mod remote;
 mod reports;
 #[cfg(feature = "restic")]
 mod restic;
+#[cfg(feature = "restic")]
+mod restic_backups;
 mod serve;
 mod served_disk;
 mod service;

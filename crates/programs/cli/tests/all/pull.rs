@@ -110,6 +110,11 @@ impl Machine {
         fs::copy(self.scratch.file("disk"), self.scratch.file(name)).unwrap();
     }
 
+    /// The disk.
+    pub(crate) fn uri(&self) -> String {
+        self.server.uri("a")
+    }
+
     /// The directory of the disk, the store and the file.
     pub(crate) fn scratch(&self) -> &ScratchDir {
         &self.scratch

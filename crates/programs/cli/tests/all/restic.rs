@@ -17,7 +17,7 @@ fn carry_out_the_page(scratch: &ScratchDir, restic: &tools::PeerProgram) -> Stri
     let blocks = PAGE.split("```console\n").skip(1);
     let lines = blocks.flat_map(|block| block.split("```").next().unwrap().lines());
     let lines: Vec<_> = lines.map(|line| line.replace("/var/images", &images)).collect();
-    assert_eq!(lines.len(), 9, "{lines:?}");
+    assert_eq!(lines.len(), 14, "{lines:?}");
     let folder = |program: &std::path::Path| program.parent().unwrap().display().to_string();
     let path = std::env::var("PATH").unwrap();
     let path = format!("{}:{}:{path}", folder(OURS.as_ref()), folder(restic.program()));
@@ -53,13 +53,14 @@ fn the_page_reads_a_backup_and_peers_read_it_from_a_server() {
 
     let printed = carry_out_the_page(&scratch, &restic);
     assert!(printed.contains("snapshot ") && printed.contains(", tags weekly"), "{printed}");
+    assert!(printed.contains("no errors were found"), "{printed}");
     assert!(fs::read(scratch.file("new.raw")).unwrap() == bytes);
 
     let place = |options: &str| {
         let (repo, password) = (scratch.file("backups"), scratch.file("password"));
         let disk = disk.display();
         format!(
-            "restic:{}#latest{disk}?password-file={}{options}",
+            "restic:{}#latest{disk}?tag=weekly&password-file={}{options}",
             repo.display(),
             password.display()
         )
@@ -92,7 +93,10 @@ fn the_page_reads_a_backup_and_peers_read_it_from_a_server() {
     begun.kill().unwrap();
     begun.wait().unwrap();
     let mut backup = restic.command();
-    backup.args(["backup", "--quiet", "-r"]).arg(scratch.file("backups")).arg("--password-file");
+    backup
+        .args(["backup", "--quiet", "--tag", "weekly", "-r"])
+        .arg(scratch.file("backups"))
+        .arg("--password-file");
     backup
         .arg(scratch.file("password"))
         .arg(&images)

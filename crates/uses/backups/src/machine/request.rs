@@ -130,6 +130,11 @@ pub(super) struct BackupNames {
 
 impl BackupNames {
     pub(super) fn new(request: &MachineRequest) -> Result<BackupNames> {
+        if crate::pull::is_repository(&request.stores) {
+            let text = "the disks of a machine that this command finds need a directory: list the disks in a file, with \
+                        store = \"restic:REPO#DIRECTORY\" for each";
+            return Err(BackupError::new(BackupErrorKind::Request, BackupStep::OpenStore, text));
+        }
         let path = std::path::absolute(&request.stores)
             .map_err(|error| failed_directory(&request.stores, error))?;
         let digest = blake3::hash(path.as_os_str().as_encoded_bytes()).to_hex();

@@ -8,6 +8,11 @@ mod decision;
 mod request;
 mod result;
 mod resumption;
+#[cfg(feature = "restic")]
+mod snapshots;
+#[cfg(not(feature = "restic"))]
+#[path = "snapshots_absent.rs"]
+mod snapshots;
 mod source;
 mod target;
 
@@ -16,11 +21,13 @@ use blockhaul_store::{Store, StoreWriter};
 use crate::context::BackupContext;
 use crate::error::{BackupError, BackupErrorKind, BackupStep, Result};
 use resumption::{PullStart, pull_start};
+use snapshots::SnapshotStores;
 
 pub(crate) use decision::PullQuestion;
 pub use request::{ChangeBitmap, PointKind, PointPlan, PullDisk, PullMode, PullRequest};
 pub use result::{PullOutcome, PullResult, pull_json, pull_text};
-pub use target::PullTarget;
+pub(crate) use snapshots::is_repository;
+pub use target::{PullTarget, finish_pull};
 
 /// The decisions of a pull, and the locked stores.
 pub struct PullPlan {
@@ -48,15 +55,16 @@ impl PullRequest {
     /// earlier pull has left cannot be continued.
     pub fn plan(&self, context: &BackupContext) -> Result<PullPlan> {
         self.check_stores()?;
-        let stores = self.open_stores()?;
+        let (stores, snapshots) = self.open_stores()?;
         let points = self.decide(context, &stores, false)?;
-        let targets = self.lock(&stores, &points)?.into_iter().map(|locked| {
-            let LockedStore { index, writer, start } = locked;
+        let locked = self.lock(&stores, &points)?;
+        let mut targets = self.begin_snapshots(snapshots, &points)?;
+        for LockedStore { index, writer, start } in locked {
             let disk = (index, &self.disks[index]);
             let target = PullTarget::begin(disk, writer, &points[index], &start);
-            target.map_err(|error| error.of_disk(index))
-        });
-        let targets = targets.collect::<Result<_>>()?;
+            targets.push(target.map_err(|error| error.of_disk(index))?);
+        }
+        targets.sort_by_key(PullTarget::disk);
         Ok(PullPlan { points, targets })
     }
 
@@ -67,21 +75,49 @@ impl PullRequest {
     /// Those of [`PullRequest::plan`], except what only a locked store shows.
     pub fn preview(&self, context: &BackupContext) -> Result<Vec<PointPlan>> {
         self.check_stores()?;
-        let stores = self.open_stores()?;
+        let (stores, _) = self.open_stores()?;
         self.decide(context, &stores, true)
     }
 
-    fn open_stores(&self) -> Result<Vec<Store>> {
-        self.each(|disk| {
-            let opened = Store::open_or_new(&disk.store);
+    fn open_stores(&self) -> Result<(Vec<Store>, SnapshotStores)> {
+        let mut snapshots = SnapshotStores::default();
+        let stores = self.each(|disk| {
+            let opened = if is_repository(&disk.store) {
+                snapshots.points(disk)
+            } else {
+                Store::open_or_new(&disk.store)
+            };
             opened.map_err(|error| BackupError::of_store(BackupStep::OpenStore, &disk.store, error))
-        })
+        })?;
+        Ok((stores, snapshots))
+    }
+
+    /// Begins the snapshots of the disks whose stores are repositories.
+    fn begin_snapshots(
+        &self,
+        snapshots: SnapshotStores,
+        points: &[PointPlan],
+    ) -> Result<Vec<PullTarget>> {
+        let planned = self.disks.iter().zip(points).enumerate();
+        let copied = planned.filter(|(_, (disk, plan))| {
+            is_repository(&disk.store) && plan.kind != PointKind::Existing
+        });
+        let copied: Vec<_> = copied.map(|(index, (disk, plan))| (index, disk, plan)).collect();
+        let targets = snapshots.begin(&copied).map_err(|(index, error)| {
+            let store = &self.disks[index].store;
+            BackupError::of_store(BackupStep::Record, store, error).of_disk(index)
+        })?;
+        let target =
+            |(index, target)| PullTarget::of_snapshot(index, &self.disks[index].store, target);
+        Ok(targets.into_iter().map(target).collect())
     }
 
     /// Locks the stores of all disks that are copied.
     fn lock(&self, stores: &[Store], points: &[PointPlan]) -> Result<Vec<LockedStore>> {
         let planned = self.disks.iter().zip(stores).zip(points).enumerate();
-        let copied = planned.filter(|(_, (_, plan))| plan.kind != PointKind::Existing);
+        let copied = planned.filter(|(_, ((disk, _), plan))| {
+            !is_repository(&disk.store) && plan.kind != PointKind::Existing
+        });
         copied
             .map(|(index, ((disk, store), plan))| {
                 let locked = lock(disk, store, plan, self.restart);
@@ -113,7 +149,7 @@ impl PullRequest {
     }
 
     /// The result for each disk, or the first error.
-    fn each<T>(&self, work: impl Fn(&PullDisk) -> Result<T>) -> Result<Vec<T>> {
+    fn each<T>(&self, mut work: impl FnMut(&PullDisk) -> Result<T>) -> Result<Vec<T>> {
         let disks = self.disks.iter().enumerate();
         disks.map(|(index, disk)| work(disk).map_err(|error| error.of_disk(index))).collect()
     }

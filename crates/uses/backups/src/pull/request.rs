@@ -32,7 +32,7 @@ pub struct ChangeBitmap {
 pub struct PullDisk {
     /// Its name, for messages.
     pub name: String,
-    /// The directory of the store, which is created if it is absent.
+    /// The directory of the store, which is created if it is absent; or `restic:REPO#DIRECTORY`.
     pub store: PathBuf,
     /// The disk.
     pub source: DeviceSpec,
@@ -69,7 +69,12 @@ impl PullRequest {
     /// Refuses two disks with one store.
     pub(super) fn check_stores(&self) -> Result<()> {
         for (index, disk) in self.disks.iter().enumerate() {
-            let same = |other: &&PullDisk| full(&other.store) == full(&disk.store);
+            // The disks of a repository are files of one snapshot.
+            let is_repository = super::is_repository(&disk.store);
+            let same = |other: &&PullDisk| {
+                full(&other.store) == full(&disk.store)
+                    && (!is_repository || other.name == disk.name)
+            };
             if let Some(other) = self.disks[..index].iter().find(same) {
                 let text =
                     format!("disk {} has the same store: choose another directory", other.name);

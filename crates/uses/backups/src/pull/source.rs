@@ -9,6 +9,7 @@ use blockhaul_store::{IncrementRanges, Store};
 use blockhaul_transfer::make_layers;
 
 use super::decision::PullQuestion;
+use super::is_repository;
 use super::request::{PointKind, PointPlan, PullDisk};
 use crate::error::{BackupError, BackupErrorKind, BackupStep, Result};
 
@@ -67,7 +68,9 @@ impl PullSource {
         if let PointKind::Increment { parent, bitmap } = &plan.kind {
             let newest = store.point(Some(parent)).map_err(failed)?;
             // An increment on something damaged would be lost.
-            store.check(newest).map_err(failed)?;
+            if !is_repository(store.dir()) {
+                store.check(newest).map_err(failed)?;
+            }
             let ranges = self.ranges(stack, bitmap).await?;
             plan.ranges = Some(IncrementRanges::new(ranges, facts.size).map_err(failed)?);
         }

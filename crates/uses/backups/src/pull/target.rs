@@ -1,25 +1,36 @@
-//! The file of a store to which a disk is copied.
+//! The file of a store, or the file in a snapshot, to which a disk is copied.
 
 use std::path::{Path, PathBuf};
 
 use blockhaul_catalog::DeviceSpec;
 use blockhaul_io::plain;
 use blockhaul_store::{BackupPoint, FullBackup, Increment, PointContent, StoreWriter};
-use blockhaul_transfer::TransferOptions;
+use blockhaul_transfer::{CopyRequest, TransferOptions};
 
 use super::request::{PointKind, PointPlan, PullDisk};
 use super::resumption::PullStart;
+use super::snapshots::SnapshotTarget;
 use crate::digests::FileDigests;
 use crate::error::{BackupError, BackupErrorKind, BackupStep, Result};
 
-/// The files of a new point, in a store that is locked while this value lives.
+/// The place of a new point, in a store that is locked while this value lives.
 pub struct PullTarget {
     disk: usize,
+    /// The store: a directory as an absolute path.
+    store: PathBuf,
+    place: TargetPlace,
+}
+
+enum TargetPlace {
+    Files(PointFiles),
+    Snapshot(SnapshotTarget),
+}
+
+/// The files of a new point in a directory.
+struct PointFiles {
     writer: StoreWriter,
     /// The number of the files.
     number: u32,
-    /// The store, as an absolute path.
-    dir: PathBuf,
     is_increment: bool,
     with_digests: bool,
 }
@@ -46,14 +57,19 @@ impl PullTarget {
                 number
             }
         };
-        let dir = std::fs::canonicalize(&disk.store).map_err(|error| {
+        let store = std::fs::canonicalize(&disk.store).map_err(|error| {
             let text = format!("{}: {}", disk.store.display(), plain(&error));
             let failed = BackupError::new(BackupErrorKind::Open, BackupStep::Record, text);
             failed.in_store(&disk.store)
         })?;
         let with_digests = disk.with_digests;
         let is_increment = ranges.is_some();
-        Ok(PullTarget { disk: index, writer, number, dir, is_increment, with_digests })
+        let files = PointFiles { writer, number, is_increment, with_digests };
+        Ok(PullTarget { disk: index, store, place: TargetPlace::Files(files) })
+    }
+
+    pub(super) fn of_snapshot(disk: usize, store: &Path, target: SnapshotTarget) -> PullTarget {
+        PullTarget { disk, store: store.to_path_buf(), place: TargetPlace::Snapshot(target) }
     }
 
     /// The index of the disk in the request.
@@ -61,36 +77,66 @@ impl PullTarget {
         self.disk
     }
 
-    /// The file to which the disk is copied.
+    /// The device to which the disk is copied.
     pub fn spec(&self) -> DeviceSpec {
-        DeviceSpec::Path(self.absolute(&self.writer.store().raw(self.number)))
+        match &self.place {
+            TargetPlace::Files(files) => {
+                DeviceSpec::Path(self.absolute(&files.writer.store().raw(files.number)))
+            }
+            TargetPlace::Snapshot(target) => target.spec(),
+        }
     }
 
     /// Sets the options without which the copy makes no point: journal, ranges and flush.
     pub fn set_options(&self, options: &mut TransferOptions) {
-        options.journal = Some(self.absolute(&self.writer.journal(self.number)));
-        let ranges = || self.absolute(&self.writer.ranges(self.number));
-        options.ranges = self.is_increment.then(ranges);
-        options.ranges_alone = self.is_increment;
+        let files = match &self.place {
+            TargetPlace::Files(files) => files,
+            TargetPlace::Snapshot(target) => return target.set_options(options),
+        };
+        options.journal = Some(self.absolute(&files.writer.journal(files.number)));
+        let ranges = || self.absolute(&files.writer.ranges(files.number));
+        options.ranges = files.is_increment.then(ranges);
+        options.ranges_alone = files.is_increment;
         options.flush = true;
     }
 
+    /// Makes a target that is open already the target of a copy.
+    pub fn attach(&self, request: &mut CopyRequest) {
+        if let TargetPlace::Snapshot(target) = &self.place {
+            target.attach(request);
+        }
+    }
+
     fn absolute(&self, path: &Path) -> PathBuf {
-        path.file_name().map_or_else(|| path.to_path_buf(), |name| self.dir.join(name))
+        path.file_name().map_or_else(|| path.to_path_buf(), |name| self.store.join(name))
     }
 
     /// The file of which the point gets digests ([`FileDigests::of_file`]), after the copy.
     pub fn file_for_digests(&self) -> Option<PathBuf> {
-        self.with_digests.then(|| self.writer.store().raw(self.number))
+        match &self.place {
+            TargetPlace::Files(files) => {
+                files.with_digests.then(|| files.writer.store().raw(files.number))
+            }
+            // The digests of its blobs are their names.
+            TargetPlace::Snapshot(_) => None,
+        }
     }
 
-    /// Lists the point, whose disk is copied. `created`: seconds since 1970.
+    /// Lists the point, whose disk is copied; a point in a repository is listed by [`finish_pull`]. `created`: seconds
+    /// since 1970.
     ///
     /// # Errors
     /// If a file of the store cannot be written.
     pub fn publish(&mut self, created: u64, digests: Option<&FileDigests>) -> Result<()> {
-        let published = self.writer.publish(created, digests.map(FileDigests::pair));
-        published.map_err(|error| BackupError::of_store(BackupStep::Publish, &self.dir, error))
+        let files = match &mut self.place {
+            TargetPlace::Files(files) => files,
+            TargetPlace::Snapshot(target) => {
+                target.complete();
+                return Ok(());
+            }
+        };
+        let published = files.writer.publish(created, digests.map(FileDigests::pair));
+        published.map_err(|error| BackupError::of_store(BackupStep::Publish, &self.store, error))
     }
 
     /// Removes what is recorded of a copy that has not begun. A copy that has begun can be resumed.
@@ -98,13 +144,40 @@ impl PullTarget {
     /// # Errors
     /// If a file of the store cannot be removed.
     pub fn forget_unstarted(&mut self) -> Result<()> {
-        let has_journal = self.writer.journal(self.number).exists();
-        if self.writer.unfinished().is_none() || has_journal {
+        let TargetPlace::Files(files) = &mut self.place else { return Ok(()) };
+        let has_journal = files.writer.journal(files.number).exists();
+        if files.writer.unfinished().is_none() || has_journal {
             return Ok(());
         }
-        let removed = self.writer.abandon();
-        removed.map_err(|error| BackupError::of_store(BackupStep::Abandon, &self.dir, error))
+        let removed = files.writer.abandon();
+        removed.map_err(|error| BackupError::of_store(BackupStep::Abandon, &self.store, error))
     }
+
+    fn snapshot(&self) -> Option<&SnapshotTarget> {
+        match &self.place {
+            TargetPlace::Files(_) => None,
+            TargetPlace::Snapshot(target) => Some(target),
+        }
+    }
+}
+
+/// Makes the snapshots of the disks that were published in repositories, and unlocks these. Returns the targets, by their
+/// indexes here, whose snapshot cannot be made. Blocks.
+pub fn finish_pull(targets: &[PullTarget]) -> Vec<(usize, BackupError)> {
+    let mut failed = Vec::new();
+    for (index, target) in targets.iter().enumerate() {
+        let Some(snapshot) = target.snapshot() else { continue };
+        let is_same =
+            |other: &PullTarget| other.snapshot().is_some_and(|other| other.is_beside(snapshot));
+        if targets[..index].iter().any(is_same) {
+            continue;
+        }
+        let Err(error) = snapshot.finish() else { continue };
+        let error = BackupError::of_store(BackupStep::Publish, &target.store, error);
+        let all = targets.iter().enumerate().filter(|(_, other)| is_same(other));
+        failed.extend(all.map(|(index, _)| (index, error.clone())));
+    }
+    failed
 }
 
 /// The point that is made of a disk.

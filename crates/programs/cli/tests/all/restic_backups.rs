@@ -1,0 +1,226 @@
+//! Backups to repositories of restic: killed, out of space, and pulled with bitmaps.
+
+use std::fs;
+use std::process::{Command, Output, Stdio};
+use std::time::Duration;
+
+use blockhaul_testkit::require_peer;
+use blockhaul_testkit::rng::Rng;
+use blockhaul_testkit::tools::{self, PeerProgram, ScratchDir, long, text};
+
+use crate::pull::Machine;
+use crate::served_disk::{LIMIT, OURS};
+
+/// A repository in a directory of its own.
+struct Repository {
+    restic: PeerProgram,
+    scratch: ScratchDir,
+}
+
+impl Repository {
+    fn new(restic: PeerProgram) -> Repository {
+        let scratch = ScratchDir::new().unwrap();
+        fs::write(scratch.file("password"), "secret\n").unwrap();
+        Repository { restic, scratch }
+    }
+
+    fn restic(&self, args: &[&str]) -> String {
+        let mut command = self.restic.command();
+        command
+            .args(args)
+            .args(["--no-cache", "--password-file"])
+            .arg(self.scratch.file("password"));
+        command.arg("--repo").arg(self.scratch.file("repo"));
+        let output = tools::output(&mut command, LIMIT).unwrap();
+        assert!(output.status.success(), "{args:?}: {}", text(&output.stderr));
+        text(&output.stdout)
+    }
+
+    fn spec(&self, place: &str) -> String {
+        format!("restic:{}#{place}", self.scratch.file("repo").display())
+    }
+
+    fn command(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(OURS);
+        command.args(args).env("RESTIC_PASSWORD_FILE", self.scratch.file("password"));
+        command
+    }
+
+    fn run(&self, args: &[&str]) -> Output {
+        tools::output(&mut self.command(args), LIMIT).unwrap()
+    }
+
+    #[track_caller]
+    fn succeed(&self, args: &[&str]) -> String {
+        let output = self.run(args);
+        assert!(output.status.success(), "{args:?}: {}", text(&output.stderr));
+        text(&output.stdout)
+    }
+
+    fn snapshots(&self) -> serde_json::Value {
+        serde_json::from_str(&self.restic(&["snapshots", "--json", "--no-lock"])).unwrap()
+    }
+}
+
+#[test]
+fn a_backup_that_is_killed_leaves_a_right_repository() {
+    let repository = Repository::new(require_peer!("restic"));
+    let disk = repository.scratch.file("disk.raw");
+    let mut bytes = Rng::new(5).disk(48 << 20, 3 << 20, 70);
+    fs::write(&disk, &bytes).unwrap();
+    let disk = disk.to_str().unwrap();
+    let target = repository.spec("new/disk?init=on");
+    let mut rng = Rng::new(6);
+    let mut kills = 0;
+    for round in 0..if long() { 50 } else { 5 } {
+        let mut copy = repository.command(&["copy", "--no-progress", disk, &target]);
+        let mut copy = copy.stdin(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        std::thread::sleep(Duration::from_millis(rng.below(600)));
+        kills += usize::from(copy.try_wait().unwrap().is_none());
+        copy.kill().unwrap();
+        copy.wait().unwrap();
+        if repository.scratch.file("repo").join("config").exists() {
+            repository.restic(&["check", "--read-data", "--no-lock"]);
+        }
+        repository.succeed(&["copy", disk, &target]);
+        let latest = repository.spec("latest/disk");
+        repository.succeed(&["compare", disk, &latest]);
+        assert_eq!(repository.restic(&["list", "locks", "--no-lock"]), "", "round {round}");
+        let at = rng.below(47) as usize * (1 << 20) + 77;
+        rng.fill(&mut bytes[at..at + (1 << 19)]);
+        fs::write(disk, &bytes).unwrap();
+    }
+    assert!(kills > 1, "{kills}");
+    repository.restic(&["check", "--read-data"]);
+    let restored = repository.scratch.file("restored");
+    for snapshot in repository.snapshots().as_array().unwrap() {
+        let id = snapshot["id"].as_str().unwrap();
+        repository.restic(&["restore", id, "--target", restored.to_str().unwrap()]);
+        let of = repository.spec(&format!("{id}/disk"));
+        repository.succeed(&["compare", restored.join("disk").to_str().unwrap(), &of]);
+        fs::remove_dir_all(&restored).unwrap();
+    }
+}
+
+#[test]
+fn a_file_system_that_is_full_is_status_6_and_leaves_the_snapshots() {
+    let repository = Repository::new(require_peer!("restic"));
+    let disk = repository.scratch.file("disk.raw");
+    let disk = disk.to_str().unwrap();
+    let target = repository.spec("new/disk?init=on");
+    repository.succeed(&["copy", "random:1M?seed=1", disk]);
+    repository.succeed(&["copy", disk, &target]);
+    // Files may not exceed 4 MiB: as on a file system with that space.
+    repository.succeed(&["copy", "random:40M?seed=2", disk]);
+    let line = format!("ulimit -f 4096; exec {OURS} copy {disk} '{target}'");
+    let mut limited = Command::new("sh");
+    limited.args(["-c", &format!("trap '' XFSZ; {line}")]);
+    limited.env("RESTIC_PASSWORD_FILE", repository.scratch.file("password"));
+    let output = tools::output(&mut limited, LIMIT).unwrap();
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(6), "{said}");
+    assert!(said.contains("cannot write") && said.contains("; "), "{said}");
+    assert_eq!(repository.snapshots().as_array().unwrap().len(), 1);
+    assert_eq!(repository.restic(&["list", "locks", "--no-lock"]), "");
+    repository.restic(&["check", "--read-data"]);
+    repository.succeed(&["copy", disk, &target]);
+    repository.succeed(&["compare", "--strict", disk, &repository.spec("latest/disk")]);
+}
+
+#[test]
+fn parts_need_an_earlier_backup_and_a_pipe_is_no_backup() {
+    let repository = Repository::new(require_peer!("restic"));
+    let disk = repository.scratch.file("disk.raw");
+    let disk = disk.to_str().unwrap();
+    repository.succeed(&["copy", "random:8M?seed=1", disk]);
+    let new = repository.spec("new/disk?init=on");
+    let latest = repository.spec("latest/disk");
+    let refused = |args: &[&str], words: &[&str]| {
+        let output = repository.run(args);
+        let said = text(&output.stderr);
+        assert!(!output.status.success(), "{args:?}");
+        assert!(words.iter().all(|word| said.contains(word)), "{args:?}: {said}");
+    };
+    refused(
+        &["copy", "--range", "0:1M", disk, &new],
+        &["no snapshot", "copy all of the disk first"],
+    );
+    assert!(!repository.scratch.file("repo").exists());
+    let plan = repository.succeed(&["copy", "--dry-run", disk, &new]);
+    assert!(plan.contains("nothing was changed"), "{plan}");
+    assert!(!repository.scratch.file("repo").exists());
+    repository.succeed(&["copy", "--verify", disk, &new]);
+    repository.succeed(&["copy", "--range", "1M:100k", "pattern:8M", &new]);
+    repository.succeed(&["copy", "--range", "1M:100k", "pattern:8M", disk]);
+    repository.succeed(&["compare", "--strict", disk, &latest]);
+    // The journal of an earlier run is not needed: chunks are found.
+    let journal = repository.scratch.file("journal");
+    repository.succeed(&["copy", "--journal", journal.to_str().unwrap(), disk, &new]);
+    refused(&["copy", "--range", "0:9M", "random:9M", &new], &["smaller"]);
+    refused(
+        &["copy", "--discard-source", "--journal", "j", disk, &new],
+        &["leave out --discard-source"],
+    );
+    refused(&["serve", &new, "--run", "true"], &["read-only"]);
+    refused(&["info", &new], &["target of a copy", "#latest/PATH"]);
+    let locked = repository.scratch.file("repo").join("locks");
+    assert_eq!(fs::read_dir(locked).unwrap().count(), 0);
+    repository.restic(&["check", "--read-data"]);
+}
+
+#[test]
+fn pulls_with_bitmaps_are_snapshots_of_all_disks() {
+    let repository = Repository::new(require_peer!("restic"));
+    let machine = Machine::new();
+    let store = repository.spec("vms/one?init=on");
+    let uri = machine.uri();
+    let job = repository.scratch.file("job.toml");
+    let disk = |name: &str, keys: &str| {
+        format!("[[disk]]\nname = '{name}'\nsource = '{uri}'\nstore = '{store}'\n{keys}\n")
+    };
+    fs::write(&job, disk("vda", "") + &disk("vdb", "")).unwrap();
+    let job = job.to_str().unwrap();
+    let pull = |more: &[&str]| repository.succeed(&[&["pull", job][..], more].concat());
+    let dry = pull(&["--point", "monday", "--dry-run"]);
+    assert!(dry.contains("would be a full backup"), "{dry}");
+    assert!(!repository.scratch.file("repo").exists());
+    machine.begin_bitmap("monday");
+    machine.keep("monday");
+    pull(&["--point", "monday"]);
+    machine.write("2M:1M", "pattern", "tuesday");
+    machine.begin_bitmap("tuesday");
+    let said = pull(&["--bitmap", "monday", "--point", "tuesday"]);
+    let increment =
+        "disk vda: tuesday is an increment of monday: 1048576 of 16777216 bytes have changed";
+    assert!(said.contains(increment), "{said}");
+    let snapshots = repository.snapshots();
+    let snapshots = snapshots.as_array().unwrap();
+    assert_eq!(snapshots.len(), 2);
+    assert_eq!(snapshots[1]["paths"], serde_json::json!(["/vms/one/vda", "/vms/one/vdb"]));
+    assert_eq!(snapshots[1]["parent"], snapshots[0]["id"]);
+    for point in ["monday", "tuesday"] {
+        for name in ["vda", "vdb"] {
+            let device =
+                repository.spec(&format!("latest/vms/one/{name}?tag={name}:point={point}"));
+            repository.succeed(&["compare", "--strict", &machine.file(point), &device]);
+        }
+    }
+    // A bitmap of another backup, and a point that exists.
+    let refused = |more: &[&str], words: &str| {
+        let output = repository.run(&[&["pull", job][..], more].concat());
+        let said = text(&output.stderr);
+        assert!(!output.status.success() && said.contains(words), "{more:?}: {said}");
+    };
+    refused(&["--bitmap", "monday", "--point", "wednesday"], "began with another backup");
+    refused(&["--point", "monday"], "already");
+    refused(&["--point", "tuesday"], "have the point");
+    // A disk without a bitmap is copied in full; nothing new is written but lists.
+    let said = pull(&["--point", "wednesday"]);
+    assert!(said.contains("is a full backup"), "{said}");
+    repository.restic(&["forget", "--keep-last", "1", "--prune", "--max-unused", "0"]);
+    repository.restic(&["check", "--read-data"]);
+    let device = repository.spec("latest/vms/one/vdb");
+    repository.succeed(&["compare", "--strict", &machine.file("tuesday"), &device]);
+    let machine = repository.run(&["pull", "--libvirt", "vm", "--store", &store]);
+    assert!(text(&machine.stderr).contains("need a directory"), "{}", text(&machine.stderr));
+}
