@@ -107,6 +107,15 @@ impl Backend for ResticBackend {
          lists snapshots and files"
     }
 
+    fn example(&self) -> &'static str {
+        r#"
+export RESTIC_PASSWORD=secret
+blockhaul copy random:8M "restic:repo#new/vm1/vda?init=on"
+blockhaul copy --range 1M:64k pattern:8M "restic:repo#new/vm1/vda"
+blockhaul info "restic:repo#latest/vm1/vda"
+"#
+    }
+
     fn params(&self) -> &'static [Param] {
         PARAMS
     }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use blockhaul_block::{Device as _, Error, Kind, Request};
+use blockhaul_catalog::{DeviceSpec, Intent};
 use blockhaul_testkit::require_peer;
 use blockhaul_testkit::rng::Rng;
 use blockhaul_testkit::tools::{PeerProgram, long};
@@ -17,7 +18,7 @@ use crate::fault::RepositoryFault;
 use crate::peer_tests::{MIB, Repository, disk};
 use crate::repository::RepositoryReader;
 use crate::storage::{DirectoryStorage, RepositoryStorage};
-use crate::test_support::{TestWrite, back_up, files_below, on_a_worker};
+use crate::test_support::{TestWrite, back_up, files_below, on_a_worker, registry};
 use crate::writer::person::Person;
 use crate::writer::plan::{BackupPlace, BackupPlan, BackupRequest};
 use crate::writer::session::CompressionMode;
@@ -254,6 +255,43 @@ fn wrong_targets_are_refused_before_anything_is_written() {
     fs::write(repository.scratch.file("password"), "other").unwrap();
     assert_eq!(fails("#new/a", "").kind(), Kind::Refused);
     assert_eq!(repository.files(), before);
+}
+
+#[test]
+fn what_is_written_during_a_flush_is_in_the_next_snapshot() {
+    let restic = require_peer!("restic");
+    let repository = Repository::new(restic, "2");
+    let bytes = disk(31, 24 * MIB);
+    let repository = Arc::new(repository);
+    let spec = DeviceSpec::parse(repository.spec("#new/disk").as_ref()).unwrap();
+    let locked = repository.clone();
+    let parts: Vec<_> = bytes.chunks(MIB).map(<[u8]>::to_vec).collect();
+    on_a_worker(move || async move {
+        let intent = Intent::target(24 << 20);
+        let opened = registry().open_target(&spec, Vec::new(), intent).await;
+        let (stack, preparation) = opened.unwrap();
+        preparation.run().await.unwrap();
+        let mut pending = Vec::new();
+        for (number, part) in parts.into_iter().enumerate() {
+            let write = TestWrite::Bytes((number * MIB) as u64, part).request();
+            pending.push(stack.device().submit(write));
+            if number % 5 == 2 {
+                pending.push(stack.device().submit(Request::flush()));
+            }
+        }
+        for request in pending {
+            request.await.unwrap();
+        }
+        stack.device().submit(Request::flush()).await.unwrap();
+        let said = locked.fails(&["prune"]);
+        assert!(said.contains("already locked"), "{said}");
+        // A second flush makes no other snapshot.
+        stack.device().submit(Request::flush()).await.unwrap();
+    });
+    assert!(repository.restored("disk") == bytes);
+    let count = repository.list("snapshots").len();
+    assert!((1..=7).contains(&count), "{count}");
+    repository.check();
 }
 
 /// A lock of another program.

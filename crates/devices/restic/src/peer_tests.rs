@@ -47,6 +47,16 @@ impl Repository {
         text(&output.stdout)
     }
 
+    /// What restic says when it fails.
+    pub(crate) fn fails(&self, args: &[&str]) -> String {
+        let mut command = self.restic.command();
+        command.args(args).arg("--no-cache").env("RESTIC_REPOSITORY", self.scratch.file("repo"));
+        command.env("RESTIC_PASSWORD_FILE", self.scratch.file("password"));
+        let output = tools::output(&mut command, LIMIT).unwrap();
+        assert!(!output.status.success(), "{args:?}: {}", text(&output.stdout));
+        text(&output.stderr)
+    }
+
     pub(crate) fn write(&self, name: &str, bytes: &[u8]) {
         fs::write(self.scratch.file("disks").join(name), bytes).unwrap();
     }

@@ -74,7 +74,9 @@ pub(crate) fn chunk_of(size: u64, parent: Option<&ParentFile>) -> blockhaul_bloc
     let usual = if size > LARGE { CHUNK_OF_LARGE } else { CHUNK };
     let earlier = parent.and_then(|parent| {
         let chunk = parent.content.first_of_several()?;
-        let is_usable = chunk.is_power_of_two() && CHUNK_RANGE.contains(&chunk);
+        let is_usable = chunk.is_power_of_two()
+            && CHUNK_RANGE.contains(&chunk)
+            && size.div_ceil(chunk) <= SIZE_MAX / CHUNK_OF_LARGE;
         (is_usable && parent.content.is_cut_each(chunk)).then_some(chunk)
     });
     Ok(earlier.unwrap_or(usual))

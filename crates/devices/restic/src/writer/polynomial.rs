@@ -24,7 +24,7 @@ pub(crate) fn random() -> Result<u64, ErrorStack> {
 
 /// Rabin's test. As the degree is prime, a polynomial is irreducible if it divides `x^(2^53) - x` and has no root.
 fn is_irreducible(polynomial: u64) -> bool {
-    let has_root = polynomial & 1 == 0 || polynomial.count_ones() % 2 == 0;
+    let has_root = polynomial & 1 == 0 || polynomial.count_ones().is_multiple_of(2);
     let power = (0..DEGREE).fold(2, |power, _| square(power, polynomial));
     !has_root && power == 2
 }

@@ -128,7 +128,7 @@ fn a_file_system_that_is_full_is_status_6_and_leaves_the_snapshots() {
 }
 
 #[test]
-fn parts_need_an_earlier_backup_and_a_pipe_is_no_backup() {
+fn parts_need_an_earlier_backup_and_each_copy_makes_one_snapshot() {
     let repository = Repository::new(require_peer!("restic"));
     let disk = repository.scratch.file("disk.raw");
     let disk = disk.to_str().unwrap();
@@ -152,6 +152,19 @@ fn parts_need_an_earlier_backup_and_a_pipe_is_no_backup() {
     repository.succeed(&["copy", "--verify", disk, &new]);
     repository.succeed(&["copy", "--range", "1M:100k", "pattern:8M", &new]);
     repository.succeed(&["copy", "--range", "1M:100k", "pattern:8M", disk]);
+    repository.succeed(&["compare", "--strict", disk, &latest]);
+    // Several connections are one: the snapshot is made by the last flush.
+    let before = repository.snapshots().as_array().unwrap().len();
+    repository.succeed(&["copy", "--connections", "4", "--verify", disk, &new]);
+    assert_eq!(repository.snapshots().as_array().unwrap().len(), before + 1);
+    // A pipe replaces the beginning.
+    let mut pipe = repository.command(&["copy", "-", &new]);
+    let mut pipe = pipe.stdin(Stdio::piped()).spawn().unwrap();
+    std::io::Write::write_all(&mut pipe.stdin.take().unwrap(), &[7; 3 << 19]).unwrap();
+    assert!(pipe.wait().unwrap().success());
+    let mut bytes = fs::read(disk).unwrap();
+    bytes[..3 << 19].fill(7);
+    fs::write(disk, bytes).unwrap();
     repository.succeed(&["compare", "--strict", disk, &latest]);
     // The journal of an earlier run is not needed: chunks are found.
     let journal = repository.scratch.file("journal");

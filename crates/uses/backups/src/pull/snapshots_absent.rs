@@ -15,7 +15,7 @@ pub(crate) fn is_repository(store: &Path) -> bool {
 }
 
 #[derive(Default)]
-pub(super) struct SnapshotStores;
+pub(super) struct SnapshotStores(());
 
 /// No value of this type exists.
 pub(super) enum SnapshotTarget {}

@@ -22,7 +22,7 @@ pub struct PullTarget {
 }
 
 enum TargetPlace {
-    Files(PointFiles),
+    Files(Box<PointFiles>),
     Snapshot(SnapshotTarget),
 }
 
@@ -65,7 +65,7 @@ impl PullTarget {
         let with_digests = disk.with_digests;
         let is_increment = ranges.is_some();
         let files = PointFiles { writer, number, is_increment, with_digests };
-        Ok(PullTarget { disk: index, store, place: TargetPlace::Files(files) })
+        Ok(PullTarget { disk: index, store, place: TargetPlace::Files(Box::new(files)) })
     }
 
     pub(super) fn of_snapshot(disk: usize, store: &Path, target: SnapshotTarget) -> PullTarget {
