@@ -20,7 +20,8 @@ use crate::snapshot::{self, SnapshotFilter};
 use crate::storage::{DirectoryStorage, RepositoryStorage};
 use crate::tree;
 use crate::writer::person::Person;
-use crate::writer::plan::{BackupPlace, BackupPlan, BackupRequest};
+use crate::writer::place::{BackupPlace, BackupRequest};
+use crate::writer::plan::BackupPlan;
 use crate::writer::session::CompressionMode;
 
 /// The name that stands for the snapshot that a copy makes.

@@ -20,7 +20,8 @@ use crate::repository::RepositoryReader;
 use crate::storage::{DirectoryStorage, RepositoryStorage};
 use crate::test_support::{TestWrite, back_up, files_below, on_a_worker, registry};
 use crate::writer::person::Person;
-use crate::writer::plan::{BackupPlace, BackupPlan, BackupRequest};
+use crate::writer::place::{BackupPlace, BackupRequest};
+use crate::writer::plan::BackupPlan;
 use crate::writer::session::CompressionMode;
 
 impl Repository {

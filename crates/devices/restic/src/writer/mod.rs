@@ -5,7 +5,8 @@
 //!
 //! - `session`: one backup: its lock, its packs, its snapshot. `pack`: blobs in a file; `session_index`: known blobs.
 //! - `disk`: the chunks of a disk; `parent`: an earlier backup of it. `device`: the target of a copy.
-//! - `plan`: what is checked before anything is written; `store`: several disks in one snapshot. `lock`: locks. `init`: new repositories. `person`: host and user.
+//! - `place`: a repository, opened, then locked. `plan`: checks of one disk before anything is written; `store`: several disks
+//!   in one snapshot. `lock`: locks. `init`: new repositories. `person`: host and user.
 //! - `tree_text`, `snapshot_text`: directories and snapshots.
 
 pub(crate) mod device;
@@ -15,6 +16,7 @@ mod lock;
 mod pack;
 mod parent;
 pub(crate) mod person;
+pub(crate) mod place;
 pub(crate) mod plan;
 mod polynomial;
 pub(crate) mod session;

@@ -8,7 +8,7 @@ use crate::fault::{RepositoryFault, Result};
 use crate::repository::{Repository, RepositoryReader};
 use crate::snapshot::{self, Snapshot, SnapshotFilter};
 use crate::tree;
-use crate::writer::plan::BackupPlace;
+use crate::writer::place::BackupPlace;
 
 /// The name that stands for no earlier backup.
 const NONE: &str = "none";

@@ -16,7 +16,7 @@ use crate::writer::device::{BackupDevice, DiskBackup};
 use crate::writer::disk::{self, DiskImage};
 use crate::writer::parent::{self, ParentFile};
 use crate::writer::person::Person;
-use crate::writer::plan::{BackupPlace, FoundRepository};
+use crate::writer::place::{BackupPlace, FoundRepository};
 use crate::writer::session::{BackupSession, SnapshotFacts};
 use crate::writer::tree_text::{FileNode, checked_path};
 
