@@ -2,21 +2,13 @@
 
 use blockhaul_block::{Error, Kind, Result};
 use blockhaul_catalog::{ObjectEntry, ObjectList, OpenFuture, percent_decode};
-use quick_xml::Reader;
-use quick_xml::events::Event;
-use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
-use reqwest::{Method, Url};
+use reqwest::Url;
 
+use crate::dav_entries::{DavEntry, read_entries, request_properties};
 use crate::failure::Failure;
-use crate::http_object::{HttpResource, PIECE};
-use crate::response::refusal;
+use crate::http_object::HttpResource;
 use crate::runtime;
 use crate::store_object::shown_etag;
-
-/// Bytes of a list, which a server sends in one response.
-const LIST_MAX: usize = 16 << 20;
-/// Most elements around another one.
-const DEPTH_MAX: usize = 64;
 
 /// The files in a directory, without those in directories below it.
 pub(crate) struct DavList(Option<HttpResource>);
@@ -33,141 +25,46 @@ impl ObjectList for DavList {
         let resource = self.0.take();
         Box::pin(runtime::run(async move {
             let Some(resource) = resource else { return Ok(Vec::new()) };
-            let (text, place) = request(&resource).await.map_err(|failure| failure.error)?;
-            entries(&text, &place)
+            let (found, place) = request(&resource).await.map_err(|failure| failure.error)?;
+            files(found, &place)
         }))
     }
 }
 
-/// The response of the server, and the URL of the directory.
-async fn request(resource: &HttpResource) -> Result<(String, Url), Failure> {
+/// The entries in the response of the server, and the URL of the directory.
+async fn request(resource: &HttpResource) -> Result<(Vec<DavEntry>, Url), Failure> {
     let mut place = resource.url.clone();
     if !place.path().ends_with('/') {
         place.set_path(&format!("{}/", place.path()));
     }
-    let depth = (HeaderName::from_static("depth"), HeaderValue::from_static("1"));
-    let fields = HeaderMap::from_iter([depth]);
-    // A standard method, whose name is a token.
-    let method = Method::from_bytes(b"PROPFIND").unwrap_or_default();
-    let (mut response, place) = resource.get(&method, &place, &fields).await?;
+    let (response, place) = request_properties(resource, &place, "1").await?;
     if response.status().as_u16() == 405 {
         let error = Error::new(Kind::Unsupported, "the server has no list of its files (WebDAV)");
         return Err(Failure::last(error.with_remedy("name a file")));
     }
-    if response.status().as_u16() != 207 {
-        return Err(refusal(response, false).await);
-    }
-    let mut bytes = Vec::new();
-    let (mut piece, mut due) = (0, resource.due());
-    while let Some(more) = resource.chunk(&mut response, due).await? {
-        bytes.extend_from_slice(&more);
-        piece += more.len();
-        if piece >= PIECE {
-            (piece, due) = (0, resource.due());
-        }
-        if bytes.len() > LIST_MAX {
-            let text = format!("the list of the server has more than {LIST_MAX} bytes");
-            let error = Error::new(Kind::Unsupported, text);
-            return Err(Failure::last(error.with_remedy("list a directory with fewer files")));
-        }
-    }
-    let text = String::from_utf8(bytes).map_err(|_| Failure::last(no_list()))?;
-    Ok((text, place))
+    Ok((read_entries(resource, response).await?, place))
 }
 
-fn no_list() -> Error {
-    let error = Error::new(Kind::Unsupported, "the response of the server is no list of WebDAV");
-    error.with_remedy("check the URL")
+/// The files of a list, by their places in the directory at `place`.
+fn files(found: Vec<DavEntry>, place: &Url) -> Result<Vec<ObjectEntry>> {
+    let mut list = DirectoryFiles::new(place)?;
+    found.into_iter().for_each(|entry| list.add(entry));
+    list.files()
 }
 
-/// A file or directory of a response.
-#[derive(Default)]
-struct DavEntry {
-    href: String,
-    size: Option<u64>,
-    changed: Option<String>,
-    etag: Option<String>,
-    is_directory: bool,
-}
-
-/// The files of a response, by their places in the directory at `place`.
-fn entries(text: &str, place: &Url) -> Result<Vec<ObjectEntry>> {
-    let mut reader = Reader::from_str(text);
-    let mut list = DavEntries::new(place)?;
-    loop {
-        match reader.read_event().map_err(|_| no_list())? {
-            Event::Start(start) => list.begin(start.local_name().as_ref())?,
-            Event::Empty(empty) => {
-                list.begin(empty.local_name().as_ref())?;
-                list.end();
-            }
-            Event::Text(part) => list.value += &part.decode().map_err(|_| no_list())?,
-            Event::GeneralRef(part) => list.value.push(reference(&part).ok_or_else(no_list)?),
-            Event::End(_) => list.end(),
-            Event::Eof => return list.files(),
-            _ => {}
-        }
-    }
-}
-
-/// The part of a list that was read.
-struct DavEntries<'a> {
+/// The files of a directory that were found in a list.
+struct DirectoryFiles<'a> {
     place: &'a Url,
     /// The path of the directory, decoded, without a slash at its end.
     folder: String,
-    /// Names of the elements around the next event.
-    around: Vec<Vec<u8>>,
-    value: String,
-    entry: DavEntry,
     files: Vec<ObjectEntry>,
     names_folder: bool,
 }
 
-impl<'a> DavEntries<'a> {
-    fn new(place: &'a Url) -> Result<DavEntries<'a>> {
+impl<'a> DirectoryFiles<'a> {
+    fn new(place: &'a Url) -> Result<DirectoryFiles<'a>> {
         let folder = percent_decode(place.path().trim_end_matches('/'))?;
-        Ok(DavEntries {
-            place,
-            folder,
-            around: Vec::new(),
-            value: String::new(),
-            entry: DavEntry::default(),
-            files: Vec::new(),
-            names_folder: false,
-        })
-    }
-
-    fn begin(&mut self, element: &[u8]) -> Result<()> {
-        let is_root = self.around.is_empty();
-        if is_root != (element == b"multistatus") || self.around.len() == DEPTH_MAX {
-            return Err(no_list());
-        }
-        self.value.clear();
-        self.around.push(element.to_vec());
-        Ok(())
-    }
-
-    /// Properties may have elements of the same names inside, such as the address of a lock.
-    fn end(&mut self) {
-        let around: Vec<&[u8]> = self.around.iter().map(Vec::as_slice).collect();
-        let value = self.value.trim();
-        match around[..] {
-            [_, b"response"] => {
-                let entry = std::mem::take(&mut self.entry);
-                self.add(entry);
-            }
-            [_, b"response", b"href"] => value.clone_into(&mut self.entry.href),
-            [_, b"response", b"propstat", b"prop", b"resourcetype", b"collection"] => {
-                self.entry.is_directory = true;
-            }
-            // A property that the file does not have is empty.
-            [_, b"response", b"propstat", b"prop", property] if !value.is_empty() => {
-                self.entry.set(property, value);
-            }
-            _ => {}
-        }
-        self.around.pop();
-        self.value.clear();
+        Ok(DirectoryFiles { place, folder, files: Vec::new(), names_folder: false })
     }
 
     fn add(&mut self, entry: DavEntry) {
@@ -184,6 +81,7 @@ impl<'a> DavEntries<'a> {
         let DavEntry { href, size, changed, etag, .. } = entry;
         // A file without a size cannot be read.
         if let (Some(name), Some(size)) = (name, size) {
+            let etag = etag.as_deref().map(shown_etag);
             self.files.push(ObjectEntry { name, size, changed, etag });
         } else {
             let href = blockhaul_wire::printable(href.as_bytes(), 256);
@@ -198,9 +96,6 @@ impl<'a> DavEntries<'a> {
     }
 
     fn files(self) -> Result<Vec<ObjectEntry>> {
-        if !self.around.is_empty() {
-            return Err(no_list());
-        }
         if self.names_folder {
             return Ok(self.files);
         }
@@ -210,34 +105,15 @@ impl<'a> DavEntries<'a> {
     }
 }
 
-/// The character that a reference such as `&amp;` stands for.
-fn reference(part: &quick_xml::events::BytesRef<'_>) -> Option<char> {
-    if let Some(found) = part.resolve_char_ref().ok()? {
-        return Some(found);
-    }
-    quick_xml::escape::resolve_xml_entity(&part.decode().ok()?)?.chars().next()
-}
-
-impl DavEntry {
-    fn set(&mut self, property: &[u8], value: &str) {
-        match property {
-            b"href" => value.clone_into(&mut self.href),
-            b"getcontentlength" => self.size = value.parse().ok(),
-            b"getetag" => self.etag = Some(shown_etag(value)),
-            b"getlastmodified" => {
-                let parsed = jiff::fmt::rfc2822::DateTimeParser::new().parse_timestamp(value);
-                self.changed =
-                    parsed.ok().map(|time| time.strftime("%Y-%m-%dT%H:%M:%SZ").to_string());
-            }
-            _ => {}
-        }
-    }
-}
-
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "a test that fails")]
 mod tests {
     use super::*;
+    use crate::dav_entries;
+
+    fn entries(text: &str, place: &Url) -> Result<Vec<ObjectEntry>> {
+        files(dav_entries::entries(text)?, place)
+    }
 
     const LIST: &str = r#"<?xml version="1.0"?>
 <D:multistatus xmlns:D="DAV:" xmlns:x="urn:x">

@@ -5,17 +5,21 @@ use std::sync::Arc;
 
 use blockhaul_block::{Error, Kind, Result};
 use blockhaul_catalog::{
-    Backend, BackendTarget, ConnectionSettings, ObjectList, OpenFuture, OpenedDevice, Param,
-    ParamKind, ParamValues, parse_options,
+    Backend, BackendTarget, ConnectionSettings, Intent, ObjectList, OpenFuture, OpenedDevice,
+    Param, ParamKind, ParamValues, Preparation, TargetMaking, parse_options,
 };
 use reqwest::Url;
 use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
 
 use crate::client::client;
 use crate::dav_list::DavList;
+use crate::dav_target::DavTarget;
+use crate::dav_upload::DavUpload;
 use crate::device::RemoteDevice;
 use crate::files::read_text;
 use crate::http_object::{HttpResource, basic, open};
+use crate::identity::{identity_of_url, storage_ids};
+use crate::upload_device::UploadDevice;
 use crate::{RemoteOptions, runtime};
 
 /// Largest file with fields of requests or a password.
@@ -80,14 +84,16 @@ impl Backend for HttpBackend {
     }
 
     fn summary(&self) -> &'static str {
-        "a file of an HTTP or WebDAV server, read-only, in requests for ranges; where the server has no ranges, in one \
-         pass from the beginning. Options follow a #, because the query belongs to the server. Redirects are followed \
+        "a file of an HTTP or WebDAV server, read in requests for ranges; where the server has no ranges, in one \
+         pass from the beginning. A copy writes a file of a WebDAV server (davs:, dav:) as a whole. Options follow a #, \
+         because the query belongs to the server. Redirects are followed \
          once for all requests. A proxy is taken from the environment (http_proxy, https_proxy, no_proxy)"
     }
 
     fn example(&self) -> &'static str {
         r#"
 blockhaul copy https://HOST/disk.raw disk.raw
+blockhaul copy as-qcow2:disk.raw davs://USER@HOST/disk.qcow2#password-file=FILE
 blockhaul serve --layer cow "qcow2:https://HOST/disk.qcow2#ca=ca.pem&header-file=fields"
 "#
     }
@@ -107,6 +113,15 @@ blockhaul serve --layer cow "qcow2:https://HOST/disk.qcow2#ca=ca.pem&header-file
     fn list(&self, target: &BackendTarget) -> Option<OpenFuture<Box<dyn ObjectList>>> {
         let (options, target) = (self.options, target.clone());
         Some(Box::pin(async move { list(&target, options).await }))
+    }
+
+    fn target_making(&self) -> TargetMaking {
+        TargetMaking::Always
+    }
+
+    fn open_target(&self, target: BackendTarget) -> OpenFuture<(OpenedDevice, Preparation)> {
+        let options = self.options;
+        Box::pin(async move { open_upload(&target, options).await })
     }
 
     fn open(&self, target: BackendTarget) -> OpenFuture<OpenedDevice> {
@@ -129,19 +144,78 @@ async fn open_http(target: &BackendTarget, options: RemoteOptions) -> Result<Ope
     let typed = HttpDescription::parse(&target.scheme, target.text()?)?;
     let name: Arc<str> = typed.name().into();
     if target.intent.write {
-        let text = "files of HTTP servers are read-only";
-        let remedy = "write to an object store (s3://, gs://, az://), or to a file";
-        return Err(Error::new(Kind::Unsupported, text).with_remedy(remedy).on(&name));
+        return Err(no_random_writes(target).on(&name));
     }
     let connections = typed.connections;
-    let read = blockhaul_io::offload(move || typed.prepare(options)).await;
-    let lost = |error| Error::new(Kind::Io, "cannot read the files").because(error);
-    let named = |error: Error| error.on(&name);
-    let resource = read.map_err(lost)?.map_err(named)?;
-    let object = runtime::run(open(resource)).await.map_err(named)?;
+    let identity = identity_of_url(&typed.url);
+    let resource = typed.resource(options).await.map_err(|error| error.on(&name))?;
+    let claim = target.claim(storage_ids(identity), &name, false)?;
+    let object = runtime::run(open(resource)).await.map_err(|error| error.on(&name))?;
     log::debug!("{name}: {} bytes, ranges: {}", object.size(), !object.is_stream());
-    let device = RemoteDevice::new(&name, object.into(), connections);
+    let device = RemoteDevice::new(&name, object.into(), connections).claimed(identity, claim);
     Ok(OpenedDevice { device: Arc::new(device.clone()), more: Some(Arc::new(device)) })
+}
+
+fn no_random_writes(target: &BackendTarget) -> Error {
+    let (text, remedy) = if target.scheme.starts_with("dav") {
+        let text = "a file of a WebDAV server cannot be written at random places";
+        (text, "copy to it as a whole, or write to a local file")
+    } else {
+        let text = "files of HTTP servers are read-only";
+        (
+            text,
+            "if it is a WebDAV server, write davs:// or dav://; else write to a file or an object store",
+        )
+    };
+    Error::new(Kind::Unsupported, text).with_remedy(remedy)
+}
+
+/// Opens the target of a copy: a file of a WebDAV server that is written as a whole.
+async fn open_upload(
+    target: &BackendTarget,
+    options: RemoteOptions,
+) -> Result<(OpenedDevice, Preparation)> {
+    let typed = HttpDescription::parse(&target.scheme, target.text()?)?;
+    let name: Arc<str> = typed.name().into();
+    let named = |error: Error| error.on(&name);
+    if !target.scheme.starts_with("dav") {
+        return Err(named(no_random_writes(target)));
+    }
+    let Intent { target_size, grows, extends, image, .. } = target.intent;
+    let Some(size) = target_size.filter(|_| !(extends || image && grows)) else {
+        let text = "a file of a WebDAV server is written as a whole";
+        let remedy = "for an image copy as-qcow2:DEVICE to it; else copy to a local file first";
+        return Err(named(Error::new(Kind::Unsupported, text).with_remedy(remedy)));
+    };
+    let why = match (typed.url.path().ends_with('/'), typed.url.query()) {
+        (true, _) => Some("the target is a directory: its URL ends with /"),
+        (_, Some(_)) => {
+            Some("the URL of a target cannot have a query (write %3F for a ? in a name)")
+        }
+        _ => None,
+    };
+    if let Some(why) = why {
+        let error = Error::new(Kind::Usage, why).with_remedy("write davs://HOST/PATH/NAME");
+        return Err(named(error));
+    }
+    let identity = identity_of_url(&typed.url);
+    let resource = typed.resource(options).await.map_err(named)?;
+    let claim = target.claim(storage_ids(identity), &name, false)?;
+    let checked = runtime::run(DavTarget::check(resource)).await.map_err(named)?;
+    let upload = Arc::new(DavUpload::new(checked, size, grows));
+    let begun = upload.clone();
+    let device = UploadDevice::new(&name, upload, identity, claim);
+    let preparation = Preparation::with_record(move |record| {
+        Box::pin(async move {
+            if record.is_some() {
+                let text = "a copy to a WebDAV server cannot be continued, and has no journal";
+                let error = Error::new(Kind::Unsupported, text);
+                return Err(error.with_remedy("leave out --journal").on(&name));
+            }
+            runtime::run(begun.begin()).await.map_err(|error| error.on(&name))
+        })
+    });
+    Ok((OpenedDevice { device: Arc::new(device), more: None }, preparation))
 }
 
 /// The files of a directory of a WebDAV server.
@@ -153,9 +227,7 @@ async fn list(target: &BackendTarget, options: RemoteOptions) -> Result<Box<dyn 
         let remedy = "name a file; if it is a WebDAV server, write dav:// or davs://";
         return Err(error.with_remedy(remedy).on(&name));
     }
-    let read = blockhaul_io::offload(move || typed.prepare(options)).await;
-    let lost = |error| Error::new(Kind::Io, "cannot read the files").because(error);
-    let resource = read.map_err(lost)?.map_err(|error| error.on(&name))?;
+    let resource = typed.resource(options).await.map_err(|error| error.on(&name))?;
     Ok(Box::new(DavList::new(resource)))
 }
 
@@ -220,6 +292,12 @@ impl HttpDescription {
         // Both are possible: the URL has a host.
         let _ = url.set_username("");
         url.to_string()
+    }
+
+    /// The resource. Call it on a worker.
+    async fn resource(self, options: RemoteOptions) -> Result<HttpResource> {
+        let read = blockhaul_io::offload(move || self.prepare(options)).await;
+        read.map_err(|error| Error::new(Kind::Io, "cannot read the files").because(error))?
     }
 
     /// Reads the files. Blocks.

@@ -18,7 +18,7 @@ use crate::http_stream::HttpStream;
 use crate::response::{ContentRange, ObjectVersion, changed, check_encoding, refusal};
 
 /// Redirects that are followed for one request.
-const REDIRECTS_MAX: usize = 10;
+pub(crate) const REDIRECTS_MAX: usize = 10;
 /// Bytes that must arrive within the time limit.
 pub(crate) const PIECE: usize = 256 << 10;
 
@@ -61,6 +61,14 @@ impl HttpResource {
         url: &Url,
         fields: &HeaderMap,
     ) -> Result<Response, Failure> {
+        let mut request = self.request(method, url);
+        request.headers_mut().extend(fields.clone());
+        let sent = within(self.limit, self.client.execute(request)).await;
+        sent.ok_or_else(|| Failure::late("answered", self.limit))?.map_err(lost)
+    }
+
+    /// A request to `url`, with the fields for that server.
+    pub(crate) fn request(&self, method: &Method, url: &Url) -> Request {
         let mut request = Request::new(method.clone(), url.clone());
         let own = request.headers_mut();
         own.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
@@ -68,9 +76,7 @@ impl HttpResource {
         if url.origin() == self.url.origin() {
             own.extend(self.fields.clone());
         }
-        own.extend(fields.clone());
-        let sent = within(self.limit, self.client.execute(request)).await;
-        sent.ok_or_else(|| Failure::late("answered", self.limit))?.map_err(lost)
+        request
     }
 
     /// Fills `buf` from `filled` on with the body of a response; less if the body is shorter.
@@ -127,12 +133,12 @@ async fn within<T>(limit: Duration, work: impl Future<Output = T>) -> Option<T> 
 }
 
 /// A connection that cannot be made, or that ended. The URL may be signed.
-fn lost(error: reqwest::Error) -> Failure {
+pub(crate) fn lost(error: reqwest::Error) -> Failure {
     Failure::of_connection(&error.without_url())
 }
 
 /// The place that a redirect names.
-fn next_place(url: &Url, response: &Response) -> Result<Url, Failure> {
+pub(crate) fn next_place(url: &Url, response: &Response) -> Result<Url, Failure> {
     let refused = |text: String, remedy: &'static str| {
         Failure::last(Error::new(Kind::Unsupported, text).with_remedy(remedy))
     };

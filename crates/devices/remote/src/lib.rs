@@ -2,15 +2,17 @@
 //!
 //! - `http_backend`, `store_backend`: the kinds of storage. `device`: the device of a disk.
 //! - `http_object`: a resource of an HTTP server, read by ranges. `http_stream`: one of a server without ranges,
-//!   read in one pass; `dav_list`: the files of a WebDAV server. `response`: checks of responses, `service_words`:
-//!   what their bodies say. `failure`: errors, and whether a request is repeated.
+//!   read in one pass. `response`: checks of responses, `service_words`: what their bodies say. `failure`: errors, and
+//!   whether a request is repeated.
+//! - `dav_entries`: properties of files of a WebDAV server; `dav_list`: its files. `dav_target`: a file that is made or
+//!   replaced, `dav_upload`: the request that sends it, `put_body`: its bytes in order.
 //! - `store_object`: an object of an object store; `stores`: the stores of the vendors, and their credentials;
 //!   `aws_profile`: profiles in files; `store_list`: the objects of a bucket. `store_service`: connections of stores,
 //!   `store_failure`: their errors.
 //! - `chunks`: disks whose chunks are objects, written at random places.
 //! - `place`: parts of object stores that are read as folders.
-//! - `upload`: an object that is written; `part_buffer`: a part of it; `upload_device`: its device; `upload_record`:
-//!   how far it is, in a file.
+//! - `upload`: an object that is written; `part_buffer`: a part of it; `upload_record`: how far it is, in a file.
+//!   `upload_device`: the device of what is written as a whole. `identity`: numbers of remote files.
 //! - `client`: connections, TLS and proxies; `crypto`: digests and signatures. `runtime`: the thread that carries out all requests.
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 #![cfg_attr(not(test), warn(clippy::missing_errors_doc))]
@@ -21,15 +23,20 @@ mod aws_profile;
 mod chunks;
 mod client;
 mod crypto;
+mod dav_entries;
 mod dav_list;
+mod dav_target;
+mod dav_upload;
 mod device;
 mod failure;
 mod files;
 mod http_backend;
 mod http_object;
 mod http_stream;
+mod identity;
 mod part_buffer;
 mod place;
+mod put_body;
 mod response;
 mod runtime;
 mod service_words;

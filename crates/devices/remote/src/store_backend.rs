@@ -3,16 +3,17 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use blockhaul_block::{Error, FileId, Kind, Result};
+use blockhaul_block::{Error, Kind, Result};
 use blockhaul_catalog::{
     Backend, BackendTarget, ConnectionSettings, Intent, ObjectList, OpenFuture, OpenedDevice,
-    Param, ParamKind, ParamValues, Preparation, StorageId, StorageIds, TargetMaking,
+    Param, ParamKind, ParamValues, Preparation, TargetMaking,
 };
 use object_store::path::Path;
 
 use crate::client::client;
 use crate::device::RemoteDevice;
 use crate::http_backend::{CA, CONNECTIONS, connections};
+use crate::identity::storage_ids;
 use crate::store_failure::{StoreKind, is_bucket_missing, is_forbidden};
 use crate::store_list::StoreList;
 use crate::store_object::{StoreResource, open};
@@ -205,11 +206,6 @@ async fn open_store(
     let object = runtime::run(open(resource)).await.map_err(|error| error.on(&name))?;
     let device = RemoteDevice::new(&name, Arc::new(object), connections).claimed(identity, claim);
     Ok(OpenedDevice { device: Arc::new(device.clone()), more: Some(Arc::new(device)) })
-}
-
-/// The claims on an object.
-pub(crate) fn storage_ids(identity: FileId) -> StorageIds {
-    StorageIds { same: vec![StorageId::File(identity)], below: Vec::new() }
 }
 
 /// Opens the target of a copy: an object that is written as a whole.

@@ -14,6 +14,7 @@ use tokio::time::timeout_at;
 use crate::device::RemoteObject;
 use crate::failure::{Failure, Repetitions};
 use crate::http_object::{PIECE, due};
+use crate::identity::identity_of;
 use crate::store_failure::{StoreKind, failure};
 use crate::store_service::ObjectFields;
 
@@ -35,13 +36,10 @@ pub(crate) struct StoreResource {
 }
 
 impl StoreResource {
-    /// The number of the object with this name below the address of the resource, whatever description was typed. The
-    /// upper bit is set: no file has such a number.
+    /// The number of the object with this name below the address of the resource, whatever description was typed.
     pub(crate) fn identity(&self, below: &str) -> FileId {
         let address = format!("{}/{}{below}", self.bucket, self.key);
-        let digest = openssl::sha::sha256(address.as_bytes());
-        let number = |bytes: &[u8]| bytes.iter().fold(0, |all, byte| all << 8 | u64::from(*byte));
-        (number(&digest[..8]) | 1 << 63, number(&digest[8..16]) | 1)
+        identity_of(&address)
     }
 }
 

@@ -4,18 +4,20 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use blockhaul_block::{Error, Kind, Result};
+use async_trait::async_trait;
+use blockhaul_block::{Error, Kind, PendingRequest, Reply, Result};
 use blockhaul_catalog::RecordFile;
 use bytes::Bytes;
 use object_store::multipart::PartId;
 use object_store::{MultipartId, ObjectStoreExt as _};
 use tokio::sync::{Notify, Semaphore};
 
-use crate::device::RemoteObject as _;
+use crate::device::RemoteObject;
 use crate::part_buffer::PartBuffer;
 use crate::runtime::{self, blocking};
 use crate::store_failure::{failure, is_forbidden};
 use crate::store_object::{StoreObject, StoreResource, open};
+use crate::upload_device::ObjectUpload;
 use crate::upload_record::{UploadRecord, UploadTarget};
 
 /// Bytes of a part: the services want at least 5 MiB.
@@ -50,7 +52,7 @@ struct UploadState {
     /// Whether the object exists.
     is_complete: bool,
     /// The object, if it exists and may be read.
-    object: Option<Arc<StoreObject>>,
+    object: Option<Arc<dyn RemoteObject>>,
 }
 
 impl Upload {
@@ -73,11 +75,6 @@ impl Upload {
             zeroes: OnceLock::new(),
             record: OnceLock::new(),
         }
-    }
-
-    /// Bytes of the object.
-    pub(crate) fn size(&self) -> u64 {
-        self.size
     }
 
     fn lock(&self) -> MutexGuard<'_, UploadState> {
@@ -162,7 +159,7 @@ impl Upload {
     ///
     /// # Errors
     /// A part was sent before, an earlier part could not be sent, or the writes are too far apart.
-    pub(crate) fn put(&self, at: u64, len: u64, bytes: Option<&[u8]>) -> Result<Vec<FilledPart>> {
+    fn fill(&self, at: u64, len: u64, bytes: Option<&[u8]>) -> Result<Vec<FilledPart>> {
         let mut state = self.lock();
         if let Some(error) = &state.failed {
             return Err(error.clone());
@@ -193,7 +190,7 @@ impl Upload {
     }
 
     /// Waits until a part can be sent, then calls `begun`, and sends it.
-    pub(crate) async fn send(self: Arc<Upload>, filled: FilledPart, begun: impl FnOnce()) {
+    async fn send(self: Arc<Upload>, filled: FilledPart, begun: impl FnOnce()) {
         // Nobody closes it.
         let _turn = self.turns.acquire().await;
         begun();
@@ -245,36 +242,6 @@ impl Upload {
                 let zeroes =
                     self.zeroes.get_or_init(|| vec![0; index(self.part.min(self.size))].into());
                 zeroes.slice(..len)
-            }
-        }
-    }
-
-    /// Sends what is left, and makes the object appear. What was not written is zeroes.
-    ///
-    /// # Errors
-    /// A part could not be sent, or the service does not complete the object. The upload has failed then.
-    pub(crate) async fn complete(self: Arc<Upload>) -> Result<()> {
-        {
-            let state = self.lock();
-            if let Some(error) = &state.failed {
-                return Err(error.clone());
-            }
-            if state.is_complete {
-                return Ok(());
-            }
-        }
-        let completed = self.clone().send_rest().await;
-        let mut state = self.lock();
-        match completed {
-            Ok(object) => {
-                state.id = None;
-                state.is_complete = true;
-                state.object = object.map(Arc::new);
-                Ok(())
-            }
-            Err(error) => {
-                state.failed.get_or_insert(error.clone());
-                Err(error)
             }
         }
     }
@@ -335,20 +302,62 @@ impl Upload {
             progress.await;
         }
     }
+}
 
-    /// The object, once it exists.
-    ///
-    /// # Errors
-    /// It does not exist yet, or must not be read.
-    pub(crate) fn object(&self) -> Result<Arc<StoreObject>> {
-        self.lock().object.clone().ok_or_else(|| {
-            let text = "the object does not exist before all of it is written";
-            Error::new(Kind::Unsupported, text).with_remedy("read it after the copy")
-        })
+#[async_trait]
+impl ObjectUpload for Upload {
+    fn size(&self) -> u64 {
+        self.size
     }
 
-    /// Deletes the parts of an upload that is not completed, so that they cost nothing.
-    pub(crate) async fn abort(&self) {
+    fn put(self: Arc<Self>, at: u64, len: u64, bytes: Option<&[u8]>) -> Result<PendingRequest> {
+        let mut parts = self.fill(at, len, bytes)?;
+        let Some(last) = parts.pop() else { return Ok(PendingRequest::ready(Ok(Reply::Done))) };
+        for part in parts {
+            runtime::spawn(self.clone().send(part, || {}))?;
+        }
+        // The caller waits until there is room for the next part.
+        let (completer, pending) = PendingRequest::completer();
+        let begun = move || completer.complete(Ok(Reply::Done));
+        runtime::spawn(self.send(last, begun))?;
+        Ok(pending)
+    }
+
+    async fn complete(self: Arc<Self>) -> Result<()> {
+        {
+            let state = self.lock();
+            if let Some(error) = &state.failed {
+                return Err(error.clone());
+            }
+            if state.is_complete {
+                return Ok(());
+            }
+        }
+        let completed = self.clone().send_rest().await;
+        let mut state = self.lock();
+        match completed {
+            Ok(object) => {
+                state.id = None;
+                state.is_complete = true;
+                state.object = object.map(|object| Arc::new(object) as Arc<dyn RemoteObject>);
+                Ok(())
+            }
+            Err(error) => {
+                state.failed.get_or_insert(error.clone());
+                Err(error)
+            }
+        }
+    }
+
+    fn object(&self) -> Option<Arc<dyn RemoteObject>> {
+        self.lock().object.clone()
+    }
+
+    fn is_given_up(&self) -> bool {
+        self.record.get().is_none() && self.lock().id.is_some()
+    }
+
+    async fn abort(&self) {
         let Some(id) = self.lock().id.take() else { return };
         let StoreResource { store, key, .. } = &self.resource;
         if let Err(error) = store.abort_multipart(key, &id).await {
@@ -358,11 +367,6 @@ impl Upload {
                 why.text()
             );
         }
-    }
-
-    /// Whether the service has parts of an object that does not exist, and no later copy continues.
-    pub(crate) fn is_given_up(&self) -> bool {
-        self.record.get().is_none() && self.lock().id.is_some()
     }
 }
 
@@ -378,7 +382,7 @@ impl UploadState {
 }
 
 /// A part to be sent.
-pub(crate) struct FilledPart {
+struct FilledPart {
     number: u64,
     buffer: PartBuffer,
 }

@@ -259,7 +259,18 @@ impl CopyContext {
                        before";
             return Err(self.cannot_copy(why).and(": leave out --discard-source"));
         }
+        self.check_replaced(to)?;
         self.check_size(from, to)
+    }
+
+    /// Refuses a part of the source for a target that is replaced as a whole: the rest of it would be lost.
+    pub(crate) fn check_replaced(&self, to: &Facts) -> Result<()> {
+        if !to.flush_publishes || !self.selection.is_some() {
+            return Ok(());
+        }
+        let why = "the target is replaced as a whole, and keeps nothing beside the selected part";
+        let error = self.cannot_copy(why).at(Some(Side::Target));
+        Err(error.and(": copy all of the source, or choose a file"))
     }
 
     /// Checks that the target can be written.

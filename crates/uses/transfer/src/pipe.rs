@@ -5,7 +5,7 @@ use std::path::Path;
 use std::pin::pin;
 
 use blockhaul_block::{FileId, Kind};
-use blockhaul_catalog::{Intent, Stack};
+use blockhaul_catalog::{Intent, Stack, TargetMaking};
 use blockhaul_engine::{CopySummary, Side};
 use blockhaul_io::{Interest, Pool, plain};
 
@@ -82,17 +82,23 @@ impl CopyContext {
         self.refuse_empty_pipe(&input).await?;
         let files: Vec<FileId> =
             blockhaul_backends::identity_of(input.as_fd()).into_iter().collect();
-        let target = match &grown {
-            None => {
-                let (target, state) = self.open_target(target, Intent::TARGET).await?;
-                let facts = target.device().facts();
-                self.engine.flush |= facts.flush_publishes || facts.loses_unflushed;
-                self.check_apart(&files, &facts.files)?;
-                self.touch(state).await?;
-                target
+        // An object is made as long as the data.
+        let is_made = matches!(target, TargetDevice::Described)
+            && self.registry.target_making(&self.target) == TargetMaking::Always;
+        let target = if grown.is_some() || is_made {
+            let target = self.open_growing(&files).await?;
+            if is_made {
+                self.keep_open(&target);
             }
-            Some(_) => self.open_growing(&files).await?,
+            target
+        } else {
+            let (target, state) = self.open_target(target, Intent::TARGET).await?;
+            self.check_apart(&files, &target.device().facts().files)?;
+            self.touch(state).await?;
+            target
         };
+        let facts = target.device().facts();
+        self.engine.flush |= facts.flush_publishes || facts.loses_unflushed;
         let copied = self.copy_from_pipe(input, &target, pool).await;
         drop(target);
         if let Some(path) = grown {

@@ -195,6 +195,7 @@ impl CopyContext {
         let to = target.device().facts();
         if let Some(from) = from {
             self.check_apart(&from.files, &to.files)?;
+            self.check_replaced(&to)?;
             self.check_size(&from, &to)?;
         }
         Ok(to.size)

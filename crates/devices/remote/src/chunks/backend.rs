@@ -17,7 +17,8 @@ use crate::chunks::folder::{ObjectFolder, StoreFolder};
 use crate::chunks::layout::ChunkManifest;
 use crate::chunks::local_folder::LocalFolder;
 use crate::chunks::opening::{ChunkPlace, no_disk};
-use crate::store_backend::{StoreDescription, params, storage_ids};
+use crate::identity::storage_ids;
+use crate::store_backend::{StoreDescription, params};
 use crate::store_failure::StoreKind;
 use crate::{RemoteOptions, runtime};
 

@@ -3,6 +3,8 @@
 #![allow(missing_docs)]
 
 mod chunks;
+mod dav;
+mod dav_server;
 mod random;
 mod reads;
 mod server;

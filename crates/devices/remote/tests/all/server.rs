@@ -63,7 +63,7 @@ impl HttpRequest {
     }
 
     /// First and last byte of the range.
-    fn range(&self) -> Option<(u64, u64)> {
+    pub fn range(&self) -> Option<(u64, u64)> {
         let (first, last) = self.field("range")?.strip_prefix("bytes=")?.split_once('-')?;
         Some((first.parse().ok()?, last.parse().ok()?))
     }
@@ -184,7 +184,7 @@ impl SharedServer {
     }
 }
 
-fn read_request(stream: &mut impl std::io::BufRead) -> Option<HttpRequest> {
+pub fn read_request(stream: &mut impl std::io::BufRead) -> Option<HttpRequest> {
     let mut line = String::new();
     stream.read_line(&mut line).ok().filter(|read| *read > 0)?;
     let mut words = line.split(' ');
