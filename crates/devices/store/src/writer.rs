@@ -86,7 +86,7 @@ impl StoreWriter {
 
     /// Where the journal of the copy of a new point is.
     pub fn journal(&self, number: u32) -> PathBuf {
-        files::numbered(self.store.dir(), number, files::JOURNAL)
+        self.store.journal(number)
     }
 
     /// Where the ranges of an increment are listed.
@@ -165,22 +165,50 @@ impl StoreWriter {
     }
 }
 
-/// The point that an earlier run has begun and not listed.
+impl Store {
+    /// The journal of the copy of a point.
+    pub fn journal(&self, number: u32) -> PathBuf {
+        files::numbered(self.dir(), number, files::JOURNAL)
+    }
+
+    /// The point that an earlier run has begun and not listed. Blocks.
+    ///
+    /// # Errors
+    /// [`Kind::Invalid`] if its record is damaged; another kind if it cannot be read.
+    pub fn unfinished(&self) -> Result<Option<BackupPoint>> {
+        let point = recorded(self)?;
+        Ok(point.filter(|point| !is_listed(self, point)))
+    }
+}
+
+/// Whether the last step of a run is missing, the removal of its record.
+fn is_listed(store: &Store, point: &BackupPoint) -> bool {
+    store.points().iter().any(|listed| listed.number == point.number)
+}
+
+/// The point that an earlier run has begun and not listed. What a run that has listed its point has left is removed.
 fn read_unfinished(store: &Store) -> Result<Option<BackupPoint>> {
+    let Some(point) = recorded(store)? else { return Ok(None) };
+    if is_listed(store, &point) {
+        files::remove(&files::numbered(store.dir(), point.number, files::JOURNAL))?;
+        files::remove(&store.dir().join(files::UNFINISHED))?;
+        return Ok(None);
+    }
+    Ok(Some(point))
+}
+
+/// The point in the record of a run.
+fn recorded(store: &Store) -> Result<Option<BackupPoint>> {
     let path = store.dir().join(files::UNFINISHED);
     let Some(text) = files::read(&path, manifest::LENGTH_MAX)? else { return Ok(None) };
     let point: BackupPoint = serde_json::from_str(&text).map_err(|error| {
         let text = format!("{}: {error}: remove it to begin again", path.display());
         Error::new(Kind::Invalid, text)
     })?;
-    // Its last step, the removal of the file, is missing.
-    if store.points().iter().any(|listed| listed.number == point.number) {
-        files::remove(&files::numbered(store.dir(), point.number, files::JOURNAL))?;
-        files::remove(&path)?;
-        return Ok(None);
-    }
     // The number is used in names of files that are replaced.
-    if store.points().iter().flat_map(BackupPoint::files).any(|number| number == point.number) {
+    if !is_listed(store, &point)
+        && store.points().iter().flat_map(BackupPoint::files).any(|number| number == point.number)
+    {
         let text = format!("{}: its number is that of another point", path.display());
         return Err(Error::new(Kind::Invalid, text));
     }

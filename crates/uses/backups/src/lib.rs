@@ -37,7 +37,7 @@ pub use machine::{MachineAddress, MachineBackup, MachineDisk, MachineRequest, Po
 pub use points::{PointEntry, list_points, points_table};
 pub use pull::{
     ChangeBitmap, PointKind, PointPlan, PullDisk, PullMode, PullOutcome, PullPlan, PullRequest,
-    PullResult, PullTarget, finish_pull, pull_json, pull_text,
+    PullResult, PullTarget, UnfinishedPoint, finish_pull, pull_json, pull_text,
 };
 pub use restore::RestoreRequest;
 pub use retention::{KeepCount, KeepDuration, RetentionDecision, RetentionPolicy};

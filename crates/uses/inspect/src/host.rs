@@ -11,7 +11,7 @@ use serde::Serialize;
 const MEMORY_MIN: u64 = 128 << 20;
 /// Least number of open files: connections and files of several exports.
 const FILES_MIN: u64 = 1024;
-/// Least memory in bytes that may be locked: the rings of io_uring of older kernels.
+/// Least memory in bytes that may be locked: what rings of io_uring register, and on kernels before 5.12 the rings.
 const LOCKED_MIN: u64 = 8 << 20;
 /// Where shared libraries are.
 const LIBRARY_FOLDERS: [&str; 6] = [
@@ -109,7 +109,11 @@ fn io_uring() -> HostFact {
     } else {
         "refused: epoll and threads are used, which costs more time"
     };
-    let remedy = "allow it with sysctl kernel.io_uring_disabled=0, and in the seccomp profile of a container";
+    let remedy = if limit(Resource::Memlock).is_some_and(|bytes| bytes < LOCKED_MIN) {
+        "allow more locked memory: ulimit -l 8192, or LimitMEMLOCK=8M in a unit"
+    } else {
+        "allow it with sysctl kernel.io_uring_disabled=0, and in the seccomp profile of a container"
+    };
     HostFact::checked("io_uring", value, there, (HostState::Limited, remedy))
 }
 
@@ -149,20 +153,11 @@ fn open_files() -> HostFact {
 
 fn locked_memory() -> HostFact {
     let bytes = limit(Resource::Memlock);
-    let release = rustix::system::uname().release().to_string_lossy().into_owned();
-    let is_good = bytes.is_none_or(|bytes| bytes >= LOCKED_MIN) || !locks_rings(&release);
-    let remedy = "io_uring of kernels before 5.12 needs it: raise it with ulimit -l, or LimitMEMLOCK= of the unit";
+    let is_enough = bytes.is_none_or(|bytes| bytes >= LOCKED_MIN);
+    let is_good = is_enough || blockhaul_io::uring_available().is_ok();
+    let remedy = "io_uring needs it: raise it with ulimit -l, or LimitMEMLOCK= of the unit";
     let value = limit_text(bytes, " bytes");
     HostFact::checked("locked memory", value, is_good, (HostState::Limited, remedy))
-}
-
-/// Whether io_uring of a kernel of this release needs locked memory; true if its number cannot be read.
-fn locks_rings(release: &str) -> bool {
-    let mut numbers = release.split(['.', '-']).map(|number| number.parse::<u32>().ok());
-    match (numbers.next().flatten(), numbers.next().flatten()) {
-        (Some(major), Some(minor)) => (major, minor) < (5, 12),
-        _ => true,
-    }
 }
 
 fn free_memory() -> HostFact {
@@ -229,15 +224,6 @@ mod tests {
             assert!(!fact.value.is_empty(), "{fact:?}");
         }
         assert!(in_path("sh").is_some() && in_path("no such program").is_none());
-    }
-
-    #[test]
-    fn only_old_kernels_lock_the_rings_of_io_uring() {
-        for (release, locks) in
-            [("5.11.0", true), ("5.12.0-rc1", false), ("6.18.5-cloud", false), ("x", true)]
-        {
-            assert_eq!(locks_rings(release), locks, "{release}");
-        }
     }
 
     #[test]

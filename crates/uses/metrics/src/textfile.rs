@@ -1,8 +1,8 @@
 //! The metrics as a file, for node_exporter's textfile collector.
 
-use std::fs::{self, OpenOptions};
+use std::fs::{self, OpenOptions, Permissions};
 use std::io::Write as _;
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -81,9 +81,13 @@ impl MetricsFile {
         fresh.push(format!(".{}.new", std::process::id()));
         let fresh = PathBuf::from(fresh);
         let _ = fs::remove_file(&fresh);
-        let made = OpenOptions::new().write(true).create_new(true).mode(0o644).open(&fresh);
+        let made = OpenOptions::new().write(true).create_new(true).open(&fresh);
         let written = made
-            .and_then(|mut file| file.write_all(text.as_bytes()))
+            .and_then(|mut file| {
+                // The collector has a user of its own, whatever the umask is.
+                file.set_permissions(Permissions::from_mode(0o644))?;
+                file.write_all(text.as_bytes())
+            })
             .and_then(|()| fs::rename(&fresh, &self.path));
         if written.is_err() {
             let _ = fs::remove_file(&fresh);

@@ -351,6 +351,13 @@ impl CopyContext {
         if self.reads_again() {
             let mut summary = CopySummary::default();
             summary.size = source.device().facts().size;
+            if let Some(map) = &self.error_map {
+                log::warn!(
+                    "only what {} lists as failed is read again, and nothing else is copied: remove the map to copy \
+                     everything",
+                    map.path().display()
+                );
+            }
             let text = "only what had failed was read again".to_string();
             let report = CopyReport::complete(&self.source, text, summary);
             return self.read_again(&source, &target, report).await;
@@ -381,14 +388,14 @@ impl CopyContext {
         report: CopyReport,
     ) -> Result<CopyReport> {
         let Some(map) = &self.error_map else { return Ok(report) };
+        let is_first = !map.is_tried();
         map.set_tried();
         salvage::save(map.clone()).await?;
         let below = source.without_layer(source.layer_count().saturating_sub(1)).await;
         let source = &below.map_err(|error| TransferError::of_description(&error))?;
         let progress = self.control.progress();
         SecondPass { source, target, map, progress }.run().await?;
-        let (ranges, bytes) = map.totals();
-        Ok(report.with_unread(map.path(), ranges, bytes))
+        Ok(report.with_unread(map.path(), map.totals(), is_first))
     }
 
     /// The result of the verification, after which the journal is not needed.

@@ -97,8 +97,13 @@ impl CopyReport {
         CopyReport { warnings, rest, ..CopyReport::complete(source, text, summary) }
     }
 
-    /// The report of a copy that leaves out these ranges.
-    pub(crate) fn with_unread(mut self, map: &Path, ranges: usize, bytes: u64) -> CopyReport {
+    /// The report of a copy that leaves out these ranges. `is_first`: they are zeroes on the target.
+    pub(crate) fn with_unread(
+        mut self,
+        map: &Path,
+        (ranges, bytes): (usize, u64),
+        is_first: bool,
+    ) -> CopyReport {
         if ranges == 0 {
             self.text += "; everything could be read";
             return self;
@@ -108,8 +113,9 @@ impl CopyReport {
         let unread = format!("{bytes} bytes in {ranges} {noun} cannot be read");
         self.text += &format!("; {unread}");
         let map = map.display();
+        let there = if is_first { "zeroes" } else { "what it had before" };
         self.warnings.push(format!(
-            "{unread}: they are in {map}, and the target has there what it had before (zeroes if it is new); run the \
+            "{unread}: they are in {map}, and the target has {there} there; run the \
              command again to read them once more"
         ));
         self

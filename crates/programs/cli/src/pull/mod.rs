@@ -55,9 +55,7 @@ fn pull(args: &args::PullArgs, file: JobFile, report: &mut BackupReport) -> Comm
     let request = request(&disks, args)?;
     report.watch(request.disks.iter().map(|disk| disk.store.clone()).collect());
     if args.dry_run {
-        let points = request.preview(&context).map_err(|error| failure(error, &disks))?;
-        let planned = request.disks.iter().zip(points);
-        let rows: Vec<_> = planned.map(|(disk, point)| PullResult::planned(disk, point)).collect();
+        let rows = request.preview(&context).map_err(|error| failure(error, &disks))?;
         return report.tell(pull_json(&rows), &pull_text(&rows));
     }
     let planned = request.plan(&context).map_err(|error| failure(error, &disks))?;

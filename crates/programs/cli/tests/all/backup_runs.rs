@@ -3,13 +3,18 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
 
-use blockhaul_testkit::tools::{PeerServer, ScratchDir, text};
+use blockhaul_testkit::tools::{self, PeerServer, ScratchDir, text};
 use serde_json::{Value, json};
 
 use crate::pull::Machine;
 use crate::served_disk::{OURS, blockhaul, succeed};
+
+const LIMIT: Duration = Duration::from_secs(60);
 
 /// The value of the metric that begins with this text.
 #[track_caller]
@@ -59,6 +64,18 @@ fn succeed_without_change(folder: &Path, args: &[&str]) -> String {
         .collect();
     assert!(changed.is_empty(), "{args:?} has changed {changed:?}");
     said
+}
+
+#[test]
+fn the_collector_reads_metrics_whatever_the_umask_is() {
+    let scratch = ScratchDir::new().unwrap();
+    let file = scratch.file("copy.prom");
+    let words =
+        format!("umask 077; \"$0\" copy null:1M null: --metrics textfile:{}", file.display());
+    let mut shell = Command::new("sh");
+    let output = tools::output(shell.args(["-c", &words, OURS]), LIMIT).unwrap();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o644);
 }
 
 #[test]

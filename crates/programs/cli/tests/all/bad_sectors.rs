@@ -81,6 +81,7 @@ fn all_but_the_bad_sectors_is_saved_and_a_second_run_reads_only_those() {
     assert_status(&first, 10);
     let said = text(&first.stderr);
     assert!(said.contains("20480 bytes in 40 ranges cannot be read"), "{said}");
+    assert!(said.contains("the target has zeroes there"), "{said}");
     assert!(disk.copied() == disk.without(&disk.bad, 0), "the first copy");
     let listed = disk.listed("-");
     assert_eq!(listed.iter().map(|(_, len)| len).sum::<usize>(), 40 * SECTOR);
@@ -93,6 +94,10 @@ fn all_but_the_bad_sectors_is_saved_and_a_second_run_reads_only_those() {
     std::fs::write(disk.path("copy"), &edited).unwrap();
     let second = disk.copy(&disk.bad[..20], &[]);
     assert_status(&second, 10);
+    let said = text(&second.stderr);
+    for words in ["the target has what it had before there", "remove the map to copy everything"] {
+        assert!(said.contains(words), "{words}: {said}");
+    }
     let mut expected = disk.without(&disk.bad[..20], 0);
     expected[disk.bad[0]..disk.bad[0] + SECTOR].fill(9);
     expected[0x1000] = kept_sector;

@@ -43,6 +43,11 @@ impl LibvirtMachine {
         LibvirtMachine { domain: domain.to_string(), connect: connect.map(str::to_string) }
     }
 
+    /// Checks that the domain can be backed up. Nothing changes.
+    pub(super) fn check(&self, request: &MachineRequest) -> Result<()> {
+        self.targets(&request.disks).map(drop)
+    }
+
     /// Begins the point in time of all disks.
     pub(super) fn begin(
         &mut self,
@@ -115,12 +120,26 @@ impl LibvirtMachine {
         })?;
         let disks = disk_targets(&listed);
         check_known(wanted, &disks)?;
+        self.check_runs()?;
         let is_wanted = |target: &&str| wanted.is_empty() || wanted.iter().any(|one| one == target);
         let targets: Vec<String> = disks.into_iter().filter(is_wanted).map(String::from).collect();
         if targets.is_empty() {
             return Err(refused(format!("the domain {} has no disk", self.domain)));
         }
         Ok(targets)
+    }
+
+    /// Refuses a domain that is shut off: QEMU makes the point in time.
+    fn check_runs(&self) -> Result<()> {
+        let state = self.virsh(&["domstate", &self.domain])?;
+        if state.trim() != "shut off" {
+            return Ok(());
+        }
+        let domain = &self.domain;
+        let error = refused(format!("the domain {domain} is shut off, and QEMU makes the backup"));
+        Err(error.and(&format!(
+            "; start it (virsh start {domain}), or copy its disks (virsh domblklist {domain}) with blockhaul copy"
+        )))
     }
 
     fn has_bitmaps(&self, target: &str) -> Result<bool> {

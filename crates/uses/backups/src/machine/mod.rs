@@ -47,19 +47,20 @@ impl MachineBackup {
     /// in the machine.
     pub fn begin(request: &MachineRequest) -> Result<MachineBackup> {
         let names = BackupNames::new(request)?;
-        let lock = lock(&request.stores)?;
-        let (machine, disks) = match &request.address {
+        // No directory is made for a machine that cannot be backed up.
+        let mut machine = match &request.address {
             MachineAddress::Libvirt { domain, connect } => {
-                let mut machine = LibvirtMachine::new(domain, connect.as_deref());
-                let disks = machine.begin(request, &names)?;
-                (Machine::Libvirt(machine), disks)
+                let machine = LibvirtMachine::new(domain, connect.as_deref());
+                machine.check(request)?;
+                Machine::Libvirt(machine)
             }
-            MachineAddress::Qmp { socket } => {
-                let mut machine = QmpMachine::connect(socket)?;
-                let disks = machine.begin(request, &names)?;
-                (Machine::Qmp(machine), disks)
-            }
+            MachineAddress::Qmp { socket } => Machine::Qmp(QmpMachine::connect(socket)?),
         };
+        let lock = lock(&request.stores)?;
+        let disks = match &mut machine {
+            Machine::Libvirt(machine) => machine.begin(request, &names),
+            Machine::Qmp(machine) => machine.begin(request, &names),
+        }?;
         Ok(MachineBackup { machine, disks, names, _lock: lock })
     }
 

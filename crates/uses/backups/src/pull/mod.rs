@@ -25,7 +25,7 @@ use snapshots::SnapshotStores;
 
 pub(crate) use decision::PullQuestion;
 pub use request::{ChangeBitmap, PointKind, PointPlan, PullDisk, PullMode, PullRequest};
-pub use result::{PullOutcome, PullResult, pull_json, pull_text};
+pub use result::{PullOutcome, PullResult, UnfinishedPoint, pull_json, pull_text};
 pub(crate) use snapshots::is_repository;
 pub use target::{PullTarget, finish_pull};
 
@@ -73,10 +73,37 @@ impl PullRequest {
     ///
     /// # Errors
     /// Those of [`PullRequest::plan`], except what only a locked store shows.
-    pub fn preview(&self, context: &BackupContext) -> Result<Vec<PointPlan>> {
+    pub fn preview(&self, context: &BackupContext) -> Result<Vec<PullResult>> {
         self.check_stores()?;
         let (stores, _) = self.open_stores()?;
-        self.decide(context, &stores, true)
+        let points = self.decide(context, &stores, true)?;
+        let planned = self.disks.iter().zip(&stores).zip(points).enumerate();
+        let result = |(index, ((disk, store), plan))| {
+            let unfinished = self.unfinished(disk, store, &plan);
+            let unfinished = unfinished.map_err(|error| error.of_disk(index))?;
+            Ok(PullResult::planned(disk, plan, unfinished))
+        };
+        planned.map(result).collect()
+    }
+
+    /// What happens to the unfinished point of a store.
+    fn unfinished(
+        &self,
+        disk: &PullDisk,
+        store: &Store,
+        plan: &PointPlan,
+    ) -> Result<Option<UnfinishedPoint>> {
+        if is_repository(&disk.store) || plan.kind == PointKind::Existing {
+            return Ok(None);
+        }
+        let left = store.unfinished();
+        let left =
+            left.map_err(|error| BackupError::of_store(BackupStep::OpenStore, &disk.store, error))?;
+        let start = pull_start(store, left.as_ref(), disk, plan, self.restart)?;
+        Ok(left.map(|_| match start {
+            PullStart::Resumed(_) => UnfinishedPoint::Resumed,
+            PullStart::New => UnfinishedPoint::Discarded,
+        }))
     }
 
     fn open_stores(&self) -> Result<(Vec<Store>, SnapshotStores)> {
@@ -170,6 +197,6 @@ fn lock(
         let error = BackupError::new(BackupErrorKind::Open, BackupStep::OpenStore, text);
         return Err(error.in_store(&disk.store));
     }
-    let start = pull_start(&writer, disk, plan, restart)?;
+    let start = pull_start(writer.store(), writer.unfinished(), disk, plan, restart)?;
     Ok((writer, start))
 }

@@ -2,7 +2,6 @@
 
 use std::path::Path;
 
-use blockhaul_store::Store;
 use blockhaul_transfer::one_line;
 use serde_json::{Value, json};
 
@@ -19,8 +18,17 @@ pub struct PullResult {
     pub point: PointPlan,
     /// How the disk ended.
     pub outcome: PullOutcome,
-    /// An earlier pull has left an unfinished point.
-    pub is_begun: bool,
+    /// What happens to the unfinished point of an earlier pull, if there is one; known before a copy only.
+    pub unfinished: Option<UnfinishedPoint>,
+}
+
+/// What happens to a point that an earlier pull has begun and not completed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum UnfinishedPoint {
+    /// Its copy goes on.
+    Resumed,
+    /// Its copy is removed.
+    Discarded,
 }
 
 /// How a disk ended.
@@ -50,13 +58,17 @@ impl PullResult {
             store: disk.store.display().to_string(),
             point,
             outcome,
-            is_begun: Store::is_begun(&disk.store),
+            unfinished: None,
         }
     }
 
     /// The result of a disk that would be copied.
-    pub fn planned(disk: &PullDisk, point: PointPlan) -> PullResult {
-        let mut result = PullResult::new(disk, point);
+    pub(crate) fn planned(
+        disk: &PullDisk,
+        point: PointPlan,
+        unfinished: Option<UnfinishedPoint>,
+    ) -> PullResult {
+        let mut result = PullResult { unfinished, ..PullResult::new(disk, point) };
         if result.outcome == PullOutcome::NotStarted {
             result.outcome = PullOutcome::Planned;
         }
@@ -67,8 +79,8 @@ impl PullResult {
     pub(crate) fn foreseen(disk: &str, store: &Path, point: PointPlan) -> PullResult {
         let store = store.display().to_string();
         // What a run has left is never resumed: its moment is over.
-        let (outcome, is_begun) = (PullOutcome::Planned, false);
-        PullResult { disk: disk.to_string(), store, point, outcome, is_begun }
+        let (outcome, unfinished) = (PullOutcome::Planned, None);
+        PullResult { disk: disk.to_string(), store, point, outcome, unfinished }
     }
 
     fn text(&self) -> Option<String> {
@@ -95,9 +107,11 @@ impl PullResult {
         };
         if self.outcome == PullOutcome::Planned {
             text += &format!("; in {}", self.store);
-            if self.is_begun {
-                text += ", where an unfinished pull is resumed if it is the same";
-            }
+            text += match self.unfinished {
+                Some(UnfinishedPoint::Resumed) => ", where the unfinished pull is resumed",
+                Some(UnfinishedPoint::Discarded) => ", where the unfinished pull is discarded",
+                None => "",
+            };
         }
         Some(one_line(&format!("disk {disk}: {text}")))
     }

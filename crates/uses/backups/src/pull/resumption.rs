@@ -1,7 +1,7 @@
 //! Whether what an earlier pull has left is resumed.
 
 use blockhaul_block::Error;
-use blockhaul_store::{BackupPoint, StoreWriter};
+use blockhaul_store::{BackupPoint, Store};
 
 use super::request::{PointKind, PointPlan, PullDisk};
 use crate::error::{BackupError, BackupErrorKind, BackupStep, Result};
@@ -15,21 +15,22 @@ pub(super) enum PullStart {
     New,
 }
 
-/// Decides whether what an earlier run has left is continued.
+/// Decides whether what an earlier run has left, the point `left`, is continued.
 pub(super) fn pull_start(
-    writer: &StoreWriter,
+    store: &Store,
+    left: Option<&BackupPoint>,
     disk: &PullDisk,
     plan: &PointPlan,
     restart: bool,
 ) -> Result<PullStart> {
-    let Some(left) = writer.unfinished() else { return Ok(PullStart::New) };
+    let Some(left) = left else { return Ok(PullStart::New) };
     let failed = |error: Error| BackupError::of_store(BackupStep::Plan, &disk.store, error);
     let refused = |text| {
         let error = BackupError::new(BackupErrorKind::Open, BackupStep::Plan, text);
         Err(error.in_store(&disk.store))
     };
-    let journal = writer.journal(left.number);
-    let dir = writer.store().dir().display();
+    let journal = store.journal(left.number);
+    let dir = store.dir().display();
     let is_discarded = blockhaul_engine::discarding_journal(&journal).map_err(failed)?.is_some();
     let abandon = format!("if its source is gone: blockhaul chain abandon {dir}");
     if restart {
