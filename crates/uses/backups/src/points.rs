@@ -8,7 +8,7 @@ use blockhaul_store::{BackupPoint, Store};
 use blockhaul_transfer::one_word;
 use serde_json::{Value, json};
 
-use crate::error::{BackupError, BackupStep, Result};
+use crate::error::{BackupError, BackupErrorKind, BackupStep, Result};
 
 /// A point of a store, and its file.
 #[derive(Debug, Clone)]
@@ -32,6 +32,15 @@ pub fn list_points(dir: &Path) -> Result<Vec<PointEntry>> {
 
 /// Opens a store for reading.
 pub(crate) fn open_store(dir: &Path) -> Result<Store> {
+    if crate::pull::is_repository(dir) {
+        let text = format!(
+            "{} is a repository, and its points are snapshots: list, check and prune them with restic snapshots, check \
+             and forget; restore with blockhaul copy restic:REPO#SNAPSHOT/PATH TARGET",
+            dir.display()
+        );
+        let error = BackupError::new(BackupErrorKind::Request, BackupStep::OpenStore, text);
+        return Err(error.in_store(dir));
+    }
     Store::open(dir).map_err(|error| BackupError::of_store(BackupStep::OpenStore, dir, error))
 }
 

@@ -11,6 +11,8 @@ use blockhaul_testkit::tools::{self, PeerProgram, ScratchDir, long, text};
 use crate::pull::Machine;
 use crate::served_disk::{LIMIT, OURS};
 
+const PAGE: &str = include_str!("../../../../../docs/restic.md");
+
 /// A repository in a directory of its own.
 struct Repository {
     restic: PeerProgram,
@@ -188,10 +190,12 @@ fn pulls_with_bitmaps_are_snapshots_of_all_disks() {
     let store = repository.spec("vms/one?init=on");
     let uri = machine.uri();
     let job = repository.scratch.file("job.toml");
-    let disk = |name: &str, keys: &str| {
-        format!("[[disk]]\nname = '{name}'\nsource = '{uri}'\nstore = '{store}'\n{keys}\n")
-    };
-    fs::write(&job, disk("vda", "") + &disk("vdb", "")).unwrap();
+    // The disk of the page, and another one.
+    let disk = PAGE.split("```toml\n").nth(1).unwrap().split("```").next().unwrap();
+    let disk = disk.replace("nbd+unix:///vda?socket=/run/vm1.nbd", &uri);
+    let disk = disk.replace("restic:backups#vm1?init=on", &store);
+    assert!(disk.contains(&uri) && disk.contains(&store), "{disk}");
+    fs::write(&job, disk.clone() + &disk.replace("\"vda\"", "\"vdb\"")).unwrap();
     let job = job.to_str().unwrap();
     let pull = |more: &[&str]| repository.succeed(&[&["pull", job][..], more].concat());
     let dry = pull(&["--point", "monday", "--dry-run"]);
@@ -234,6 +238,58 @@ fn pulls_with_bitmaps_are_snapshots_of_all_disks() {
     repository.restic(&["check", "--read-data"]);
     let device = repository.spec("latest/vms/one/vdb");
     repository.succeed(&["compare", "--strict", &machine.file("tuesday"), &device]);
+    for command in [&["chain", "list"][..], &["chain", "check"], &["restore"]] {
+        let args = if command.len() == 2 {
+            [command, &[&store]].concat()
+        } else {
+            vec!["restore", &store, "x.raw"]
+        };
+        let said = text(&repository.run(&args).stderr);
+        assert!(
+            said.contains("restic snapshots") && said.contains("blockhaul copy"),
+            "{args:?}: {said}"
+        );
+    }
     let machine = repository.run(&["pull", "--libvirt", "vm", "--store", &store]);
     assert!(text(&machine.stderr).contains("need a directory"), "{}", text(&machine.stderr));
+}
+
+#[test]
+fn a_disk_whose_copy_fails_is_left_out_of_the_snapshot() {
+    let repository = Repository::new(require_peer!("restic"));
+    let job = repository.scratch.file("job.toml");
+    let store = repository.spec("vm?init=on");
+    let disk = |name: &str, more: &str| {
+        format!(
+            "[[disk]]\nname = '{name}'\nsource = 'random:8M?seed=1'\nstore = '{store}'\n{more}\n"
+        )
+    };
+    let failing = disk("vdb", "source-layer = ['error?read=100%&at=5M,512']\nretries = 0");
+    fs::write(&job, disk("vda", "") + &failing + &disk("vdc", "")).unwrap();
+    let pull = ["pull", job.to_str().unwrap(), "--point", "monday"];
+    let output = repository.run(&pull);
+    let (printed, said) = (text(&output.stdout), text(&output.stderr));
+    assert_eq!(output.status.code(), Some(4), "{said}");
+    assert!(said.contains("vdb") && !printed.contains("vdb"), "{printed}{said}");
+    let snapshots = repository.snapshots();
+    assert_eq!(snapshots[0]["paths"], serde_json::json!(["/vm/vda", "/vm/vdc"]), "{snapshots}");
+    assert_eq!(repository.restic(&["list", "locks", "--no-lock"]), "");
+    // The same command copies what is missing.
+    fs::write(&job, disk("vda", "") + &disk("vdb", "") + &disk("vdc", "")).unwrap();
+    let printed = repository.succeed(&pull);
+    assert!(printed.contains("disk vda: monday is complete already"), "{printed}");
+    let snapshots = repository.snapshots();
+    assert_eq!(snapshots[1]["paths"], serde_json::json!(["/vm/vdb"]), "{snapshots}");
+    for (disk, name) in [("vda", "vda"), ("vdb", "vdb")] {
+        let device = repository.spec(&format!("latest/vm/{disk}?tag={name}:point=monday"));
+        repository.succeed(&["compare", "--strict", "random:8M?seed=1", &device]);
+    }
+    repository.restic(&["check", "--read-data"]);
+    // Two disks with one name, and one file in place of a directory.
+    fs::write(&job, disk("vda", "") + &disk("vda", "")).unwrap();
+    let said = text(&repository.run(&pull).stderr);
+    assert!(said.contains("another disk also has the name"), "{said}");
+    let inside = disk("vda", "").replace("#vm?", "#vm/vdx?") + &disk("vdx", "");
+    fs::write(&job, inside).unwrap();
+    assert!(repository.run(&["pull", job.to_str().unwrap()]).status.success());
 }
