@@ -5,8 +5,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use blockhaul_block::{Device as _, Error, Kind, Request};
+use blockhaul_block::{Device as _, Error, Kind, Reply, Request};
 use blockhaul_catalog::{DeviceSpec, Intent};
+use blockhaul_io::Reservation;
 use blockhaul_testkit::require_peer;
 use blockhaul_testkit::rng::Rng;
 use blockhaul_testkit::tools::{PeerProgram, long};
@@ -18,7 +19,7 @@ use crate::fault::RepositoryFault;
 use crate::peer_tests::{MIB, Repository, disk};
 use crate::repository::RepositoryReader;
 use crate::storage::{DirectoryStorage, RepositoryStorage};
-use crate::test_support::{TestWrite, back_up, files_below, on_a_worker, registry};
+use crate::test_support::{TestWrite, back_up, files_below, on_a_worker, open, registry};
 use crate::writer::person::Person;
 use crate::writer::place::{BackupPlace, BackupRequest};
 use crate::writer::plan::BackupPlan;
@@ -293,6 +294,55 @@ fn what_is_written_during_a_flush_is_in_the_next_snapshot() {
     let count = repository.list("snapshots").len();
     assert!((1..=7).contains(&count), "{count}");
     repository.check();
+}
+
+#[test]
+fn disks_above_2_tib_have_chunks_of_4_mib() {
+    let restic = require_peer!("restic");
+    let repository = Repository::new(restic, "2");
+    let size = (2 << 40) + 12_345;
+    let writes = [(0, 1000), (size - 9 * MIB as u64, 9 * MIB), ((1 << 40) + 77, 5 * MIB)];
+    let mut rng = Rng::new(3);
+    let bytes = writes.map(|(at, len)| {
+        let mut bytes = vec![0; len];
+        rng.fill(&mut bytes);
+        (at, bytes)
+    });
+    let copy = |intent: Intent, writes: Vec<TestWrite>| {
+        let spec = DeviceSpec::parse(repository.spec("#new/disk").as_ref()).unwrap();
+        on_a_worker(move || async move {
+            let opened = registry().open_target(&spec, Vec::new(), intent).await;
+            let (stack, preparation) = opened.unwrap();
+            preparation.run().await.unwrap();
+            assert_eq!(stack.device().facts().block.preferred, 4 << 20);
+            for write in writes {
+                stack.device().submit(write.request()).await.unwrap();
+            }
+            stack.device().submit(Request::flush()).await.unwrap();
+        });
+    };
+    let all = bytes.clone().map(|(at, bytes)| TestWrite::Bytes(at, bytes));
+    copy(Intent::target(size), all.to_vec());
+    copy(Intent::TARGET, vec![TestWrite::Bytes(3 << 39, vec![9; 10])]);
+    let spec = repository.spec("#latest/disk");
+    on_a_worker(move || async move {
+        let stack = open(&spec).await.unwrap();
+        assert_eq!(stack.device().facts().size, size);
+        for (at, expected) in
+            bytes.into_iter().chain([(3 << 39, vec![9; 10]), (1 << 39, vec![0; 99])])
+        {
+            let room = Reservation::unpooled(expected.len());
+            let reply = stack.device().submit(Request::read(at, room)).await.unwrap();
+            match reply {
+                Reply::Data(data) => assert!(data.bytes() == expected, "{at}"),
+                Reply::Hole => assert!(expected.iter().all(|byte| *byte == 0), "{at}"),
+                other => panic!("{other:?}"),
+            }
+        }
+    });
+    repository.check();
+    let data = repository.pack_bytes();
+    assert!(data < 25 << 20, "{data}");
 }
 
 /// A lock of another program.

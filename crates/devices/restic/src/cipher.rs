@@ -5,7 +5,7 @@ use openssl::memcmp;
 use openssl::pkey::{Id, PKey};
 use openssl::rand::rand_bytes;
 use openssl::sign::Signer;
-use openssl::symm::{Cipher, encrypt};
+use openssl::symm::{Cipher, Crypter, Mode, encrypt};
 
 /// Bytes of the nonce before the data, and of the code behind it.
 const NONCE: usize = 16;
@@ -73,9 +73,17 @@ impl CipherKey {
     pub(crate) fn seal(&self, text: &[u8]) -> Result<Vec<u8>, ErrorStack> {
         let mut nonce = [0; NONCE];
         rand_bytes(&mut nonce)?;
-        let text = encrypt(Cipher::aes_256_ctr(), &self.encrypt, Some(&nonce), text)?;
-        let code = self.code(&nonce, &text)?;
-        Ok([&nonce[..], &text, &code].concat())
+        let mut sealed = vec![0; OVERHEAD + text.len()];
+        let (head, rest) = sealed.split_at_mut(NONCE);
+        let (body, tail) = rest.split_at_mut(text.len());
+        head.copy_from_slice(&nonce);
+        let cipher = Cipher::aes_256_ctr();
+        let mut crypter = Crypter::new(cipher, Mode::Encrypt, &self.encrypt, Some(&nonce))?;
+        // A mode without blocks: nothing is left for the end.
+        crypter.update(text, body)?;
+        let code = self.code(&nonce, body)?;
+        tail.copy_from_slice(code.get(..CODE).ok_or_else(ErrorStack::get)?);
+        Ok(sealed)
     }
 
     fn code(&self, nonce: &[u8; NONCE], text: &[u8]) -> Result<Vec<u8>, ErrorStack> {

@@ -23,7 +23,7 @@ use crate::writer::tree_text::{FileNode, TreeFolder};
 use crate::writer::unserialized;
 
 /// Packs that are written at a time, each with 16 MiB.
-const WRITES_MAX: usize = 4;
+const WRITES_MAX: usize = 2;
 /// Blobs after which an index file is written, and the time after which it is written with fewer: a later run finds the
 /// blobs of a run that was killed.
 const INDEX_BLOBS: usize = 20_000;
@@ -78,6 +78,7 @@ struct BackupFigures {
     bytes: AtomicU64,
     stored: AtomicU64,
     trees: AtomicU64,
+    snapshots: AtomicU64,
 }
 
 struct PackState {
@@ -265,11 +266,14 @@ impl BackupSession {
         })?;
         self.commit()?;
         self.lock.confirm()?;
+        let is_first = self.figures.snapshots.fetch_add(1, Ordering::Relaxed) == 0;
         let figure = |figure: &AtomicU64| figure.load(Ordering::Relaxed);
         let head = SnapshotHead {
             tree,
             facts,
             paths: files.iter().map(|(path, _)| format!("/{path}")).collect(),
+            // restic finds the newest by this time, and it is that of the beginning.
+            time: if is_first { self.begun } else { Timestamp::now() },
             begun: self.begun,
             bytes: files.iter().map(|(_, file)| file.size).sum(),
             blobs: [figure(&self.figures.blobs), figure(&self.figures.trees)],

@@ -15,6 +15,7 @@ pub(crate) struct SnapshotHead<'a> {
     pub(crate) facts: &'a SnapshotFacts,
     /// The paths of its files, by which restic groups snapshots.
     pub(crate) paths: Vec<String>,
+    pub(crate) time: Timestamp,
     /// When the backup began.
     pub(crate) begun: Timestamp,
     /// Bytes of its files.
@@ -35,7 +36,7 @@ pub(crate) fn snapshot_text(head: &SnapshotHead<'_>) -> Result<Vec<u8>> {
     let [data_blobs, tree_blobs] = head.blobs;
     let [data_added, data_added_packed] = head.added;
     let mut snapshot = json!({
-        "time": head.begun, "tree": head.tree, "paths": head.paths, "hostname": head.facts.host,
+        "time": head.time, "tree": head.tree, "paths": head.paths, "hostname": head.facts.host,
         "username": user, "uid": uid, "gid": gid,
         "program_version": concat!("blockhaul ", env!("CARGO_PKG_VERSION")),
         "summary": {
