@@ -24,7 +24,7 @@ use crate::writer::place::{BackupPlace, BackupRequest};
 use crate::writer::plan::BackupPlan;
 use crate::writer::session::CompressionMode;
 
-/// The name that stands for the snapshot that a copy makes.
+/// The name of the snapshot that a copy makes.
 const NEW: &str = "new";
 /// Memory for blobs.
 const CACHE: u64 = 64 << 20;

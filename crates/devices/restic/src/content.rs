@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use blockhaul_block::{Extents, HOLE, ZERO};
+use blockhaul_io::Data;
 use openssl::sha::Sha256;
 
 use crate::digest::Digest;
@@ -11,8 +12,8 @@ use crate::index::{BlobKind, BlobPlace};
 use crate::repository::Repository;
 use crate::tree::TreeNode;
 
-/// Zeroes that are hashed at a time.
-static ZEROES: [u8; 64 << 10] = [0; 64 << 10];
+/// Zeroes that are hashed at a time, in bytes.
+const ZEROES: u32 = 64 << 10;
 /// The number of a blob of zeroes.
 const HOLE_NUMBER: u32 = u32::MAX;
 /// Number of runs that is enough for one reply.
@@ -155,12 +156,13 @@ fn zero_blobs(blobs: &[FileBlob]) -> Vec<bool> {
     let len = |number: u32| blobs[number as usize].place.plain();
     order.sort_unstable_by_key(|number| len(*number));
     let mut is_zero = vec![false; blobs.len()];
+    let block = Data::zeroes(ZEROES as usize);
     let (mut hash, mut hashed) = (Sha256::new(), 0);
     let mut zeroes = (0, Digest([0; 32]));
     for number in order {
         while hashed < len(number) {
-            let more = (len(number) - hashed).min(64 << 10);
-            hash.update(&ZEROES[..more as usize]);
+            let more = (len(number) - hashed).min(ZEROES);
+            hash.update(&block.bytes()[..more as usize]);
             hashed += more;
         }
         if zeroes.0 != hashed {

@@ -117,7 +117,7 @@ impl BackupDevice {
                 Some(backup) => work(backup).map_err(Error::from),
                 None => Err(unbegun()),
             };
-            // Before the reply: whoever then drops the last handle removes the lock.
+            // Before the reply: the drop of the last handle, which follows, removes the lock.
             drop(backup);
             completer.complete(outcome);
         });

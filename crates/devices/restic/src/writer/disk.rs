@@ -28,7 +28,7 @@ const CHUNK_RANGE: Range<u64> = 64 << 10..(16 << 20) + 1;
 const SIZE_MAX: u64 = 64 << 40;
 /// Bytes of chunks of which a part was written.
 const DIRTY_MAX: u64 = 64 << 20;
-/// Stands for a chunk whose bytes are those of the earlier backup, which has other chunks.
+/// Marks a chunk whose bytes are those of the earlier backup, which has other chunks.
 const UNKNOWN: Digest = Digest([0; 32]);
 /// Runs that are enough for one reply.
 const RUNS_MAX: usize = 64 << 10;

@@ -1,7 +1,7 @@
-//! Locks: files that keep other programs from removing what a backup uses.
+//! Locks: files that keep other programs from removing packs and index files that a backup uses.
 //!
-//! A program that removes files has an exclusive lock, one that adds files another one. Whoever makes a lock looks for
-//! those of others before and after, so that of two programs at least one sees the other.
+//! A program that removes files has an exclusive lock, one that adds files a shared one. A program looks for
+//! the locks of others before and after it writes its own, so that of two programs at least one sees the other.
 
 use std::process;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};

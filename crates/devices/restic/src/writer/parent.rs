@@ -10,7 +10,7 @@ use crate::snapshot::{self, Snapshot, SnapshotFilter};
 use crate::tree;
 use crate::writer::place::BackupPlace;
 
-/// The name that stands for no earlier backup.
+/// The value of the option for no earlier backup.
 const NONE: &str = "none";
 
 /// A file of an earlier snapshot.

@@ -105,7 +105,7 @@ impl BackupPlace {
             let text = format!("snapshot {} was removed just now", gone.short());
             return Err(Error::new(Kind::NotFound, text).with_remedy("run the command again"));
         }
-        // What others have removed before the lock must not count.
+        // The index must not name packs that another program removed before the lock.
         let is_same = reader.names(INDEX)? == names;
         let repository = if is_same { repository } else { Repository::load(reader.clone())? };
         let compression = self.request.compression;

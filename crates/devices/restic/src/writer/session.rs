@@ -71,7 +71,7 @@ pub(crate) struct BackupSession {
     figures: BackupFigures,
 }
 
-/// What a backup has added.
+/// Blobs and bytes that a backup has added.
 #[derive(Debug, Default)]
 struct BackupFigures {
     blobs: AtomicU64,
@@ -90,7 +90,7 @@ struct PackState {
     listed: std::time::Instant,
 }
 
-/// What a snapshot says besides its files.
+/// Facts of a snapshot besides its files.
 #[derive(Debug, Clone)]
 pub(crate) struct SnapshotFacts {
     pub(crate) host: String,

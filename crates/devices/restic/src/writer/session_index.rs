@@ -71,7 +71,7 @@ impl SessionIndex {
         self.index.add(written.into_iter());
     }
 
-    /// The index of what was there before.
+    /// The sorted index.
     pub(crate) fn index(&self) -> &BlobIndex {
         &self.index
     }

@@ -27,7 +27,7 @@ pub(super) struct SnapshotTarget {
     backup: Arc<ResticBackup>,
     /// The number of the disk in the backup.
     number: usize,
-    /// The list of what is copied.
+    /// The list of the ranges of an increment.
     ranges: Option<NamedTempFile>,
 }
 
