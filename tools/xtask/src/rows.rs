@@ -19,6 +19,7 @@ const EXCEPTIONS: &[(&str, &str)] = &[
     ("devices/formats", "devices/layers"),
     ("devices/isolated", "devices/client"),
     ("devices/kubevirt", "devices/client"),
+    ("devices/remote", "devices/layers"),
     ("devices/restic", "devices/remote"),
     ("devices/snapshot", "devices/layers"),
     ("devices/vddk", "devices/foreign"),

@@ -4,11 +4,12 @@ use std::sync::Arc;
 
 use blockhaul_block::{Device, DeviceExt as _, Error, Kind, Result};
 
-const BLOCK: u64 = 512;
+/// Bytes of a header; contents fill up whole blocks.
+pub const BLOCK: u64 = 512;
 /// Bytes read at a time: headers of small members are close to each other.
 const WINDOW: u64 = 64 << 10;
 /// Maximum length of a member's name, or list of attributes.
-const NAME_MAX: u64 = 1 << 20;
+pub const NAME_MAX: u64 = 1 << 20;
 
 /// A member of a tar file.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -130,7 +131,7 @@ impl<'a> ArchiveReader<'a> {
     }
 
     fn member(&mut self, header: MemberHeader, start: u64) -> Result<ArchiveMember> {
-        let MemberOverrides { name, size, sparse } = std::mem::take(&mut self.ahead);
+        let MemberOverrides { name, size, sparse, .. } = std::mem::take(&mut self.ahead);
         let len = size.unwrap_or(header.size);
         self.skip(start, len)?;
         let kind = match header.kind {
@@ -158,11 +159,16 @@ impl<'a> ArchiveReader<'a> {
 }
 
 /// Records before a member that apply only to it.
-#[derive(Default)]
-struct MemberOverrides {
-    name: Option<Vec<u8>>,
-    size: Option<u64>,
-    sparse: bool,
+#[derive(Debug, Default)]
+pub struct MemberOverrides {
+    /// Its name.
+    pub name: Option<Vec<u8>>,
+    /// The name of the file that it links to.
+    pub link: Option<Vec<u8>>,
+    /// Length of its contents in bytes.
+    pub size: Option<u64>,
+    /// Whether its holes are left out.
+    pub sparse: bool,
 }
 
 /// The position of the header after a member.
@@ -170,15 +176,23 @@ fn next(start: u64, len: u64) -> Option<u64> {
     start.checked_add(len.checked_next_multiple_of(BLOCK)?)
 }
 
-struct MemberHeader {
-    name: Vec<u8>,
-    size: u64,
-    kind: u8,
+/// The header of a member, or of a record that applies to another member.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MemberHeader {
+    /// Its name, as it is stored.
+    pub name: Vec<u8>,
+    /// The name of the file that a link names.
+    pub link: Vec<u8>,
+    /// Length of what follows in bytes.
+    pub size: u64,
+    /// The type of the member, as it is stored.
+    pub kind: u8,
 }
 
 impl MemberHeader {
-    /// Parses a header; `None`: it is not one, or its checksum is wrong.
-    fn parse(block: &[u8]) -> Option<MemberHeader> {
+    /// Parses a block of 512 bytes; `None`: it is not a header, or its checksum is wrong.
+    pub fn parse(block: &[u8]) -> Option<MemberHeader> {
+        let block = block.get(..BLOCK as usize)?;
         let sum: u64 = block.iter().map(|&byte| u64::from(byte)).sum();
         let told: u64 = block[148..156].iter().map(|&byte| u64::from(byte)).sum();
         // The field itself counts as blanks.
@@ -194,7 +208,8 @@ impl MemberHeader {
         if &block[257..263] == b"ustar\0" && block[345] != 0 {
             name = [text(345..500), b"/", &name].concat();
         }
-        Some(MemberHeader { name, size: number(&block[124..136])?, kind: block[156] })
+        let (link, kind) = (text(157..257).to_vec(), block[156]);
+        Some(MemberHeader { name, link, size: number(&block[124..136])?, kind })
     }
 }
 
@@ -212,11 +227,13 @@ fn number(field: &[u8]) -> Option<u64> {
 }
 
 impl MemberOverrides {
-    /// What a member of type `L` (GNU's long name) or `x` (pax attributes) says about the next one.
-    fn learn(&mut self, kind: u8, bytes: &[u8]) {
-        if kind == b'L' {
+    /// Adds the contents of a member of type `L` or `K` (GNU's long name of the next member, or of the file that it
+    /// links to), or `x` (attributes of pax).
+    pub fn learn(&mut self, kind: u8, bytes: &[u8]) {
+        if matches!(kind, b'L' | b'K') {
             let end = bytes.iter().position(|&byte| byte == 0).unwrap_or(bytes.len());
-            self.name = Some(bytes[..end].to_vec());
+            let name = Some(bytes[..end].to_vec());
+            *(if kind == b'L' { &mut self.name } else { &mut self.link }) = name;
             return;
         }
         let mut rest = bytes;
@@ -234,6 +251,7 @@ impl MemberOverrides {
             let text = std::str::from_utf8(value).unwrap_or_default();
             match key {
                 b"path" => self.name = Some(value.to_vec()),
+                b"linkpath" => self.link = Some(value.to_vec()),
                 b"size" => self.size = text.parse().ok().or(self.size),
                 _ if key.starts_with(b"GNU.sparse.") => {
                     self.sparse = true;

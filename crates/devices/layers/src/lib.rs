@@ -46,14 +46,16 @@ mod throttle;
 mod xz;
 
 pub use allocation_depth::ALLOCATION_DEPTH;
-pub use archive::{ArchiveMember, ArchiveReader, MemberKind, first_tar_member};
+pub use archive::{
+    ArchiveMember, ArchiveReader, MemberHeader, MemberKind, MemberOverrides, first_tar_member,
+};
 pub use blocksize::BLOCKSIZE;
 pub use cache::CACHE;
 pub use contexts::CONTEXTS;
 pub use cow::COW;
 pub use detect_zeroes::DETECT_ZEROES;
 pub use extents_cache::EXTENTS_CACHE;
-pub use gz::GZ;
+pub use gz::{GZ, Inflater};
 pub use log::LOG;
 pub use lost_data::data_was_lost;
 #[cfg(feature = "luks")]

@@ -254,7 +254,10 @@ async fn look(resource: &HttpResource, url: &Url) -> Result<(DavState, Vec<DavLo
     loop {
         match look_once(resource, url).await {
             Ok(found) => return Ok(found),
-            Err(failure) if failure.error.kind() == Kind::Disconnected => {
+            // A server that is not there will not be there in a moment, either.
+            Err(failure)
+                if failure.error.kind() == Kind::Disconnected && failure.error.is_complete() =>
+            {
                 return Err(failure.error);
             }
             Err(failure) => repetitions.wait(failure, 0).await?,

@@ -23,7 +23,7 @@ use crate::upload_device::UploadDevice;
 use crate::{RemoteOptions, runtime};
 
 /// Largest file with fields of requests or a password.
-const SECRET_MAX: u64 = 64 << 10;
+pub(crate) const SECRET_MAX: u64 = 64 << 10;
 /// Most requests under way.
 pub(crate) const CONNECTIONS_MAX: u64 = 64;
 
@@ -333,7 +333,7 @@ fn self_host(url: &Url) -> &str {
 }
 
 /// Whether requests stay on this machine.
-fn is_local(url: &Url) -> bool {
+pub(crate) fn is_local(url: &Url) -> bool {
     match self_host(url) {
         "localhost" => true,
         host => {
@@ -349,8 +349,11 @@ pub(crate) fn connections(args: &ParamValues) -> Result<usize, String> {
     number.ok_or_else(|| format!("connections may be 1 to {CONNECTIONS_MAX}"))
 }
 
-/// The fields in a file, which stay out of logs.
-fn header_fields(file: &Path) -> Result<HeaderMap> {
+/// The fields in a file, which stay out of logs. Blocks.
+///
+/// # Errors
+/// The file cannot be read, or a line is no field.
+pub(crate) fn header_fields(file: &Path) -> Result<HeaderMap> {
     let text = read_text(file, SECRET_MAX)?;
     let mut fields = HeaderMap::new();
     for (number, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {

@@ -1,4 +1,5 @@
-//! Disks behind HTTP servers and in object stores: `https://…`, `s3://…`, `gs://…`, `az://…`, `dav(s)://…`.
+//! Disks behind HTTP servers, in object stores and in registries: `https://…`, `dav(s)://…`, `s3://…`, `gs://…`, `az://…`,
+//! `oci://…`.
 //!
 //! - `http_backend`, `store_backend`: the kinds of storage. `device`: the device of a disk.
 //! - `http_object`: a resource of an HTTP server, read by ranges. `http_stream`: one of a server without ranges,
@@ -10,6 +11,7 @@
 //!   `aws_profile`: profiles in files; `store_list`: the objects of a bucket. `store_service`: connections of stores,
 //!   `store_failure`: their errors.
 //! - `chunks`: disks whose chunks are objects, written at random places.
+//! - `oci`: disks in images of container registries.
 //! - `place`: parts of object stores that are read as folders.
 //! - `upload`: an object that is written; `part_buffer`: a part of it; `upload_record`: how far it is, in a file.
 //!   `upload_device`: the device of what is written as a whole. `identity`: numbers of remote files.
@@ -34,6 +36,7 @@ mod http_backend;
 mod http_object;
 mod http_stream;
 mod identity;
+mod oci;
 mod part_buffer;
 mod place;
 mod put_body;
@@ -57,6 +60,7 @@ pub use place::ObjectPlace;
 
 use chunks::backend::ChunkBackend;
 use http_backend::HttpBackend;
+use oci::backend::OciBackend;
 use store_backend::StoreBackend;
 use store_failure::StoreKind;
 
@@ -76,5 +80,6 @@ pub fn all(options: RemoteOptions) -> Vec<Arc<dyn blockhaul_catalog::Backend>> {
     let mut all: Vec<_> = [StoreKind::S3, StoreKind::Gcs, StoreKind::Azure].map(store).into();
     all.push(Arc::new(HttpBackend::new(options)));
     all.push(Arc::new(ChunkBackend::new(options)));
+    all.push(Arc::new(OciBackend::new(options)));
     all
 }

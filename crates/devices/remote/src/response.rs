@@ -51,10 +51,15 @@ impl ObjectVersion {
         self.etag.is_none() && self.modified.is_none()
     }
 
-    /// Whether both may be the same version.
+    /// Whether both may be the same version. The entity tag of a file that was just written is weak at some servers,
+    /// and strong a second later.
     pub(crate) fn fits(&self, other: &ObjectVersion) -> bool {
+        let tag = |value: &HeaderValue| {
+            let bytes = value.as_bytes();
+            bytes.strip_prefix(b"W/").unwrap_or(bytes).to_vec()
+        };
         match (&self.etag, &other.etag) {
-            (Some(one), Some(other)) => one == other,
+            (Some(one), Some(other)) => tag(one) == tag(other),
             _ => match (&self.modified, &other.modified) {
                 (Some(one), Some(other)) => one == other,
                 _ => true,
@@ -236,6 +241,8 @@ mod tests {
         };
         assert!(version("\"a\"", "x").fits(&version("\"a\"", "y")));
         assert!(!version("\"a\"", "x").fits(&version("\"b\"", "x")));
+        assert!(version("W/\"a\"", "x").fits(&version("\"a\"", "x")));
+        assert!(!version("W/\"a\"", "x").fits(&version("\"b\"", "x")));
         assert!(!version("", "x").fits(&version("\"b\"", "y")));
         assert!(version("", "").fits(&version("\"b\"", "y")));
         assert_eq!(version("\"a\"", "x").condition().unwrap().0, IF_MATCH);

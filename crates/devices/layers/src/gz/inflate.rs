@@ -12,14 +12,14 @@ const TRAILER: usize = 8;
 
 /// A decoder between two bytes. A copy of it continues from there: a few tens of KiB.
 #[derive(Clone)]
-pub(super) struct Inflater {
+pub struct Inflater {
     state: Box<DecompressorOxide>,
     window: Box<[u8; WINDOW]>,
     phase: Phase,
     /// Number of consumed bytes of the file.
-    pub(super) taken: u64,
+    pub taken: u64,
     /// Number of decoded bytes.
-    pub(super) made: u64,
+    pub made: u64,
     /// Of the current member.
     sum: crc32fast::Hasher,
     len: u32,
@@ -39,12 +39,19 @@ enum Phase {
     End,
 }
 
+impl Default for Inflater {
+    fn default() -> Inflater {
+        Inflater::new()
+    }
+}
+
 impl Inflater {
     /// Memory use of a copy in bytes.
     pub(super) const COST: u64 =
         (size_of::<DecompressorOxide>() + WINDOW + size_of::<Inflater>()) as u64;
 
-    pub(super) fn new() -> Inflater {
+    /// At the start of a file.
+    pub fn new() -> Inflater {
         Inflater {
             state: Box::default(),
             window: Box::new([0; WINDOW]),
@@ -58,14 +65,11 @@ impl Inflater {
     }
 
     /// Consumes bytes of the file, and appends decoded bytes to `out`, until there is no more input
-    /// or `until` bytes were decoded, or somewhat more (a window's length). An error says what is
-    /// wrong.
-    pub(super) fn step(
-        &mut self,
-        input: &[u8],
-        until: u64,
-        out: &mut Vec<u8>,
-    ) -> Result<(), String> {
+    /// or `until` bytes were decoded, or somewhat more (a window's length).
+    ///
+    /// # Errors
+    /// The file is damaged; the text says how.
+    pub fn step(&mut self, input: &[u8], until: u64, out: &mut Vec<u8>) -> Result<(), String> {
         let mut input = input;
         while !input.is_empty() && self.made < until {
             let taken = match &mut self.phase {
@@ -113,8 +117,11 @@ impl Inflater {
         Ok(())
     }
 
-    /// Checks that the file may end here; an error says what is wrong.
-    pub(super) fn finish(&self) -> Result<(), String> {
+    /// Checks that the file may end here.
+    ///
+    /// # Errors
+    /// It may not; the text says why.
+    pub fn finish(&self) -> Result<(), String> {
         match &self.phase {
             Phase::End => Ok(()),
             Phase::Header(known) if self.complete && known.is_empty() => Ok(()),

@@ -14,7 +14,7 @@ use crate::declared::{param_or, usage};
 use crate::packed::{PackedContent, PackedFile, PackedIndex, PackedPart, UnpackedDevice};
 use crate::per_disk::PerDisk;
 use crate::scratch::ScratchMemory;
-use inflate::Inflater;
+pub use inflate::Inflater;
 
 /// The layer `gz`.
 pub static GZ: LayerKind = LayerKind {

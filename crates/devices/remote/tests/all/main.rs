@@ -5,8 +5,10 @@
 mod chunks;
 mod dav;
 mod dav_server;
+mod oci;
 mod random;
 mod reads;
+mod registry_server;
 mod server;
 mod streams;
 mod tls;

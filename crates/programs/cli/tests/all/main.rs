@@ -43,6 +43,8 @@ mod mount;
 mod names;
 #[cfg(feature = "formats")]
 mod noticed;
+#[cfg(all(feature = "formats", feature = "remote"))]
+mod oci;
 #[cfg(feature = "formats")]
 mod option_lists;
 mod part;
@@ -55,7 +57,6 @@ mod qemu_nbd;
 mod qmp;
 mod random_doors;
 mod random_qmp;
-#[cfg(feature = "remote")]
 mod remote;
 mod reports;
 #[cfg(feature = "restic")]

@@ -1,4 +1,5 @@
-//! Files of real web servers: nginx, alone and with a cache of slices before it, Apache with WebDAV, and Caddy.
+//! Files of real web servers: nginx, alone, with a cache of slices before it, and with its WebDAV module; Apache with
+//! WebDAV; and Caddy.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -9,14 +10,17 @@ use blockhaul_testkit::require_peer;
 use blockhaul_testkit::rng::Rng;
 use blockhaul_testkit::tools::{self, ScratchDir, text};
 
-use crate::remote::{ports, same, start};
+use crate::remote::{http, ports, same, start};
 use crate::served_disk::{LIMIT, OURS, succeed};
 
 /// A directory that servers without rights can use, with a disk in `files`.
 fn scratch(seed: u64) -> ScratchDir {
     let scratch = ScratchDir::new().unwrap();
     let files = scratch.file("files");
-    fs::create_dir_all(files.join("folder")).unwrap();
+    for folder in ["folder", "small", "kept"] {
+        fs::create_dir_all(files.join(folder)).unwrap();
+        fs::set_permissions(files.join(folder), fs::Permissions::from_mode(0o777)).unwrap();
+    }
     let mut bytes = Rng::new(seed).disk(9 << 20, 300_000, 60);
     bytes.resize((12 << 20) + 7, 9);
     fs::write(files.join("a disk.raw"), bytes).unwrap();
@@ -49,6 +53,14 @@ http {
     proxy_cache_path cache keys_zone=slices:1m;
     server { listen 127.0.0.1:PLAIN; root files; }
     server {
+        listen 127.0.0.1:DAV;
+        root files;
+        client_max_body_size 64m;
+        location / { dav_methods PUT DELETE MOVE; }
+        location /small/ { dav_methods PUT DELETE MOVE; client_max_body_size 100k; }
+        location /kept/ { dav_methods PUT; }
+    }
+    server {
         listen 127.0.0.1:CACHE;
         location / {
             slice 1m;
@@ -66,8 +78,9 @@ http {
 fn nginx_and_its_cache_of_slices_are_read() {
     let nginx = require_peer!("nginx");
     let scratch = scratch(21);
-    let [plain, cache] = ports();
+    let [plain, cache, dav] = ports();
     let config = NGINX.replace("PLAIN", &plain.to_string()).replace("CACHE", &cache.to_string());
+    let config = config.replace("DAV", &dav.to_string());
     fs::write(scratch.file("nginx.conf"), config).unwrap();
     let mut command = nginx.tied_command();
     command.args(["-e", "stderr", "-c", "nginx.conf", "-p"]).arg(scratch.path());
@@ -77,6 +90,12 @@ fn nginx_and_its_cache_of_slices_are_read() {
         read_all(&scratch, &format!("http://127.0.0.1:{port}"));
     }
     refuse_list(&format!("dav://127.0.0.1:{plain}/"), "WebDAV");
+    files_are_written(&scratch, dav);
+    let disk = scratch.file("files/a disk.raw");
+    let kept = format!("dav://127.0.0.1:{dav}/kept/x");
+    refuse_copy(&[disk.to_str().unwrap(), &kept], 3, "cannot rename files");
+    let kept = kept.replace(&dav.to_string(), &plain.to_string());
+    refuse_copy(&[disk.to_str().unwrap(), &kept], 3, "cannot rename files");
     // A cache may show the earlier version, but no mix.
     let before = fs::read(scratch.file("files/a disk.raw")).unwrap();
     let fresh = Rng::new(22).disk(12 << 20, 300_000, 60);
@@ -115,6 +134,14 @@ DocumentRoot PLACE/files
     Dav On
     Require all granted
 </Directory>
+<Directory PLACE/files/small>
+    LimitRequestBody 100000
+</Directory>
+<Directory PLACE/files/kept>
+    <Limit PUT>
+        Require all denied
+    </Limit>
+</Directory>
 ";
 
 #[test]
@@ -146,6 +173,125 @@ fn apache_with_webdav_is_read_and_lists_its_files() {
     assert_eq!(list(&format!("{url}/folder"))["objects"], serde_json::json!([]));
     refuse_list(&format!("{url}/none"), "404");
     refuse_list(&format!("http://127.0.0.1:{port}/"), "has no list");
+    files_are_written(&scratch, port);
+    apache_keeps_what_is_no_file(&scratch, port);
+    the_commands_of_the_page_run(&scratch, port);
+}
+
+#[track_caller]
+fn refuse_copy(words: &[&str], status: i32, why: &str) {
+    let output = tools::output(Command::new(OURS).arg("copy").args(words), LIMIT).unwrap();
+    let said = text(&output.stderr);
+    assert!(output.status.code() == Some(status) && said.contains(why), "{words:?}: {said}");
+}
+
+/// The files of a directory of the server that copies have left.
+fn left(folder: &Path) -> Vec<String> {
+    let names = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name());
+    names
+        .map(|name| name.into_string().unwrap())
+        .filter(|name| name.contains(".blockhaul-"))
+        .collect()
+}
+
+/// Copies to the server in each way.
+fn files_are_written(scratch: &ScratchDir, port: u16) {
+    let files = scratch.file("files");
+    let disk = files.join("a disk.raw");
+    let (url, disk) = (format!("dav://127.0.0.1:{port}"), disk.to_str().unwrap());
+    let new = format!("{url}/new%20%25%23%3F.raw");
+    succeed(&["copy", "--verify", disk, &new]);
+    assert!(same(Path::new(disk), &files.join("new %#?.raw")));
+    // It is replaced, by several connections, and by a smaller one.
+    succeed(&["copy", "-C", "4", disk, &new]);
+    assert!(same(Path::new(disk), &files.join("new %#?.raw")));
+    succeed(&["copy", "zero:5000", &new]);
+    assert!(fs::read(files.join("new %#?.raw")).unwrap() == [0; 5000]);
+    succeed(&["copy", &format!("as-qcow2:{disk}"), &format!("{url}/x.qcow2")]);
+    succeed(&["compare", &format!("qcow2:{url}/x.qcow2"), disk]);
+    let mut pipe = Command::new("sh");
+    pipe.args(["-c", "exec \"$0\" copy - \"$1\" < \"$2\"", OURS, &new, disk]);
+    let output = tools::output(&mut pipe, LIMIT).unwrap();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert!(same(Path::new(disk), &files.join("new %#?.raw")));
+    let planned = succeed(&["copy", "--dry-run", "zero:5000", &new]);
+    assert!(planned.contains("would overwrite 12582919 bytes"), "{planned}");
+    let planned = succeed(&["copy", "--dry-run", disk, &format!("{url}/none.raw")]);
+    assert!(planned.contains("would create"), "{planned}");
+    let http = new.replace("dav:", "http:");
+    refuse_copy(&[&http, &new], 2, "are the same");
+    refuse_copy(&[disk, &http], 3, "read-only");
+    refuse_copy(&["--journal", "j", disk, &new], 3, "cannot be continued");
+    refuse_copy(&["--range", "0:4096", disk, &new], 3, "replaced as a whole");
+    refuse_copy(&["--dry-run", "--range", "0:4096", disk, &new], 3, "replaced as a whole");
+    refuse_copy(&[disk, &format!("qcow2:{url}/y.qcow2")], 3, "as a whole");
+    refuse_copy(&[disk, &format!("{url}/folder")], 3, "is a directory");
+    refuse_copy(&["--dry-run", disk, &format!("{url}/folder")], 3, "is a directory");
+    refuse_copy(&[disk, &format!("{url}/folder/")], 2, "ends with /");
+    refuse_copy(&[disk, &format!("{url}/small/x")], 6, "413");
+    assert!(files.join("folder").is_dir() && same(Path::new(disk), &files.join("new %#?.raw")));
+    // A copy that is killed leaves its temporary file, if the server has it, and the target as it was.
+    let mut killed = Command::new(OURS);
+    killed.args(["copy", "--rate", "1M", disk, &new]);
+    let killed = crate::served_disk::ChildGuard(killed.spawn().unwrap());
+    std::thread::sleep(std::time::Duration::from_secs(3));
+    drop(killed);
+    assert!(same(Path::new(disk), &files.join("new %#?.raw")));
+    for folder in [files.clone(), files.join("folder"), files.join("small")] {
+        for name in left(&folder) {
+            assert!(name.starts_with(".new____.raw.blockhaul-"), "{name}");
+            fs::remove_file(folder.join(name)).unwrap();
+        }
+    }
+}
+
+/// What Apache says to conditions, locks and rights.
+fn apache_keeps_what_is_no_file(scratch: &ScratchDir, port: u16) {
+    let files = scratch.file("files");
+    let disk = files.join("a disk.raw");
+    let (url, disk) = (format!("dav://127.0.0.1:{port}"), disk.to_str().unwrap());
+    refuse_copy(&[disk, &format!("{url}/none/x")], 3, "directory of the target does not exist");
+    refuse_copy(&[disk, &format!("{url}/kept/x")], 3, "403");
+    assert!(left(&files.join("kept")).is_empty());
+    // The condition of the last step, as it is sent.
+    fs::write(files.join("one"), "one").unwrap();
+    fs::write(files.join("two"), "two").unwrap();
+    let shown = http(port, "PROPFIND /two HTTP/1.1\r\nDepth: 0\r\nx-end:", b"");
+    let tag = shown.split("getetag>").nth(1).unwrap().split('<').next().unwrap().to_owned();
+    let place = format!("http://127.0.0.1:{port}/two");
+    let move_if = |tag: &str| {
+        let fields = format!("Destination: {place}\r\nOverwrite: T\r\nIf: <{place}> ([{tag}])");
+        http(port, &format!("MOVE /one HTTP/1.1\r\n{fields}\r\nx-end:"), b"")
+    };
+    let refused = move_if("\"0-0\"");
+    assert!(refused.starts_with("HTTP/1.1 412"), "{refused}");
+    assert_eq!(fs::read(files.join("two")).unwrap(), b"two");
+    let moved = move_if(&tag);
+    assert!(moved.starts_with("HTTP/1.1 204"), "{tag}: {moved}");
+    assert_eq!(fs::read(files.join("two")).unwrap(), b"one");
+    let lock = "<?xml version=\"1.0\"?><D:lockinfo xmlns:D=\"DAV:\"><D:lockscope><D:exclusive/></D:lockscope>\
+                <D:locktype><D:write/></D:locktype><D:owner>editor</D:owner></D:lockinfo>";
+    let locked =
+        http(port, "LOCK /two HTTP/1.1\r\nContent-Type: text/xml\r\nx-end:", lock.as_bytes());
+    assert!(locked.starts_with("HTTP/1.1 200"), "{locked}");
+    refuse_copy(&[disk, &format!("{url}/two")], 3, "locked by editor (opaquelocktoken:");
+    assert_eq!(fs::read(files.join("two")).unwrap(), b"one");
+}
+
+fn the_commands_of_the_page_run(scratch: &ScratchDir, port: u16) {
+    let place = scratch.file("page");
+    fs::create_dir(&place).unwrap();
+    fs::copy(scratch.file("files/a disk.raw"), place.join("disk.raw")).unwrap();
+    let lines = crate::remote::lines("Files of WebDAV servers");
+    assert!(lines.len() > 2);
+    for line in lines {
+        let line = line.replace("davs://files.example.com", &format!("dav://127.0.0.1:{port}"));
+        let mut command = Command::new(OURS);
+        let output =
+            tools::output(command.current_dir(&place).args(line.split(' ').skip(1)), LIMIT);
+        let output = output.unwrap();
+        assert!(output.status.success(), "{line}: {}", text(&output.stderr));
+    }
 }
 
 #[test]
