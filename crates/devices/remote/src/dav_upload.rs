@@ -233,7 +233,12 @@ impl DavUpload {
             }
         }
         let remedy = "see the log of the server, check its free space, and copy again";
-        failure.error.or_remedy(remedy)
+        let error = failure.error.or_remedy(remedy);
+        match error.kind() {
+            // Another connection cannot continue the file: nobody need try.
+            Kind::Disconnected | Kind::TimedOut => error.with_kind(Kind::Io),
+            _ => error,
+        }
     }
 
     async fn store(self: &Arc<DavUpload>) -> Result<Option<Arc<dyn RemoteObject>>> {

@@ -387,9 +387,10 @@ mod tests {
 
     #[test]
     fn links_are_followed_inside_the_directory_and_others_are_refused() {
-        assert_eq!(
-            disk(Some("b"), &[&[("disk/b", File, "1")], &[("disk/b", HardLink, "disk/b")]]).is_ok(),
-            false
+        refuses(
+            Some("b"),
+            &[&[("disk/b", File, "1")], &[("disk/b", HardLink, "disk/b")]],
+            "a hard link to a file elsewhere",
         );
         let linked: &[&[Member]] = &[
             &[("disk/a", File, "1"), ("disk/b", HardLink, "./disk/a")],

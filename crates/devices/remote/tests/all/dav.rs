@@ -272,7 +272,8 @@ fn a_lost_connection_is_no_success_unless_the_server_confirms() {
         let server = put_fault(fault);
         server.files().put("/d/x", b"before".to_vec());
         let error = copy(&server.url("/d/x"), &content(1, LONG)).unwrap_err();
-        assert_eq!(error.kind(), Kind::Disconnected, "{error}");
+        assert_eq!(error.kind(), Kind::Io, "{error}");
+        assert!(error.is_complete(), "{error}");
         assert_eq!(server.files().names(), ["/d/x"]);
         assert_eq!(**server.bytes("/d/x").unwrap(), *b"before");
     }
@@ -467,7 +468,7 @@ fn a_server_that_takes_nothing_is_given_up() {
         blockhaul_io::offload(move || drop(stack)).await.unwrap();
         error
     });
-    assert_eq!(error.kind(), Kind::TimedOut, "{error}");
+    assert!(error.kind() == Kind::Io && error.to_string().contains("within 0.3 s"), "{error}");
     assert!(begun.elapsed() < Duration::from_secs(20));
     drop(listener);
 }
