@@ -53,7 +53,13 @@ impl Registry {
         limit: Duration,
     ) -> Result<Registry> {
         let base = Url::parse(&format!("{scheme}://{}/v2/{}/", image.host(), image.name));
-        let is_plain = |base: &Url| base.username().is_empty() && base.password().is_none();
+        // Characters in the host must not make it a user, a query or a path.
+        let path = format!("/v2/{}/", image.name);
+        let is_plain = |base: &Url| {
+            let has_more = base.query().is_some() || base.fragment().is_some();
+            let has_user = !base.username().is_empty() || base.password().is_some();
+            base.path() == path && !has_more && !has_user
+        };
         let base = base.ok().filter(is_plain).ok_or_else(|| {
             let shown = printable(image.registry.as_bytes(), 100);
             let error = Error::new(Kind::Usage, format!("{shown:?} is no host of a registry"));
@@ -300,4 +306,43 @@ async fn body(
         }
     }
     Ok(bytes)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test that fails")]
+mod tests {
+    use super::*;
+    use crate::RemoteOptions;
+    use crate::runtime::block_on;
+
+    fn registry(scheme: &str, host: &str) -> Result<Registry> {
+        let options = RemoteOptions { connect_timeout: Duration::ZERO, timeout: Duration::ZERO };
+        let client = crate::client::client(options, None, 1).unwrap();
+        let image = ImageReference::parse(&format!("{host}/a/b:1")).unwrap();
+        let login = RegistryLogin::Password("me".to_owned(), "hidden".to_owned());
+        Registry::new(client, scheme, image, HeaderMap::new(), Some(login), Duration::ZERO)
+    }
+
+    #[test]
+    fn credentials_go_to_no_service_without_tls() {
+        let registry = registry("https", "registry.example.com").unwrap();
+        for realm in ["http://127.0.0.1:1/token", "ftp://h/", "token", "http:", "data:x", ""] {
+            let service = TokenService { realm: realm.to_owned(), service: None, scope: None };
+            let refused = block_on(registry.token(&service)).map(drop).unwrap_err().error;
+            let said = refused.to_string();
+            assert!(refused.kind() == Kind::Refused && !said.contains("hidden"), "{realm}: {said}");
+        }
+    }
+
+    #[test]
+    fn a_host_is_a_host_and_nothing_more() {
+        for wrong in ["a b", "h:x", "u:p@h", "h?x", "h#x"] {
+            assert_eq!(
+                registry("https", wrong).map(drop).unwrap_err().kind(),
+                Kind::Usage,
+                "{wrong}"
+            );
+        }
+        assert_eq!(registry("http", "h:5000").unwrap().base.as_str(), "http://h:5000/v2/a/b/");
+    }
 }
