@@ -77,7 +77,7 @@ impl ErrorMap {
     }
 
     fn new(path: PathBuf, ranges: FailedRanges) -> ErrorMap {
-        let file = Mutex::new(SavedMap { added: 0, at: Instant::now() });
+        let file = Mutex::new(SavedMap { added: 0, at: blockhaul_io::now() });
         ErrorMap { path, ranges: Mutex::new(ranges), added: AtomicU64::new(0), file }
     }
 
@@ -180,7 +180,7 @@ impl ErrorMap {
 
     /// Whether the file is older than [`SAVE_INTERVAL`], and is not being replaced.
     pub(crate) fn is_save_due(&self) -> bool {
-        self.file.try_lock().is_ok_and(|saved| saved.at.elapsed() >= SAVE_INTERVAL)
+        self.file.try_lock().is_ok_and(|saved| blockhaul_io::now() >= saved.at + SAVE_INTERVAL)
     }
 
     /// Replaces the file durably. Blocks.
@@ -203,7 +203,7 @@ impl ErrorMap {
         file.sync_all()?;
         std::fs::rename(&fresh, &self.path)?;
         blockhaul_io::sync_folder(&self.path)?;
-        *saved = SavedMap { added, at: Instant::now() };
+        *saved = SavedMap { added, at: blockhaul_io::now() };
         Ok(())
     }
 

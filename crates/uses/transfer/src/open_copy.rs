@@ -265,7 +265,8 @@ impl CopyContext {
 
     /// Refuses a part of the source for a target that is replaced as a whole: the rest of it would be lost.
     pub(crate) fn check_replaced(&self, to: &Facts) -> Result<()> {
-        if !to.flush_publishes || !self.selection.is_some() {
+        // A new version keeps the rest of the one before.
+        if !to.flush_publishes || self.makes_version() || !self.selection.is_some() {
             return Ok(());
         }
         let why = "the target is replaced as a whole, and keeps nothing beside the selected part";

@@ -47,6 +47,7 @@ impl MachineBackup {
     /// in the machine.
     pub fn begin(request: &MachineRequest) -> Result<MachineBackup> {
         let names = BackupNames::new(request)?;
+        check_place(&request.stores)?;
         // No directory is made for a machine that cannot be backed up.
         let mut machine = match &request.address {
             MachineAddress::Libvirt { domain, connect } => {
@@ -105,6 +106,13 @@ impl MachineBackup {
         drop(lock);
         ended
     }
+}
+
+/// Refuses a directory of stores that [`lock`] cannot make.
+fn check_place(stores: &Path) -> Result<()> {
+    let above = stores.parent().filter(|above| !above.as_os_str().is_empty());
+    let Some(above) = above.filter(|above| !above.exists()) else { return Ok(()) };
+    Err(unusable(stores, &format!("{} does not exist: create that first", above.display())))
 }
 
 /// Makes the directory of the stores, and keeps other backups out of it.
