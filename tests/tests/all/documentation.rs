@@ -62,6 +62,7 @@ const LEFT_OUT: &[(&str, &str)] = &[
     ("--job", "the page's file names hosts; the program's test of jobs"),
     ("sample:20G", "takes long; peers_on_our_server copies smaller disks"),
     ("restic:", "needs restic; restic.rs of the program carries out the page"),
+    ("pull restic.toml", "needs restic; restic_backups.rs of the program"),
     ("--repo backups", "needs restic; restic.rs of the program carries out the page"),
     ("--filesystem", "needs a disk with a file system; the program's tests of mounts"),
     (
