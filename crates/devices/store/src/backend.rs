@@ -67,7 +67,7 @@ async fn open(target: &BackendTarget) -> Result<OpenedDevice> {
     let name = target.args.text("point").map(str::to_string);
     let read = blockhaul_io::offload(move || read(&dir, name.as_deref())).await;
     let lost = |error| Error::new(Kind::Io, "cannot read the store").because(error);
-    let (found, overlay, paths, lock) = read.map_err(lost)??;
+    let (found, overlay, paths, files, lock) = read.map_err(lost)??;
     let registry = target.context.registry();
     let intent = Intent { direct: target.intent.direct, ..Intent::READ_IMAGE };
     let mut levels: Vec<Arc<dyn Device>> = Vec::with_capacity(paths.len());
@@ -75,7 +75,7 @@ async fn open(target: &BackendTarget) -> Result<OpenedDevice> {
         let stack = registry.open(&DeviceSpec::Path(path), Vec::new(), intent).await?;
         levels.push(stack.device().clone());
     }
-    let device = PointDevice::new(found, levels, overlay, lock)?;
+    let device = PointDevice::new(found, levels, overlay, files, lock)?;
     Ok(OpenedDevice::from(Arc::new(device) as Arc<dyn Device>))
 }
 
@@ -93,5 +93,5 @@ fn read(dir: &Path, name: Option<&str>) -> Result<PointFiles> {
         paths.push(store.raw(level.number));
     }
     let title = (format!("{} of {}", point.name, dir.display()), point.size);
-    Ok((title, overlay, paths, lock))
+    Ok((title, overlay, paths, store.file_ids(), lock))
 }

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use blockhaul_block::{
-    BASE_ALLOCATION, Can, ContextSet, Device, Error, Extents, Facts, FileRange, Kind, LeaseAccess,
-    Op, Outcome, PendingRequest, Reply, Request, RequestFlags, Result,
+    BASE_ALLOCATION, Can, ContextSet, Device, Error, Extents, Facts, FileId, FileRange, Kind,
+    LeaseAccess, Op, Outcome, PendingRequest, Reply, Request, RequestFlags, Result,
 };
 use blockhaul_io::{Pool, Reservation};
 
@@ -18,8 +18,8 @@ const PIECES: u64 = 8;
 /// Number of runs that is enough for one reply.
 const RUNS_MAX: usize = 64 << 10;
 
-/// Name and size, where each byte is, the files, and the lock that keeps them.
-pub(crate) type PointFiles = ((String, u64), Overlay, Vec<PathBuf>, Option<File>);
+/// Name and size, where each byte is, the files of the point, all files of the store, and the lock that keeps them.
+pub(crate) type PointFiles = ((String, u64), Overlay, Vec<PathBuf>, Vec<FileId>, Option<File>);
 
 /// A disk at a point in time.
 pub(crate) struct PointDevice {
@@ -41,6 +41,7 @@ impl PointDevice {
         (name, size): (String, u64),
         levels: Vec<Arc<dyn Device>>,
         overlay: Overlay,
+        files: Vec<FileId>,
         lock: Option<File>,
     ) -> Result<PointDevice> {
         let mut facts = Facts::new(name, size);
@@ -65,6 +66,8 @@ impl PointDevice {
             with_contexts.push((level, base));
         }
         facts.emulated &= facts.can;
+        // A target among the files of other points would destroy these.
+        facts.files.extend(files);
         let pool = Pool::new(Pool::cost(PIECE) * PIECES);
         let shared = Arc::new(PointData { levels: with_contexts, overlay, pool });
         Ok(PointDevice { facts: Arc::new(facts), shared, _lock: lock })

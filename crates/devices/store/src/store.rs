@@ -2,9 +2,10 @@
 
 use std::fs::File;
 use std::io::ErrorKind;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
-use blockhaul_block::{Error, Kind, Result};
+use blockhaul_block::{Error, FileId, Kind, Result};
 
 use crate::files::{self, failed};
 use crate::manifest::{self, BackupPoint};
@@ -112,6 +113,13 @@ impl Store {
     /// The directory.
     pub fn dir(&self) -> &Path {
         &self.dir
+    }
+
+    /// The identities of all files of the store.
+    pub(crate) fn file_ids(&self) -> Vec<FileId> {
+        let listed = std::fs::read_dir(&self.dir).into_iter().flatten().flatten();
+        let known = listed.filter_map(|entry| entry.metadata().ok());
+        known.map(|data| (data.dev(), data.ino())).collect()
     }
 
     /// The points, the oldest first.

@@ -69,7 +69,10 @@ impl HostFact {
 /// Blocks for file system accesses only.
 pub fn host_facts() -> Vec<HostFact> {
     let limited = HostState::Limited;
-    let mut facts = vec![kernel(), user(), io_uring(), fuse(), open_files(), locked_memory()];
+    // Looked at once: the memory of a ring is freed some time after its end.
+    let has_uring = blockhaul_io::uring_available().is_ok();
+    let mut facts = vec![kernel(), user(), io_uring(has_uring), fuse(), open_files()];
+    facts.push(locked_memory(has_uring));
     facts.extend([free_memory(), temporary_folder()]);
     facts.extend([
         program("nbdkit", "only its plugins need it: install the package nbdkit"),
@@ -102,15 +105,14 @@ fn user() -> HostFact {
     HostFact::checked("user", value, user.is_root(), (HostState::Limited, remedy))
 }
 
-fn io_uring() -> HostFact {
-    let there = blockhaul_io::uring_available().is_ok();
+fn io_uring(there: bool) -> HostFact {
     let value = if there {
         "available"
     } else {
         "refused: epoll and threads are used, which costs more time"
     };
     let remedy = if limit(Resource::Memlock).is_some_and(|bytes| bytes < LOCKED_MIN) {
-        "allow more locked memory: ulimit -l 8192, or LimitMEMLOCK=8M in a unit"
+        "allow more locked memory: ulimit -l 8192 (as root beyond the hard limit), or LimitMEMLOCK=8M in a unit"
     } else {
         "allow it with sysctl kernel.io_uring_disabled=0, and in the seccomp profile of a container"
     };
@@ -147,15 +149,16 @@ fn limit_text(limit: Option<u64>, unit: &str) -> String {
 fn open_files() -> HostFact {
     let files = limit(Resource::Nofile);
     let is_good = files.is_none_or(|files| files >= FILES_MIN);
-    let remedy = "raise it with ulimit -n 4096, or LimitNOFILE= of the unit";
+    let remedy =
+        "raise it with ulimit -n 4096 (as root beyond the hard limit), or LimitNOFILE= of the unit";
     HostFact::checked("open files", limit_text(files, ""), is_good, (HostState::Wrong, remedy))
 }
 
-fn locked_memory() -> HostFact {
+fn locked_memory(has_uring: bool) -> HostFact {
     let bytes = limit(Resource::Memlock);
     let is_enough = bytes.is_none_or(|bytes| bytes >= LOCKED_MIN);
-    let is_good = is_enough || blockhaul_io::uring_available().is_ok();
-    let remedy = "io_uring needs it: raise it with ulimit -l, or LimitMEMLOCK= of the unit";
+    let is_good = is_enough || has_uring;
+    let remedy = "io_uring needs it: raise it with ulimit -l (as root beyond the hard limit), or LimitMEMLOCK= of the unit";
     let value = limit_text(bytes, " bytes");
     HostFact::checked("locked memory", value, is_good, (HostState::Limited, remedy))
 }

@@ -118,7 +118,7 @@ impl CopyContext {
     }
 
     /// Checks the file of ranges that cannot be read.
-    fn check_error_map(&self) -> Result<()> {
+    pub(crate) fn check_error_map(&self) -> Result<()> {
         let Some(map) = &self.error_map else { return Ok(()) };
         let beside = DeviceSpec::Path(map.path().to_path_buf());
         if same_place(&beside, &self.source) || same_place(&beside, &self.target) {

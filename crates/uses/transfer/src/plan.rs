@@ -125,6 +125,7 @@ impl CopyContext {
         if let Some(manifest) = &self.manifest {
             manifest.check()?;
         }
+        self.check_error_map()?;
         if self.source == DeviceSpec::Pipe {
             plan.target_change = self.target_change(None).await?;
             return Ok(plan);
@@ -133,6 +134,9 @@ impl CopyContext {
         self.check_source(&source.device().facts())?;
         let size = source.device().facts().size;
         plan.source_size = Some(size);
+        if let Some(map) = &self.error_map {
+            map.fit(size)?;
+        }
         if self.target != DeviceSpec::Pipe {
             self.check_target_file(&source)?;
             plan.target_change = self.target_change(Some(&source)).await?;
@@ -141,6 +145,11 @@ impl CopyContext {
             TransferError::engine(TransferStep::Selection, CopyError::at_source(error))
         };
         if self.selection.reads_all() {
+            return Ok(plan);
+        }
+        if let Some(map) = self.error_map.as_ref().filter(|map| map.is_tried()) {
+            // Only what has failed is read again.
+            plan.selected = Some(map.totals().1);
             return Ok(plan);
         }
         let ranges = self.selected(&source, size).await?;

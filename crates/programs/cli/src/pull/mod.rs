@@ -7,8 +7,8 @@ mod machine;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use blockhaul_backups::{
-    BackupContext, BackupError, FileDigests, MachineBackup, PullOutcome, PullPlan, PullRequest,
-    PullResult, PullTarget, finish_pull, pull_json, pull_text,
+    BackupContext, BackupError, FileDigests, MachineBackup, PointPlan, PullOutcome, PullPlan,
+    PullRequest, PullResult, PullTarget, finish_pull, pull_json, pull_text,
 };
 
 use crate::backup_run::{BackupReport, with_report};
@@ -56,14 +56,15 @@ fn pull(args: &args::PullArgs, file: JobFile, report: &mut BackupReport) -> Comm
     report.watch(request.disks.iter().map(|disk| disk.store.clone()).collect());
     if args.dry_run {
         let rows = request.preview(&context).map_err(|error| failure(error, &disks))?;
+        if rows.iter().all(|row| row.outcome == PullOutcome::Already) {
+            return Err(all_exist(rows.first().map(|row| &row.point)));
+        }
         return report.tell(pull_json(&rows), &pull_text(&rows));
     }
     let planned = request.plan(&context).map_err(|error| failure(error, &disks))?;
     let PullPlan { points, mut targets } = planned;
     if targets.is_empty() {
-        let name = points.first().map_or("", |point| &point.name);
-        let text = format!("all disks have the point {name:?} already: choose another name");
-        return Err(CommandFailure::usage(text));
+        return Err(all_exist(points.first()));
     }
     let copies =
         copy_requests(disks, &targets).and_then(|listed| CopyBatch::prepare(common, listed));
@@ -90,6 +91,12 @@ fn pull(args: &args::PullArgs, file: JobFile, report: &mut BackupReport) -> Comm
     // On standard output, before the failures.
     report.tell(pull_json(&rows), &pull_text(&rows))?;
     copies.end(args.reporting.verbose)
+}
+
+/// There is nothing to copy.
+fn all_exist(point: Option<&PointPlan>) -> CommandFailure {
+    let name = point.map_or("", |point| &point.name);
+    CommandFailure::usage(format!("all disks have the point {name:?} already: choose another name"))
 }
 
 /// The rows with the results of those that were copied, in the same order.

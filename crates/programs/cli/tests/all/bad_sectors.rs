@@ -86,6 +86,9 @@ fn all_but_the_bad_sectors_is_saved_and_a_second_run_reads_only_those() {
     let listed = disk.listed("-");
     assert_eq!(listed.iter().map(|(_, len)| len).sum::<usize>(), 40 * SECTOR);
     assert!(disk.bad.iter().all(|bad| listed.contains(&(*bad, SECTOR))), "{listed:?}");
+    let plan = disk.copy(&disk.bad[..20], &["--dry-run"]);
+    assert_status(&plan, 0);
+    assert!(text(&plan.stdout).contains("would read 20480 bytes"), "{}", text(&plan.stdout));
     // Half of them can be read the next time. What fails again is not touched.
     let mut edited = disk.copied();
     edited[disk.bad[0]..disk.bad[0] + SECTOR].fill(9);
@@ -130,6 +133,7 @@ fn maps_of_other_disks_and_other_files_are_refused() {
     assert_status(&refused, 3);
     let said = text(&refused.stderr);
     assert!(said.contains("a source of 4096 bytes, and this one has 8388608"), "{said}");
+    assert_status(&disk.copy(&[], &["--dry-run"]), 3);
     std::fs::write(disk.path("map"), "no map\n").unwrap();
     assert_status(&disk.copy(&[], &[]), 3);
     std::fs::write(disk.path("map"), "0 + 1\nno map\n").unwrap();
@@ -142,4 +146,5 @@ fn maps_of_other_disks_and_other_files_are_refused() {
     std::fs::write(disk.path("map"), map).unwrap();
     let said = text(&disk.copy(&[], &[]).stderr).to_string();
     assert!(said.contains("it records a copy") && said.contains("does not exist"), "{said}");
+    assert_status(&disk.copy(&[], &["--dry-run"]), 3);
 }

@@ -564,6 +564,19 @@ fn unknown_points_and_other_directories_are_refused() {
     refused(&["chain", "prune", &store, "--keep", "0"], 2, &["0"]);
     let said = text(&blockhaul(&["copy", "random:1M", &format!("backup:{store}")]).stderr);
     assert!(said.contains("points are read-only"), "{said}");
+    // Files of the store are no targets, whatever point they belong to.
+    let point = ["--point", "tuesday"];
+    for file in ["000001.raw", "000002.ranges", "manifest.json"] {
+        let inside = format!("{store}/{file}");
+        for dry_run in [&["--dry-run"][..], &[]] {
+            refused(
+                &[&["restore", &store, &inside], &point[..], dry_run].concat(),
+                2,
+                &["the same"],
+            );
+        }
+    }
+    assert_eq!(succeed(&["chain", "check", &store]).lines().count(), 1);
     machine.job("");
     let job = fs::read_to_string(machine.scratch.file("job")).unwrap();
     fs::write(machine.scratch.file("job"), job.replace(&store, scratch)).unwrap();
