@@ -422,9 +422,22 @@ impl RepositoryStorage for FailingStorage {
         Ok(())
     }
 
-    fn put(&self, file: &str, bytes: &[u8]) -> Result<(), RepositoryFault> {
+    fn make(&self) -> Result<(), RepositoryFault> {
         self.step()?;
-        self.inner.put(file, bytes)
+        self.inner.make()
+    }
+
+    fn hold(&self) -> Result<(), RepositoryFault> {
+        self.inner.hold()
+    }
+
+    fn check_held(&self) -> Result<(), RepositoryFault> {
+        self.inner.check_held()
+    }
+
+    fn put_new(&self, file: &str, bytes: &[u8]) -> Result<bool, RepositoryFault> {
+        self.step()?;
+        self.inner.put_new(file, bytes)
     }
 
     fn remove(&self, file: &str) -> Result<(), RepositoryFault> {
@@ -495,6 +508,14 @@ fn a_failure_at_any_moment_leaves_finished_snapshots_and_the_next_backup_succeed
                 let expected = if outcome.is_err() { &first } else { &second };
                 assert!(repository.read("latest", "disk").unwrap() == *expected, "{left}");
             }
+            if way == 0 && !place.join("config").exists() {
+                // A key without a repository is removed by hand.
+                let again = back_up_failing(&place, usize::MAX, size, writes);
+                assert_eq!(again.is_err(), left == 2, "{left}");
+                if again.is_err() {
+                    fs::remove_dir_all(&place).unwrap();
+                }
+            }
             back_up_failing(&place, usize::MAX, size, writes).unwrap();
             let expected = if way == 0 { &first } else { &second };
             assert!(repository.restored("disk") == *expected, "{left}");
@@ -506,4 +527,112 @@ fn a_failure_at_any_moment_leaves_finished_snapshots_and_the_next_backup_succeed
         }
         assert!(failures > 1, "{failures}");
     }
+}
+
+/// A copy to `#new/disk` of 1 MiB that does this before its flush.
+fn back_up_around(
+    repository: &Repository,
+    during: impl FnOnce() + Send + 'static,
+) -> Result<(), Error> {
+    let spec = DeviceSpec::parse(repository.spec("#new/disk").as_ref())?;
+    on_a_worker(move || async move {
+        let intent = Intent::target(MIB as u64);
+        let (stack, preparation) = registry().open_target(&spec, Vec::new(), intent).await?;
+        preparation.run().await?;
+        let mut bytes = vec![0; MIB];
+        Rng::new(77).fill(&mut bytes);
+        stack.device().submit(TestWrite::Bytes(0, bytes).request()).await?;
+        during();
+        stack.device().submit(Request::flush()).await.map(drop)
+    })
+}
+
+#[test]
+fn a_repository_that_is_moved_away_fails_the_copy_and_another_one_stays_unchanged() {
+    let restic = require_peer!("restic");
+    for is_replaced in [false, true] {
+        let repository = Repository::new(restic.clone(), "2");
+        let other = Repository::new(restic.clone(), "2");
+        let (place, away) = (repository.scratch.file("repo"), repository.scratch.file("away"));
+        let (from, to, source) = (place.clone(), away.clone(), other.scratch.file("repo"));
+        let error = back_up_around(&repository, move || {
+            fs::rename(&from, &to).unwrap();
+            if is_replaced {
+                fs::rename(source, &from).unwrap();
+            }
+        });
+        let error = error.unwrap_err();
+        assert_eq!(error.kind(), Kind::NotFound, "{error}");
+        assert!(format!("{error:?}").contains("the repository is gone"), "{error:?}");
+        assert!(error.remedy().is_some());
+        if is_replaced {
+            let names: Vec<_> = files_below(&place)
+                .iter()
+                .map(|file| file.parent().unwrap().file_name().unwrap().to_owned())
+                .collect();
+            assert_eq!(names.len(), 2, "config and a key: {names:?}");
+            fs::rename(&place, other.scratch.file("repo")).unwrap();
+            other.check();
+        } else {
+            assert!(!place.exists());
+        }
+        fs::rename(&away, &place).unwrap();
+        assert!(repository.list("snapshots").is_empty());
+        repository.check();
+    }
+    // A folder that is absent is not made.
+    let repository = Repository::new(restic, "2");
+    let data = repository.scratch.file("repo").join("data");
+    let removed = data.clone();
+    let error = back_up_around(&repository, move || fs::remove_dir_all(removed).unwrap());
+    assert!(format!("{:?}", error.unwrap_err()).contains("the repository is gone"));
+    assert!(!data.exists());
+}
+
+#[test]
+fn first_runs_at_once_share_one_repository() {
+    let restic = require_peer!("restic");
+    for round in 0..4 {
+        let repository = Repository::absent(restic.clone());
+        let start = std::sync::Barrier::new(3);
+        std::thread::scope(|scope| {
+            for number in 0..3 {
+                let (start, repository) = (&start, &repository);
+                scope.spawn(move || {
+                    let spec = repository.spec(&format!("#new/disk{number}")) + "&init=on";
+                    start.wait();
+                    back_up(&spec, Some(9), vec![TestWrite::Bytes(0, vec![number; 9])]).unwrap();
+                });
+            }
+        });
+        for number in 0..3 {
+            assert_eq!(repository.restored(&format!("disk{number}")), vec![number; 9], "{round}");
+        }
+        assert_eq!(repository.list("keys").len(), 1, "{round}");
+        repository.check();
+    }
+}
+
+#[test]
+fn no_repository_is_made_over_remains_of_another_one() {
+    let restic = require_peer!("restic");
+    let repository = Repository::new(restic, "2");
+    let place = repository.scratch.file("repo");
+    let spec = repository.spec("#new/disk") + "&init=on";
+    back_up(&spec, Some(9), vec![TestWrite::Bytes(0, vec![7; 9])]).unwrap();
+    fs::remove_file(place.join("config")).unwrap();
+    fs::remove_dir_all(place.join("keys")).unwrap();
+    for left in ["data", "index", "snapshots"] {
+        let before = repository.files();
+        let error = back_up(&spec, Some(9), vec![]).unwrap_err();
+        assert_eq!(error.kind(), Kind::Usage, "{error}");
+        assert!(
+            error.to_string().contains(&format!("remains of another one, such as {left}/")),
+            "{error}"
+        );
+        assert_eq!(repository.files(), before);
+        fs::remove_dir_all(place.join(left)).unwrap();
+    }
+    back_up(&spec, Some(9), vec![TestWrite::Bytes(0, vec![7; 9])]).unwrap();
+    repository.check();
 }

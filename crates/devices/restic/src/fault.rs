@@ -22,6 +22,11 @@ pub enum RepositoryFault {
         /// Files of keys that cannot be read.
         damaged: usize,
     },
+    /// The repository that is written was moved, replaced or removed.
+    RepositoryGone {
+        /// Its directory.
+        place: String,
+    },
     /// A format that this program does not know.
     UnknownVersion(u32),
     /// A file does not exist.
@@ -57,7 +62,7 @@ pub enum RepositoryFault {
         /// The program, its host and user, and since when.
         holder: String,
     },
-    /// The own lock has expired, and may have been removed.
+    /// The own lock was removed.
     LockLost,
     /// The storage fails, or the description is wrong.
     Other(Error),
@@ -79,7 +84,9 @@ impl RepositoryFault {
 
     fn kind(&self) -> Kind {
         match self {
-            RepositoryFault::NoRepository => Kind::NotFound,
+            RepositoryFault::NoRepository | RepositoryFault::RepositoryGone { .. } => {
+                Kind::NotFound
+            }
             RepositoryFault::WrongPassword { .. } => Kind::Refused,
             RepositoryFault::UnknownVersion(_) => Kind::Unsupported,
             RepositoryFault::Locked { .. } => Kind::InUse,
@@ -95,6 +102,10 @@ impl RepositoryFault {
             }
             RepositoryFault::WrongPassword { .. } => {
                 "check the password: password-file=FILE, or RESTIC_PASSWORD_FILE in the environment"
+            }
+            RepositoryFault::RepositoryGone { .. } => {
+                "check that the file system of the repository is mounted and that it has its folders, then run the command \
+                 again"
             }
             RepositoryFault::UnknownVersion(_) => "use a newer program, or restic",
             RepositoryFault::MissingFile { .. } => {
@@ -117,6 +128,12 @@ impl fmt::Display for RepositoryFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             RepositoryFault::NoRepository => f.write_str("there is no repository: no file config"),
+            RepositoryFault::RepositoryGone { place } => {
+                write!(
+                    f,
+                    "the repository is gone: {place} or a folder in it was moved, replaced or removed"
+                )
+            }
             RepositoryFault::WrongPassword { keys: 0, damaged: 0 } => {
                 f.write_str("the repository has no keys")
             }
@@ -145,7 +162,7 @@ impl fmt::Display for RepositoryFault {
                 write!(f, "the repository is locked exclusively by {holder}")
             }
             RepositoryFault::LockLost => {
-                f.write_str("the lock could not be refreshed for too long, and is gone")
+                f.write_str("the lock of this backup was removed by another program")
             }
             RepositoryFault::Other(error) => error.fmt(f),
         }
@@ -161,9 +178,9 @@ impl From<RepositoryFault> for Error {
         }
         let (kind, remedy) = (fault.kind(), fault.remedy());
         let text = match fault {
-            RepositoryFault::Locked { .. } | RepositoryFault::LockLost => {
-                "cannot write to the repository"
-            }
+            RepositoryFault::Locked { .. }
+            | RepositoryFault::LockLost
+            | RepositoryFault::RepositoryGone { .. } => "cannot write to the repository",
             _ => "cannot read the repository",
         };
         Error::new(kind, text).because(fault).with_remedy(remedy)

@@ -9,7 +9,7 @@ use crate::fault::{RepositoryFault, Result};
 use crate::storage::RepositoryStorage;
 
 /// The folder of the files.
-const FOLDER: &str = "keys";
+pub(crate) const FOLDER: &str = "keys";
 /// Longest file of a key.
 const FILE_MAX: u64 = 64 << 10;
 /// Most keys that are tried: each takes a good part of a second.
@@ -41,16 +41,20 @@ struct MasterMac {
     r: String,
 }
 
-/// The keys of a repository.
+/// The keys of a repository: those that open `config`, if keys of a run that was ended have the same password.
 ///
 /// # Errors
 /// [`RepositoryFault::WrongPassword`], and errors of the storage.
-pub(crate) fn open(storage: &dyn RepositoryStorage, password: &[u8]) -> Result<CipherKey> {
+pub(crate) fn open(
+    storage: &dyn RepositoryStorage,
+    password: &[u8],
+    config: &[u8],
+) -> Result<CipherKey> {
     let mut names = storage.list(FOLDER)?;
     names.retain(|name| crate::digest::Digest::parse(name).is_some());
     names.sort_unstable();
     names.truncate(KEYS_MAX);
-    let (mut keys, mut damaged) = (0, 0);
+    let (mut keys, mut damaged, mut other) = (0, 0, None);
     for name in &names {
         let file = format!("{FOLDER}/{name}");
         let bytes = match storage.whole(&file, FILE_MAX) {
@@ -62,14 +66,16 @@ pub(crate) fn open(storage: &dyn RepositoryStorage, password: &[u8]) -> Result<C
         match bytes.and_then(|bytes| serde_json::from_slice(&bytes).ok()) {
             Some(key) if is_bounded(&key) => {
                 keys += 1;
-                if let Some(master) = unlock(&key, password) {
-                    return Ok(master);
+                match unlock(&key, password) {
+                    Some(master) if master.open(config).is_some() => return Ok(master),
+                    Some(master) => other = Some(master),
+                    None => {}
                 }
             }
             _ => damaged += 1,
         }
     }
-    Err(RepositoryFault::WrongPassword { keys, damaged })
+    other.ok_or(RepositoryFault::WrongPassword { keys, damaged })
 }
 
 /// Whether the parameters name a function that this program carries out.

@@ -60,7 +60,7 @@ impl RepositoryReader {
             Err(RepositoryFault::MissingFile { .. }) => return Err(RepositoryFault::NoRepository),
             config => config?,
         };
-        let key = key_file::open(&*storage, password)?;
+        let key = key_file::open(&*storage, password, &config)?;
         let mut reader = RepositoryReader { storage, key, version: 0 };
         let text = reader.contents(CONFIG, &config)?;
         let wrong = |error: serde_json::Error| RepositoryFault::damaged(CONFIG, error.to_string());

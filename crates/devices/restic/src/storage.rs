@@ -2,18 +2,21 @@
 
 use std::fs::{self, File};
 use std::io::{self, Write as _};
-use std::os::fd::AsRawFd as _;
+use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt as _, FileExt as _, MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use blockhaul_block::{Error, Kind};
-use rustix::fs::{AtFlags, CWD, Mode, OFlags, linkat, openat};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, fsync, linkat, mkdirat, openat, statat};
 use rustix::io::Errno;
 
 use crate::fault::{RepositoryFault, Result};
 
 /// The file that makes a place a repository.
 pub(crate) const CONFIG: &str = "config";
+/// The folders of a repository.
+pub(crate) const FOLDERS: [&str; 5] = ["data", "index", "keys", "locks", "snapshots"];
 
 /// A place with the files of a repository, which have names such as `snapshots/DIGEST`. Its methods block.
 pub(crate) trait RepositoryStorage: Send + Sync + 'static {
@@ -48,14 +51,46 @@ pub(crate) trait RepositoryStorage: Send + Sync + 'static {
         Err(Error::new(Kind::Unsupported, text).with_remedy(remedy).into())
     }
 
-    /// Writes a file as a whole, durably. No other program sees part of it. A file of this name that exists has the same
-    /// contents, and stays.
+    /// Makes the place and the folders of a new repository, where they are absent.
     ///
     /// # Errors
     /// The storage fails.
-    fn put(&self, file: &str, bytes: &[u8]) -> Result<()> {
-        let _ = (file, bytes);
+    fn make(&self) -> Result<()> {
         self.check_writable()
+    }
+
+    /// Binds all writes that follow to the repository that has this place now.
+    ///
+    /// # Errors
+    /// [`RepositoryFault::NoRepository`]; the storage fails.
+    fn hold(&self) -> Result<()> {
+        self.check_writable()
+    }
+
+    /// Checks that the repository of [`RepositoryStorage::hold`] still has its place.
+    ///
+    /// # Errors
+    /// [`RepositoryFault::RepositoryGone`]; the storage fails.
+    fn check_held(&self) -> Result<()> {
+        self.check_writable()
+    }
+
+    /// Writes a file as a whole, durably. No other program sees part of it. A file of this name that exists stays. False: it
+    /// exists. Folders of packs alone are made.
+    ///
+    /// # Errors
+    /// [`RepositoryFault::RepositoryGone`]; the storage fails.
+    fn put_new(&self, file: &str, bytes: &[u8]) -> Result<bool> {
+        let _ = (file, bytes);
+        self.check_writable().map(|()| false)
+    }
+
+    /// Writes a file whose name is that of its contents: one that exists is the same.
+    ///
+    /// # Errors
+    /// Those of [`RepositoryStorage::put_new`].
+    fn put(&self, file: &str, bytes: &[u8]) -> Result<()> {
+        self.put_new(file, bytes).map(drop)
     }
 
     /// Removes a file, which need not exist.
@@ -72,64 +107,132 @@ pub(crate) trait RepositoryStorage: Send + Sync + 'static {
 const FILES: usize = 8;
 
 /// A directory.
-pub(crate) struct DirectoryStorage(PathBuf);
+pub(crate) struct DirectoryStorage {
+    path: PathBuf,
+    /// The directory to which writes go, whatever has its path.
+    root: OnceLock<OwnedFd>,
+    /// The file `config` of the repository that is written. Open, so that no other file gets its inode number.
+    config: OnceLock<File>,
+}
+
+const FOLDER_FLAGS: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 
 impl DirectoryStorage {
     pub(crate) fn new(path: impl Into<PathBuf>) -> DirectoryStorage {
-        DirectoryStorage(path.into())
+        DirectoryStorage { path: path.into(), root: OnceLock::new(), config: OnceLock::new() }
     }
 
     fn open(&self, file: &str) -> Result<File> {
-        let path = self.0.join(file);
+        let path = self.path.join(file);
         blockhaul_io::open_regular_file(&path).map_err(|error| failed(file, &path, error))
     }
 
+    fn root(&self) -> io::Result<BorrowedFd<'_>> {
+        if let Some(root) = self.root.get() {
+            return Ok(root.as_fd());
+        }
+        let root = openat(CWD, &self.path, FOLDER_FLAGS, Mode::empty())?;
+        Ok(self.root.get_or_init(|| root).as_fd())
+    }
+
+    fn gone(&self) -> RepositoryFault {
+        RepositoryFault::RepositoryGone { place: self.path.display().to_string() }
+    }
+
+    /// The fault of a change.
+    fn unwritten(&self, action: &str, file: &str, error: io::Error) -> RepositoryFault {
+        if error.kind() == io::ErrorKind::NotFound {
+            return self.gone();
+        }
+        let text = format!("cannot {action} {}", self.path.join(file).display());
+        Error::system(text, error).into()
+    }
+
     /// Permissions of new files, as restic chooses them: the group of the repository may read where it may read `config`.
-    fn mode(&self) -> u32 {
-        let config = fs::metadata(self.0.join(CONFIG));
-        if config.is_ok_and(|found| found.mode() & 0o040 != 0) { 0o440 } else { 0o400 }
+    fn mode(&self, root: BorrowedFd<'_>) -> u32 {
+        let config = statat(root, CONFIG, AtFlags::empty());
+        if config.is_ok_and(|found| found.st_mode & 0o040 != 0) { 0o440 } else { 0o400 }
     }
 
-    fn put_now(&self, path: &Path, bytes: &[u8]) -> io::Result<()> {
-        let folder = path.parent().unwrap_or(&self.0);
-        if !folder.is_dir() {
-            let mode = if self.mode() & 0o040 == 0 { 0o700 } else { 0o750 };
-            fs::DirBuilder::new().recursive(true).mode(mode).create(folder)?;
-            blockhaul_io::sync_folder(folder)?;
+    fn make_now(&self) -> io::Result<()> {
+        if !self.path.is_dir() {
+            fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.path)?;
+            blockhaul_io::sync_folder(&self.path)?;
         }
-        if !self.put_unnamed(folder, path, bytes)? {
-            self.put_named(folder, path, bytes)?;
+        let root = self.root()?;
+        for folder in FOLDERS {
+            make_folder(root, folder, 0o700)?;
         }
-        blockhaul_io::sync_folder(path)
+        Ok(fsync(root)?)
     }
 
-    /// Writes a file that has no name before it is complete, so that a kill leaves nothing. False: the file system has no
-    /// such files.
-    fn put_unnamed(&self, folder: &Path, path: &Path, bytes: &[u8]) -> io::Result<bool> {
-        let flags = OFlags::TMPFILE | OFlags::WRONLY | OFlags::CLOEXEC;
-        let Ok(file) = openat(CWD, folder, flags, Mode::from_raw_mode(self.mode())) else {
-            return Ok(false);
+    fn put_now(&self, file: &str, bytes: &[u8]) -> io::Result<bool> {
+        let root = self.root()?;
+        let mode = self.mode(root);
+        let (folder, name) = file.rsplit_once('/').unwrap_or((".", file));
+        let opened = openat(root, folder, FOLDER_FLAGS, Mode::empty());
+        let folder = match (opened, folder.split_once('/')) {
+            // A folder of packs. Its own folder belongs to the repository, and must exist.
+            (Err(Errno::NOENT), Some((above, new))) => {
+                let above = openat(root, above, FOLDER_FLAGS, Mode::empty())?;
+                make_folder(above.as_fd(), new, if mode & 0o040 == 0 { 0o700 } else { 0o750 })?;
+                fsync(&above)?;
+                openat(above, new, FOLDER_FLAGS, Mode::empty())?
+            }
+            (opened, _) => opened?,
         };
-        let mut file = File::from(file);
-        file.write_all(bytes)?;
-        file.sync_all()?;
-        let unnamed = format!("/proc/self/fd/{}", file.as_raw_fd());
-        match linkat(CWD, &unnamed[..], CWD, path, AtFlags::SYMLINK_FOLLOW) {
-            Ok(()) | Err(Errno::EXIST) => Ok(true),
-            Err(_) => Ok(false),
-        }
+        let is_new = match put_unnamed(folder.as_fd(), name, mode, bytes)? {
+            Some(is_new) => is_new,
+            None => put_named(folder.as_fd(), name, mode, bytes)?,
+        };
+        fsync(folder)?;
+        Ok(is_new)
     }
+}
 
-    fn put_named(&self, folder: &Path, path: &Path, bytes: &[u8]) -> io::Result<()> {
-        let permissions = fs::Permissions::from_mode(self.mode());
-        let mut fresh = tempfile::Builder::new();
-        fresh.prefix(".blockhaul-").permissions(permissions);
-        // Removed if the file cannot be written: a full file system gets its space back.
-        let mut file = fresh.tempfile_in(folder)?;
-        file.write_all(bytes)?;
-        file.as_file().sync_all()?;
-        file.persist(path).map_err(|error| error.error)?;
-        Ok(())
+fn make_folder(above: BorrowedFd<'_>, name: &str, mode: u32) -> io::Result<()> {
+    match mkdirat(above, name, Mode::from_raw_mode(mode)) {
+        Ok(()) | Err(Errno::EXIST) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Writes a file that has no name before it is complete, so that a kill leaves nothing. None: the file system has no such
+/// files. False: a file has this name.
+fn put_unnamed(
+    folder: BorrowedFd<'_>,
+    name: &str,
+    mode: u32,
+    bytes: &[u8],
+) -> io::Result<Option<bool>> {
+    let flags = OFlags::TMPFILE | OFlags::WRONLY | OFlags::CLOEXEC;
+    let Ok(file) = openat(folder, ".", flags, Mode::from_raw_mode(mode)) else {
+        return Ok(None);
+    };
+    let mut file = File::from(file);
+    file.write_all(bytes)?;
+    file.sync_all()?;
+    let unnamed = format!("/proc/self/fd/{}", file.as_raw_fd());
+    match linkat(CWD, &unnamed[..], folder, name, AtFlags::SYMLINK_FOLLOW) {
+        Ok(()) => Ok(Some(true)),
+        Err(Errno::EXIST) => Ok(Some(false)),
+        Err(_) => Ok(None),
+    }
+}
+
+/// Writes a file under another name first. False: a file has this name.
+fn put_named(folder: BorrowedFd<'_>, name: &str, mode: u32, bytes: &[u8]) -> io::Result<bool> {
+    let folder = PathBuf::from(format!("/proc/self/fd/{}", folder.as_raw_fd()));
+    let mut fresh = tempfile::Builder::new();
+    fresh.prefix(".blockhaul-").permissions(fs::Permissions::from_mode(mode));
+    // Removed if the file cannot be written: a full file system gets its space back.
+    let mut file = fresh.tempfile_in(&folder)?;
+    file.write_all(bytes)?;
+    file.as_file().sync_all()?;
+    match file.persist_noclobber(folder.join(name)) {
+        Ok(_) => Ok(true),
+        Err(error) if error.error.kind() == io::ErrorKind::AlreadyExists => Ok(false),
+        Err(error) => Err(error.error),
     }
 }
 
@@ -139,7 +242,7 @@ impl RepositoryStorage for DirectoryStorage {
     }
 
     fn list(&self, folder: &str) -> Result<Vec<String>> {
-        let path = self.0.join(folder);
+        let path = self.path.join(folder);
         let wrong = |error| Error::system(format!("cannot list {}", path.display()), error);
         let entries = match fs::read_dir(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -153,7 +256,7 @@ impl RepositoryStorage for DirectoryStorage {
     }
 
     fn whole(&self, file: &str, most: u64) -> Result<Vec<u8>> {
-        let path = self.0.join(file);
+        let path = self.path.join(file);
         let read = blockhaul_io::read_regular_file(&path, most);
         read.map_err(|error| failed(file, &path, error))
     }
@@ -165,38 +268,58 @@ impl RepositoryStorage for DirectoryStorage {
                 let why = format!("it ends before byte {}", at.saturating_add(len as u64));
                 Err(RepositoryFault::damaged(file, why))
             }
-            Err(error) => Err(failed(file, &self.0.join(file), error)),
+            Err(error) => Err(failed(file, &self.path.join(file), error)),
             Ok(()) => Ok(bytes),
         }
     }
 
     fn check_writable(&self) -> Result<()> {
         let wrong = |error: Errno| {
-            let text = format!("cannot write to {}", self.0.display());
+            let text = format!("cannot write to {}", self.path.display());
             Error::system(text, error.into()).into()
         };
-        match rustix::fs::access(&self.0, rustix::fs::Access::WRITE_OK) {
+        match rustix::fs::access(&self.path, rustix::fs::Access::WRITE_OK) {
             Err(Errno::NOENT) => Ok(()),
             checked => checked.map_err(wrong),
         }
     }
 
-    fn put(&self, file: &str, bytes: &[u8]) -> Result<()> {
-        let path = self.0.join(file);
-        self.put_now(&path, bytes).map_err(|error| {
-            let text = format!("cannot write {}", path.display());
-            Error::system(text, error).into()
-        })
+    fn make(&self) -> Result<()> {
+        self.make_now().map_err(|error| self.unwritten("make", "", error))
+    }
+
+    fn hold(&self) -> Result<()> {
+        let config = match self.open(CONFIG) {
+            Err(RepositoryFault::MissingFile { .. }) => return Err(RepositoryFault::NoRepository),
+            config => config?,
+        };
+        self.root().map_err(|error| self.unwritten("open", "", error))?;
+        self.config.get_or_init(|| config);
+        self.check_held()
+    }
+
+    fn check_held(&self) -> Result<()> {
+        let Some(config) = self.config.get() else { return Err(RepositoryFault::NoRepository) };
+        let failed = |error| self.unwritten("look for", CONFIG, error);
+        let identity = |found: fs::Metadata| (found.dev(), found.ino());
+        let held = config.metadata().map(identity).map_err(failed)?;
+        let here = fs::metadata(self.path.join(CONFIG)).map(identity).map_err(failed)?;
+        let root = self.root().and_then(|root| Ok(statat(root, CONFIG, AtFlags::empty())?));
+        let root = root.map_err(failed)?;
+        if held == here && held == (root.st_dev, root.st_ino) { Ok(()) } else { Err(self.gone()) }
+    }
+
+    fn put_new(&self, file: &str, bytes: &[u8]) -> Result<bool> {
+        self.put_now(file, bytes).map_err(|error| self.unwritten("write", file, error))
     }
 
     fn remove(&self, file: &str) -> Result<()> {
-        let path = self.0.join(file);
-        match fs::remove_file(&path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                Err(Error::system(format!("cannot remove {}", path.display()), error).into())
-            }
-            _ => Ok(()),
-        }
+        let removed =
+            self.root().and_then(|root| match rustix::fs::unlinkat(root, file, AtFlags::empty()) {
+                Err(Errno::NOENT) => Ok(()),
+                removed => Ok(removed?),
+            });
+        removed.map_err(|error| self.unwritten("remove", file, error))
     }
 }
 

@@ -1,5 +1,7 @@
 //! New repositories.
 
+use std::time::Duration;
+
 use blockhaul_block::{Error, Kind};
 use jiff::Timestamp;
 use openssl::base64::encode_block;
@@ -10,8 +12,9 @@ use serde_json::json;
 use crate::cipher::CipherKey;
 use crate::digest::Digest;
 use crate::fault::{RepositoryFault, Result};
+use crate::key_file;
 use crate::repository::unsealed;
-use crate::storage::{CONFIG, RepositoryStorage};
+use crate::storage::{CONFIG, FOLDERS, RepositoryStorage};
 use crate::writer::person::Person;
 use crate::writer::polynomial;
 use crate::writer::unserialized;
@@ -19,6 +22,9 @@ use crate::writer::unserialized;
 /// The work of a password: parameters of scrypt, as restic chooses them at least.
 const WORK: [u64; 3] = [1 << 15, 8, 5];
 const MEMORY: u64 = 1 << 28;
+/// Time after which a key without `config` is no longer that of a repository that another program makes.
+const MAKING: Duration = Duration::from_secs(5);
+const LOOK: Duration = Duration::from_millis(50);
 
 /// Refuses to make a repository where files of others are, or with an empty password.
 ///
@@ -32,40 +38,103 @@ pub(crate) fn check(storage: &dyn RepositoryStorage, password: &[u8]) -> Result<
         return Err(Error::new(Kind::Usage, text).with_remedy(remedy).into());
     }
     let mut found = storage.list("")?;
-    // A run that was killed before the last file has left the folders, and perhaps a key.
-    found.retain(|name| !["data", "index", "keys", "locks", "snapshots"].contains(&&name[..]));
+    found.retain(|name| !FOLDERS.contains(&&name[..]));
     found.sort_unstable();
     if let Some(name) = found.first() {
         let text =
             format!("restic: the place for the new repository has other files, such as {name:?}");
         return Err(Error::new(Kind::Usage, text).with_remedy("choose an empty directory").into());
     }
+    // A new repository over them would make backups unreadable that a copy of config and keys opens.
+    for folder in ["data", "index", "snapshots", key_file::FOLDER] {
+        if let Some(found) = first_file(storage, folder)? {
+            let text = format!(
+                "restic: the place for the new repository has remains of another one, such as {found}"
+            );
+            let remedy =
+                "restore its files config and keys from a copy; or choose an empty directory";
+            return Err(Error::new(Kind::Usage, text).with_remedy(remedy).into());
+        }
+    }
     Ok(())
 }
 
-/// Makes a repository of version 2 with a random key that this password opens. Blocks.
+/// Whether a repository was made here. Waits while another program has written its key alone. Blocks.
+///
+/// # Errors
+/// The storage fails.
+pub(crate) fn is_made(storage: &dyn RepositoryStorage) -> Result<bool> {
+    let begun = blockhaul_io::now();
+    loop {
+        let names = storage.list("")?;
+        if names.iter().any(|name| name == CONFIG) {
+            return Ok(true);
+        }
+        let has_key = names.iter().any(|name| name == key_file::FOLDER)
+            && first_file(storage, key_file::FOLDER)?.is_some();
+        if !has_key || blockhaul_io::elapsed(begun) > MAKING {
+            return Ok(false);
+        }
+        std::thread::sleep(LOOK);
+    }
+}
+
+/// A file in a folder, or in the folders in it.
+fn first_file(storage: &dyn RepositoryStorage, folder: &str) -> Result<Option<String>> {
+    for name in storage.list(folder)? {
+        let inner = format!("{folder}/{name}");
+        // Folders of packs have two digits.
+        if folder != "data" || name.len() != 2 {
+            return Ok(Some(inner));
+        }
+        if let Some(file) = storage.list(&inner)?.first() {
+            return Ok(Some(format!("{inner}/{file}")));
+        }
+    }
+    Ok(None)
+}
+
+/// Makes a repository of version 2 with a random key that this password opens. A repository that another program has made
+/// here since the check stays. Blocks.
 ///
 /// # Errors
 /// The storage fails.
 pub(crate) fn create(storage: &dyn RepositoryStorage, password: &[u8]) -> Result<()> {
-    let key = match crate::key_file::open(storage, password) {
-        // A run that was killed has made it.
-        Ok(key) => key,
-        Err(RepositoryFault::WrongPassword { keys: 0, damaged: 0 }) => {
-            let key = CipherKey::random().map_err(unsealed)?;
-            let file = key_file(&key, password)?;
-            storage.put(&format!("keys/{}", Digest::of(&file)), &file)?;
-            key
-        }
-        Err(fault) => return Err(fault),
-    };
+    storage.make()?;
+    if is_made(storage)? {
+        return Ok(());
+    }
+    check(storage, password)?;
+    let key = CipherKey::random().map_err(unsealed)?;
+    let file = key_file(&key, password)?;
+    let key_name = format!("{}/{}", key_file::FOLDER, Digest::of(&file));
+    storage.put(&key_name, &file)?;
+    let made = write_config(storage, &key);
+    if !matches!(made, Ok(true))
+        && let Err(fault) = storage.remove(&key_name)
+    {
+        log::warn!("restic: the key of a repository that was not made stays: {fault}");
+    }
+    made.map(drop)
+}
+
+/// Writes the last file, which makes the place a repository. False: another program has written it.
+fn write_config(storage: &dyn RepositoryStorage, key: &CipherKey) -> Result<bool> {
     let mut id = [0; 32];
     rand_bytes(&mut id).map_err(unsealed)?;
     let polynomial = format!("{:x}", polynomial::random().map_err(unsealed)?);
     let config = json!({ "version": 2, "id": Digest(id), "chunker_polynomial": polynomial });
     let config = serde_json::to_vec(&config).map_err(unserialized)?;
-    // Last: it makes the place a repository.
-    storage.put(CONFIG, &key.seal(&config).map_err(unsealed)?)
+    let sealed = key.seal(&config).map_err(unsealed)?;
+    if !storage.put_new(CONFIG, &sealed)? {
+        return Ok(false);
+    }
+    // Another program may replace the file.
+    let found = storage.whole(CONFIG, sealed.len() as u64)?;
+    if key.open(&found).is_none() {
+        return Ok(false);
+    }
+    Ok(true)
 }
 
 fn key_file(key: &CipherKey, password: &[u8]) -> Result<Vec<u8>, RepositoryFault> {

@@ -54,7 +54,14 @@ impl BackupPlace {
     /// # Errors
     /// The repository cannot be read or written, or is locked.
     pub(crate) fn open(&self) -> Result<Option<RepositoryReader>> {
-        match RepositoryReader::open(self.storage.clone(), &self.password) {
+        let mut opened = self.reader();
+        if self.request.init
+            && matches!(opened, Err(RepositoryFault::NoRepository))
+            && init::is_made(&*self.storage)?
+        {
+            opened = self.reader();
+        }
+        match opened {
             Err(RepositoryFault::NoRepository) if self.request.init => {
                 init::check(&*self.storage, &self.password)?;
                 Ok(None)
@@ -64,12 +71,18 @@ impl BackupPlace {
                 Err(Error::from(RepositoryFault::NoRepository).with_remedy(remedy))
             }
             Ok(reader) => {
-                self.storage.check_writable()?;
                 RepositoryLock::check(&reader)?;
                 Ok(Some(reader))
             }
             Err(fault) => Err(fault.into()),
         }
+    }
+
+    /// The repository that has the place now: writes go to this one alone.
+    fn reader(&self) -> Result<RepositoryReader, RepositoryFault> {
+        self.storage.check_writable()?;
+        self.storage.hold()?;
+        RepositoryReader::open(self.storage.clone(), &self.password)
     }
 
     /// The snapshots of the host, the oldest first. Blocks.
@@ -94,11 +107,13 @@ impl BackupPlace {
             Some(found) => found,
             None => {
                 init::create(&*self.storage, &self.password)?;
-                let reader = RepositoryReader::open(self.storage.clone(), &self.password)?;
+                let reader = self.reader()?;
+                RepositoryLock::check(&reader)?;
                 FoundRepository::load(reader)?
             }
         };
         let FoundRepository { reader, names, repository } = found;
+        self.storage.check_held()?;
         let lock = RepositoryLock::acquire(&reader, &self.person)?;
         let snapshots = reader.names(snapshot::FOLDER)?;
         if let Some(gone) = parents.iter().find(|parent| !snapshots.contains(parent)) {

@@ -214,6 +214,7 @@ impl BackupSession {
         });
         let text = json!({ "packs": packs.collect::<Vec<_>>() });
         let text = serde_json::to_vec(&text).map_err(unserialized)?;
+        self.reader.storage().check_held()?;
         self.reader.put(INDEX, &text)?;
         state.unlisted.clear();
         state.blobs = 0;
@@ -265,7 +266,7 @@ impl BackupSession {
             self.save(BlobKind::Tree, digest, text).map(|()| digest)
         })?;
         self.commit()?;
-        self.lock.confirm()?;
+        self.confirm()?;
         let is_first = self.figures.snapshots.fetch_add(1, Ordering::Relaxed) == 0;
         let figure = |figure: &AtomicU64| figure.load(Ordering::Relaxed);
         let head = SnapshotHead {
@@ -279,7 +280,16 @@ impl BackupSession {
             blobs: [figure(&self.figures.blobs), figure(&self.figures.trees)],
             added: [figure(&self.figures.bytes), figure(&self.figures.stored)],
         };
-        self.reader.put(snapshot::FOLDER, &snapshot_text(&head)?)
+        let id = self.reader.put(snapshot::FOLDER, &snapshot_text(&head)?)?;
+        // A repository that was moved away meanwhile has the snapshot, but not in its place.
+        self.confirm()?;
+        Ok(id)
+    }
+
+    /// Checks that the repository has its place, and the lock.
+    fn confirm(&self) -> Result<()> {
+        self.reader.storage().check_held()?;
+        self.lock.confirm()
     }
 
     /// Checks that the repository has all blobs of a file: the snapshot of a backup must not name others.
