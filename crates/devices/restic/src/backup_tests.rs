@@ -361,15 +361,27 @@ fn locks_of_others_are_respected() {
     let lock = |pid: u32, host: &str, exclusive: bool| json!({ "time": time, "exclusive": exclusive, "hostname": host, "username": "u", "pid": pid, "uid": 1, "gid": 1 });
     let spec = repository.spec("#new/disk");
     let back_up = || back_up(&spec, Some(9), vec![TestWrite::Bytes(0, vec![1; 9])]);
-    // Others that add files; one has ended on this host, as restic unlock would find.
+    // Others that add files: one on this host, whose process may run in another container; one that was not refreshed.
     let host = rustix::system::uname().nodename().to_str().unwrap().to_owned();
     let mut ended = std::process::Command::new("true").spawn().unwrap();
     ended.wait().unwrap();
-    let gone = foreign_lock(&repository, &lock(ended.id(), &host, false));
+    let here = foreign_lock(&repository, &lock(ended.id(), &host, false));
     let other = foreign_lock(&repository, &lock(1, "another host", false));
+    let mut old = lock(2, "another host", false);
+    old["time"] = json!("2026-01-02T03:04:05Z");
+    let old = foreign_lock(&repository, &old);
     back_up().unwrap();
-    let left = repository.list("locks");
-    assert_eq!(left, [other.to_string()], "{gone}");
+    let mut expected = [here.to_string(), other.to_string()];
+    expected.sort();
+    let mut left = repository.list("locks");
+    left.sort();
+    assert_eq!(left, expected, "{old}");
+    // One that is no lock.
+    let damaged = repository.scratch.file("repo").join(format!("locks/{}", "0".repeat(64)));
+    fs::write(&damaged, "x").unwrap();
+    let error = back_up().unwrap_err();
+    assert!(error.remedy().unwrap().contains("restic unlock"), "{error}");
+    fs::remove_file(damaged).unwrap();
     // One that removes files.
     foreign_lock(&repository, &lock(77, "a\u{1b}b", true));
     let before = repository.files();
@@ -635,4 +647,32 @@ fn no_repository_is_made_over_remains_of_another_one() {
     }
     back_up(&spec, Some(9), vec![TestWrite::Bytes(0, vec![7; 9])]).unwrap();
     repository.check();
+}
+
+#[test]
+fn a_lock_or_a_pack_that_is_removed_during_a_copy_fails_it() {
+    let restic = require_peer!("restic");
+    let repository = Repository::new(restic, "2");
+    let locks = repository.scratch.file("repo").join("locks");
+    let folder = locks.clone();
+    let error = back_up_around(&repository, move || {
+        for lock in files_below(&folder) {
+            fs::remove_file(lock).unwrap();
+        }
+    });
+    let error = error.unwrap_err();
+    assert!(error.to_string().contains("lock of this backup was removed"), "{error}");
+    assert!(repository.list("snapshots").is_empty() && files_below(&locks).is_empty());
+    // The packs that it has written are found.
+    back_up_around(&repository, || {}).unwrap();
+    assert_eq!(repository.list("snapshots").len(), 1);
+    let data = repository.scratch.file("repo").join("data");
+    let error = back_up_around(&repository, move || {
+        for pack in files_below(&data) {
+            fs::remove_file(pack).unwrap();
+        }
+    });
+    let error = error.unwrap_err();
+    assert!(error.to_string().contains("data/"), "{error}");
+    assert_eq!(repository.list("snapshots").len(), 1);
 }

@@ -8,10 +8,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use blockhaul_block::Error;
+use blockhaul_block::{Error, Kind};
 use blockhaul_wire::printable;
 use jiff::Timestamp;
-use rustix::process::{Pid, test_kill_process};
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
@@ -28,8 +27,8 @@ const FILE_MAX: u64 = 64 << 10;
 const REFRESH: Duration = Duration::from_secs(5 * 60);
 /// Time between two looks at the clock, which goes on while the machine is suspended.
 const LOOK: Duration = Duration::from_secs(20);
-/// Age from which others may remove the lock is 30 minutes: from this age on, it counts only if it is still there.
-const DOUBT: Duration = Duration::from_secs(20 * 60);
+/// Age from which any program may remove a lock.
+const STALE: Duration = Duration::from_secs(30 * 60);
 /// Bytes of a name in a message.
 const SHOWN: usize = 100;
 
@@ -87,10 +86,10 @@ impl RepositoryLock {
     /// [`RepositoryFault::Locked`], and those of the storage.
     pub(crate) fn acquire(reader: &RepositoryReader, person: &Person) -> Result<RepositoryLock> {
         for (name, lock) in others(reader)? {
-            if lock.is_of_dead_process(person)
+            if lock.is_stale(Timestamp::now())
                 && let Err(fault) = reader.storage().remove(&format!("{FOLDER}/{name}"))
             {
-                log::warn!("restic: the lock of a process that has ended stays: {fault}");
+                log::warn!("restic: a lock that was not refreshed for 30 minutes stays: {fault}");
             }
         }
         let refreshed = now();
@@ -108,17 +107,14 @@ impl RepositoryLock {
         Ok(lock)
     }
 
-    /// Checks that others have respected the lock until now. Blocks.
+    /// Checks that no other program has removed the lock until now. Blocks.
     ///
     /// # Errors
     /// [`RepositoryFault::LockLost`], and those of the storage.
     pub(crate) fn confirm(&self) -> Result<()> {
         let mut state = self.shared.lock();
-        if now().saturating_sub(state.refreshed) > DOUBT {
-            self.shared.refresh(&mut state)
-        } else {
-            Ok(())
-        }
+        let Some(file) = state.file else { return Err(RepositoryFault::LockLost) };
+        self.shared.check(&mut state, &[file])
     }
 }
 
@@ -161,15 +157,25 @@ impl SharedLock {
     fn refresh(&self, state: &mut LockState) -> Result<()> {
         let Some(old) = state.file else { return Err(RepositoryFault::LockLost) };
         let moment = now();
-        if moment.saturating_sub(state.refreshed) > DOUBT
-            && !self.reader.names(FOLDER)?.contains(&old)
-        {
-            state.file = None;
-            return Err(RepositoryFault::LockLost);
+        let fresh = write(&self.reader, &self.person)?;
+        // Afterwards: of the old and the new lock, one was there at any time.
+        if let Err(fault) = self.check(state, &[old, fresh]) {
+            let _ = self.reader.storage().remove(&format!("{FOLDER}/{fresh}"));
+            return Err(fault);
         }
-        state.file = Some(write(&self.reader, &self.person)?);
+        state.file = Some(fresh);
         state.refreshed = moment;
         self.reader.storage().remove(&format!("{FOLDER}/{old}"))
+    }
+
+    /// Checks that these own locks are there. A lock that was removed is lost for good: packs may have been removed then.
+    fn check(&self, state: &mut LockState, files: &[Digest]) -> Result<()> {
+        let found = self.reader.names(FOLDER)?;
+        if files.iter().all(|file| found.contains(file)) {
+            return Ok(());
+        }
+        state.file = None;
+        Err(RepositoryFault::LockLost)
     }
 }
 
@@ -193,6 +199,16 @@ fn write(reader: &RepositoryReader, person: &Person) -> Result<Digest> {
     reader.put(FOLDER, &text)
 }
 
+/// The fault of a lock that may be an exclusive one.
+fn unreadable(fault: RepositoryFault) -> RepositoryFault {
+    if let RepositoryFault::Other(error) = fault {
+        return error.into();
+    }
+    let remedy = "run restic unlock --remove-all when no other program uses the repository";
+    let error = Error::new(Kind::Io, "cannot read a lock of the repository");
+    error.because(fault).with_remedy(remedy).into()
+}
+
 /// The locks of others that are not exclusive.
 fn others(reader: &RepositoryReader) -> Result<Vec<(Digest, LockFile)>> {
     let mut found = Vec::new();
@@ -202,13 +218,15 @@ fn others(reader: &RepositoryReader) -> Result<Vec<(Digest, LockFile)>> {
             // Removed at this moment; or its program crashed before it wrote it.
             Err(RepositoryFault::MissingFile { .. }) => continue,
             Ok(bytes) if bytes.is_empty() => continue,
-            read => drop(read?),
+            read => drop(read.map_err(unreadable)?),
         }
         let text = match reader.file(FOLDER, &name) {
             Err(RepositoryFault::MissingFile { .. }) => continue,
-            read => read?,
+            read => read.map_err(unreadable)?,
         };
-        let wrong = |error: serde_json::Error| RepositoryFault::damaged(&file, error.to_string());
+        let wrong = |error: serde_json::Error| {
+            unreadable(RepositoryFault::damaged(&file, error.to_string()))
+        };
         let lock: LockFile = serde_json::from_slice(&text).map_err(wrong)?;
         if lock.exclusive {
             return Err(RepositoryFault::Locked { holder: lock.holder() });
@@ -226,11 +244,10 @@ impl LockFile {
         format!("process {} of {user} on {host}, since {time}", self.pid)
     }
 
-    /// Whether its process ran on this host, and has ended.
-    fn is_of_dead_process(&self, person: &Person) -> bool {
-        let pid = i32::try_from(self.pid).ok().and_then(Pid::from_raw);
-        let is_dead = |pid| test_kill_process(pid) == Err(rustix::io::Errno::SRCH);
-        self.hostname == person.host && pid.is_some_and(is_dead)
+    /// Whether its program has ended: programs refresh their locks. A process identifier says nothing, because the same
+    /// name of a host may be that of several containers.
+    fn is_stale(&self, now: Timestamp) -> bool {
+        Duration::try_from(now.duration_since(self.time)).is_ok_and(|age| age > STALE)
     }
 }
 
@@ -239,26 +256,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_that_has_ended_is_recognized_on_its_own_host_only() {
-        let mut ended = process::Command::new("true").spawn().unwrap();
-        let gone = ended.id();
-        ended.wait().unwrap();
-        let here = Person::here();
-        let lock = |pid, host: &str| {
-            let hostname = host.to_owned();
-            LockFile {
-                time: Timestamp::now(),
-                exclusive: false,
-                hostname,
-                username: "u".into(),
-                pid,
-                uid: 0,
-                gid: 0,
-            }
+    fn locks_are_stale_by_their_age_alone() {
+        let now = Timestamp::now();
+        let lock = |seconds: i64| LockFile {
+            time: Timestamp::from_second(now.as_second() + seconds).unwrap(),
+            exclusive: false,
+            hostname: Person::here().host,
+            username: "u".into(),
+            pid: 0,
+            uid: 0,
+            gid: 0,
         };
-        assert!(lock(gone, &here.host).is_of_dead_process(&here));
-        assert!(!lock(gone, "another host").is_of_dead_process(&here));
-        assert!(!lock(process::id(), &here.host).is_of_dead_process(&here));
-        assert!(!lock(0, &here.host).is_of_dead_process(&here));
+        assert!(lock(-1802).is_stale(now));
+        assert!(!lock(-1790).is_stale(now));
+        assert!(!lock(7200).is_stale(now));
     }
 }

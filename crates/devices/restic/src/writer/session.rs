@@ -1,6 +1,6 @@
 //! A backup from its lock to its snapshot.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
@@ -86,6 +86,8 @@ struct PackState {
     writes: usize,
     /// Packs that no index file names.
     unlisted: Vec<(Digest, Vec<PackBlob>)>,
+    /// All packs that were written.
+    written: Vec<Digest>,
     blobs: usize,
     listed: std::time::Instant,
 }
@@ -113,7 +115,13 @@ impl BackupSession {
             begun: Timestamp::now(),
             index: RwLock::new(SessionIndex::new(index)),
             open: Default::default(),
-            packs: Mutex::new(PackState { writes: 0, unlisted: Vec::new(), blobs: 0, listed }),
+            packs: Mutex::new(PackState {
+                writes: 0,
+                unlisted: Vec::new(),
+                written: Vec::new(),
+                blobs: 0,
+                listed,
+            }),
             turn: Condvar::new(),
             recent: Mutex::default(),
             failed: Mutex::default(),
@@ -188,6 +196,7 @@ impl BackupSession {
         let FullPack { name, blobs, .. } = written?;
         self.write_index(|index| index.add(name, &blobs));
         state.blobs += blobs.len();
+        state.written.push(name);
         state.unlisted.push((name, blobs));
         let is_due = state.blobs >= INDEX_BLOBS || blockhaul_io::elapsed(state.listed) > INDEX_TIME;
         if is_due { self.list(&mut state) } else { Ok(()) }
@@ -257,8 +266,9 @@ impl BackupSession {
         facts: &SnapshotFacts,
     ) -> Result<Digest> {
         self.commit()?;
+        let mut packs = HashSet::new();
         for (_, file) in files {
-            self.check_blobs(file.content)?;
+            self.check_blobs(file.content, &mut packs)?;
         }
         let root = TreeFolder::with_files(files)?;
         let tree = root.save(&|text| {
@@ -267,6 +277,8 @@ impl BackupSession {
         })?;
         self.commit()?;
         self.confirm()?;
+        packs.extend(lock(&self.packs).written.iter().copied());
+        self.check_packs(packs)?;
         let is_first = self.figures.snapshots.fetch_add(1, Ordering::Relaxed) == 0;
         let figure = |figure: &AtomicU64| figure.load(Ordering::Relaxed);
         let head = SnapshotHead {
@@ -292,8 +304,24 @@ impl BackupSession {
         self.lock.confirm()
     }
 
-    /// Checks that the repository has all blobs of a file: the snapshot of a backup must not name others.
-    fn check_blobs(&self, content: &[Digest]) -> Result<()> {
+    /// Checks that these packs are there: a lock does not bind every program.
+    fn check_packs(&self, packs: HashSet<Digest>) -> Result<()> {
+        let mut folders: BTreeMap<u8, Vec<Digest>> = BTreeMap::new();
+        for pack in packs {
+            folders.entry(pack.0[0]).or_default().push(pack);
+        }
+        for (number, packs) in folders {
+            let found = self.reader.names(&format!("data/{number:02x}"))?;
+            if let Some(pack) = packs.iter().find(|pack| found.binary_search(pack).is_err()) {
+                return Err(RepositoryFault::missing(&pack_file(&pack.to_string())));
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks that the repository has all blobs of a file, and notes their packs: the snapshot of a backup must not name
+    /// others.
+    fn check_blobs(&self, content: &[Digest], packs: &mut HashSet<Digest>) -> Result<()> {
         let mut last = None;
         for digest in content {
             if last == Some(digest) {
@@ -301,7 +329,7 @@ impl BackupSession {
             }
             last = Some(digest);
             match self.read_index(|index| index.find(BlobKind::Data, digest)) {
-                Some(FoundBlob::Written(..)) => {}
+                Some(FoundBlob::Written(pack, _)) => drop(packs.insert(pack)),
                 Some(FoundBlob::Pending) | None => {
                     let blob = digest.to_string();
                     return Err(RepositoryFault::UnknownBlob { blob, damaged_index: None });
