@@ -223,6 +223,13 @@ impl ResticDescription {
             args.text("password-command"),
             |name| std::env::var(name).ok(),
         )?;
+        for name in ["host", "tag"] {
+            if args.text(name).is_some_and(|value| value.split(',').any(str::is_empty)) {
+                let text = format!("restic: {name}= has an empty value");
+                let remedy = "write a value, or leave the option out";
+                return Err(Error::new(Kind::Usage, text).with_remedy(remedy));
+            }
+        }
         let tags = args.text("tag").unwrap_or_default().split(',');
         let filter = SnapshotFilter {
             host: args.text("host").map(str::to_owned),

@@ -247,6 +247,8 @@ fn wrong_targets_are_refused_before_anything_is_written() {
         ("#latest/a", "", "read-only"),
         ("#new/a", "&compression=some", "auto, max or off"),
         ("#new/a", "&parent=ffff", "no snapshot"),
+        ("#new/a", "&host=", "host= has an empty value"),
+        ("#new/a", "&tag=", "tag= has an empty value"),
     ] {
         let error = fails(place, more);
         assert!(format!("{error} {:?}", error.remedy()).contains(words), "{place}{more}: {error}");
@@ -675,4 +677,70 @@ fn a_lock_or_a_pack_that_is_removed_during_a_copy_fails_it() {
     let error = error.unwrap_err();
     assert!(error.to_string().contains("data/"), "{error}");
     assert_eq!(repository.list("snapshots").len(), 1);
+}
+
+#[test]
+fn parts_are_never_copied_over_a_base_that_is_not_the_newest() {
+    let restic = require_peer!("restic");
+    let repository = Repository::new(restic, "2");
+    let spec = repository.spec("#new/disk");
+    let part = |at: u64| vec![TestWrite::Bytes(at, vec![at as u8 + 1; 9])];
+    back_up(&spec, Some(MIB as u64), part(0)).unwrap();
+    // Another program backs up the disk during the copy.
+    for other_is_full in [false, true] {
+        let before = repository.list("snapshots").len();
+        let (inner, other) = (spec.clone(), spec.clone());
+        let error = on_a_worker(move || async move {
+            let spec = DeviceSpec::parse(inner.as_ref())?;
+            let opened = registry().open_target(&spec, Vec::new(), Intent::TARGET).await;
+            let (stack, preparation) = opened?;
+            preparation.run().await?;
+            stack.device().submit(TestWrite::Bytes(100, vec![3; 9]).request()).await?;
+            let size = other_is_full.then_some(MIB as u64);
+            let work = move || back_up(&other, size, vec![TestWrite::Bytes(50, vec![2; 9])]);
+            std::thread::spawn(work).join().unwrap()?;
+            stack.device().submit(Request::flush()).await.map(drop)
+        });
+        let error = error.unwrap_err();
+        assert_eq!(error.kind(), Kind::InUse, "{error}");
+        assert_eq!(repository.list("snapshots").len(), before + 1);
+    }
+    let bytes = back_up(&spec, None, part(20)).unwrap();
+    assert!(bytes[50..59] == [2; 9] && bytes[20..29] == [21; 9]);
+    // A snapshot of the future is newest, and hides the next one.
+    repository.write("disk", &disk(5, MIB));
+    let host = rustix::system::uname().nodename().to_str().unwrap().to_owned();
+    let source = repository.scratch.file("disks");
+    repository.run(&[
+        "backup",
+        "--host",
+        &host,
+        "--time",
+        "2199-01-02 03:04:05",
+        source.join("disk").to_str().unwrap(),
+    ]);
+    let path = source.join("disk");
+    let far = repository.spec(&format!("#new/{}", path.to_str().unwrap().trim_start_matches('/')));
+    let error = back_up(&far, None, part(7)).unwrap_err();
+    let text = format!("{error} {}", error.remedy().unwrap());
+    assert!(text.contains("2199-01-02") && text.contains("parent="), "{text}");
+    let newest = repository.list("snapshots").len();
+    back_up(&format!("{far}&parent=latest"), None, part(7)).unwrap();
+    assert_eq!(repository.list("snapshots").len(), newest + 1);
+    repository.check();
+}
+
+#[test]
+fn names_of_disks_and_points_are_those_of_files_and_tags() {
+    let check = |names: &[&str]| crate::check_disk_names(names.iter().copied());
+    check(&["vda", "vdb", "a/vda"]).unwrap();
+    for names in
+        [&["a", "a/b"][..], &["a/b", "a"], &["a,b"], &["a:point=b"], &["a:checkpoint="], &[""]]
+    {
+        assert_eq!(check(names).unwrap_err().kind(), Kind::Usage, "{names:?}");
+    }
+    crate::check_point_name("monday-2").unwrap();
+    for name in ["a,b", "x:point=y", ""] {
+        assert_eq!(crate::check_point_name(name).unwrap_err().kind(), Kind::Usage, "{name}");
+    }
 }

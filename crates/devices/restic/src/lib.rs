@@ -52,7 +52,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use fault::RepositoryFault;
-pub use writer::store::{ResticBackup, ResticDisk, ResticPoint, ResticStore};
+pub use writer::store::{
+    ResticBackup, ResticDisk, ResticPoint, ResticStore, check_disk_names, check_point_name,
+};
 
 /// Time limits of requests to object stores.
 #[derive(Debug, Clone, Copy)]

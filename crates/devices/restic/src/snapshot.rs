@@ -59,7 +59,11 @@ impl Snapshot {
         Ok(Snapshot { id, time, tree: found.tree, host, tags, paths })
     }
 
-    fn load(reader: &RepositoryReader, id: Digest) -> Result<Snapshot> {
+    /// Reads a snapshot.
+    ///
+    /// # Errors
+    /// The file is missing or damaged.
+    pub(crate) fn load(reader: &RepositoryReader, id: Digest) -> Result<Snapshot> {
         Snapshot::parse(id, &reader.file(FOLDER, &id)?)
     }
 

@@ -17,6 +17,7 @@ use crate::repository::{INDEX, RepositoryReader, uncompressed};
 use crate::snapshot;
 use crate::writer::lock::RepositoryLock;
 use crate::writer::pack::{FullPack, OpenPack, PackBlob, SealedBlob};
+use crate::writer::parent::KeptBases;
 use crate::writer::session_index::{FoundBlob, SessionIndex};
 use crate::writer::snapshot_text::{SnapshotHead, snapshot_text};
 use crate::writer::tree_text::{FileNode, TreeFolder};
@@ -68,6 +69,8 @@ pub(crate) struct BackupSession {
     turn: Condvar,
     recent: Mutex<VecDeque<(Digest, BlobBytes)>>,
     failed: Mutex<Option<RepositoryFault>>,
+    /// The snapshots that were made.
+    published: Mutex<Vec<Digest>>,
     figures: BackupFigures,
 }
 
@@ -98,6 +101,7 @@ pub(crate) struct SnapshotFacts {
     pub(crate) host: String,
     pub(crate) tags: Vec<String>,
     pub(crate) parent: Option<Digest>,
+    pub(crate) bases: KeptBases,
 }
 
 impl BackupSession {
@@ -125,6 +129,7 @@ impl BackupSession {
             turn: Condvar::new(),
             recent: Mutex::default(),
             failed: Mutex::default(),
+            published: Mutex::default(),
             figures: BackupFigures::default(),
         }
     }
@@ -279,6 +284,7 @@ impl BackupSession {
         self.confirm()?;
         packs.extend(lock(&self.packs).written.iter().copied());
         self.check_packs(packs)?;
+        self.check_bases(facts)?;
         let is_first = self.figures.snapshots.fetch_add(1, Ordering::Relaxed) == 0;
         let figure = |figure: &AtomicU64| figure.load(Ordering::Relaxed);
         let head = SnapshotHead {
@@ -286,16 +292,25 @@ impl BackupSession {
             facts,
             paths: files.iter().map(|(path, _)| format!("/{path}")).collect(),
             // restic finds the newest by this time, and it is that of the beginning.
-            time: if is_first { self.begun } else { Timestamp::now() },
+            time: facts.bases.later(if is_first { self.begun } else { Timestamp::now() }),
             begun: self.begun,
             bytes: files.iter().map(|(_, file)| file.size).sum(),
             blobs: [figure(&self.figures.blobs), figure(&self.figures.trees)],
             added: [figure(&self.figures.bytes), figure(&self.figures.stored)],
         };
         let id = self.reader.put(snapshot::FOLDER, &snapshot_text(&head)?)?;
-        // A repository that was moved away meanwhile has the snapshot, but not in its place.
-        self.confirm()?;
+        lock(&self.published).push(id);
+        // What others have done between the checks and now: of two copies of parts, at least one sees the other.
+        if let Err(fault) = self.confirm().and_then(|()| self.check_bases(facts)) {
+            let _ = self.reader.storage().remove(&format!("{}/{id}", snapshot::FOLDER));
+            return Err(fault);
+        }
         Ok(id)
+    }
+
+    fn check_bases(&self, facts: &SnapshotFacts) -> Result<()> {
+        let own = lock(&self.published).clone();
+        facts.bases.check(&self.reader, &facts.host, &own)
     }
 
     /// Checks that the repository has its place, and the lock.

@@ -10,11 +10,12 @@ use jiff::Timestamp;
 
 use crate::ResticOptions;
 use crate::backend::{ResticBackend, store_place};
+use crate::digest::Digest;
 use crate::fault::RepositoryFault;
-use crate::snapshot::Snapshot;
+use crate::snapshot::{self, Snapshot};
 use crate::writer::device::{BackupDevice, DiskBackup};
 use crate::writer::disk::{self, DiskImage};
-use crate::writer::parent::{self, ParentFile};
+use crate::writer::parent::{self, KeptBases, ParentFile};
 use crate::writer::person::Person;
 use crate::writer::place::{BackupPlace, FoundRepository};
 use crate::writer::session::{BackupSession, SnapshotFacts};
@@ -23,6 +24,48 @@ use crate::writer::tree_text::{FileNode, checked_path};
 /// Tags of a disk: the name of its point, and that of the bitmap that began then.
 const POINT: &str = ":point=";
 const CHECKPOINT: &str = ":checkpoint=";
+const FUTURE: &str =
+    "correct the clock; restic forget removes the snapshot; or make a full backup with --full";
+
+/// Refuses names of disks that cannot be in one directory, or that their tags cannot have.
+///
+/// # Errors
+/// [`Kind::Usage`]
+pub fn check_disk_names<'a>(names: impl Iterator<Item = &'a str>) -> Result<()> {
+    let names: Vec<_> = names.collect();
+    for name in &names {
+        check_tag_part("disk", name)?;
+        checked_path(name)?;
+        let is_above =
+            |above: &&&str| name.strip_prefix(**above).is_some_and(|rest| rest.starts_with('/'));
+        if let Some(above) = names.iter().find(is_above) {
+            let text = format!("restic: disk {name:?} is below disk {above:?}, which is a file");
+            return Err(Error::new(Kind::Usage, text).with_remedy("choose another name"));
+        }
+    }
+    Ok(())
+}
+
+/// Refuses the name of a point or a checkpoint that a tag cannot have.
+///
+/// # Errors
+/// [`Kind::Usage`]
+pub fn check_point_name(name: &str) -> Result<()> {
+    check_tag_part("point", name)
+}
+
+fn check_tag_part(kind: &str, name: &str) -> Result<()> {
+    let wrong = [",", POINT, CHECKPOINT].into_iter().find(|part| name.contains(part));
+    if name.is_empty() || wrong.is_some() {
+        let text = match wrong {
+            Some(part) => format!("restic: the name of {kind} {name:?} has {part:?}"),
+            None => format!("restic: a {kind} has an empty name"),
+        };
+        let remedy = "choose another name: it becomes part of a tag of the snapshot";
+        return Err(Error::new(Kind::Usage, text).with_remedy(remedy));
+    }
+    Ok(())
+}
 
 /// A directory in the snapshots of a repository, with disks that are backed up together.
 pub struct ResticStore {
@@ -38,6 +81,8 @@ struct StoreContents {
     repository: FoundRepository,
     /// The oldest first.
     snapshots: Vec<Snapshot>,
+    /// All snapshots of the repository.
+    known: Vec<Digest>,
 }
 
 /// A disk in a snapshot.
@@ -110,8 +155,10 @@ impl ResticStore {
         };
         let mut found = None;
         if let Some(reader) = place.open()? {
+            let known = reader.names(snapshot::FOLDER)?;
             let snapshots = place.snapshots(&reader)?;
-            found = Some(StoreContents { repository: FoundRepository::load(reader)?, snapshots });
+            let repository = FoundRepository::load(reader)?;
+            found = Some(StoreContents { repository, snapshots, known });
         }
         Ok(ResticStore { name: name.clone(), place, folder, found })
     }
@@ -172,6 +219,13 @@ impl ResticStore {
     }
 
     fn begin_disks(mut self, disks: Vec<ResticDisk>) -> Result<ResticBackup> {
+        check_disk_names(disks.iter().map(|disk| &disk.name[..]))?;
+        for disk in &disks {
+            check_point_name(&disk.point)?;
+            check_point_name(&disk.checkpoint)?;
+        }
+        let known = self.found.as_ref().map(|found| found.known.clone());
+        let mut bases = KeptBases::new(known.unwrap_or_default());
         let mut prepared = Vec::with_capacity(disks.len());
         for disk in disks {
             let path = self.path(&disk.name);
@@ -185,6 +239,8 @@ impl ResticStore {
                     found.and_then(|found| found.ok())
                 }
                 (Some(name), Some((point, newest))) if point.name == *name => {
+                    parent::check_time(&path, &newest, FUTURE)?;
+                    bases.add(&path, &newest);
                     Some(self.parent(&disk.name, &newest)?)
                 }
                 (Some(name), _) => {
@@ -196,13 +252,14 @@ impl ResticStore {
             prepared.push((disk, path, parent, chunk));
         }
         let parents = prepared.iter().filter_map(|(.., parent, _)| parent.as_ref());
-        let parents: Vec<_> = parents.map(|parent| parent.snapshot).collect();
+        let parents: Vec<_> = parents.map(|parent| parent.snapshot.id).collect();
         let found = self.found.take().map(|found| found.repository);
         let session = self.place.begin(found, &parents)?;
         let facts = SnapshotFacts {
             host: self.place.host().to_owned(),
             tags: self.place.request.tags.clone(),
             parent: parents.first().copied(),
+            bases,
         };
         let disks = prepared.into_iter().map(|(disk, path, parent, chunk)| {
             let kept = parent.filter(|_| disk.parent.is_some());

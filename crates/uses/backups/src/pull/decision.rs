@@ -1,5 +1,7 @@
 //! The decision whether a disk is copied in full, or what has changed.
 
+use std::time::{Duration, SystemTime};
+
 use blockhaul_store::{BackupPoint, Store};
 
 use super::request::{ChangeBitmap, PointKind, PointPlan, PullDisk, PullMode};
@@ -113,15 +115,27 @@ impl PullQuestion {
 /// The bitmap began at another point than the newest.
 fn of_another_backup(bitmap: &ChangeBitmap, store: &Store, newest: &BackupPoint) -> BackupError {
     let ChangeBitmap { context, checkpoint } = bitmap;
+    let future = if is_of_future(newest) {
+        " and a time in the future, as of a wrong clock: newer points may be hidden"
+    } else {
+        ""
+    };
     let text = format!(
         "bitmap {context:?} began at {checkpoint:?}, but the newest point of {} is {:?} with checkpoint \
-         {:?}: this bitmap began with another backup; make a full backup with --full, or say with \
+         {:?}{future}: this bitmap began with another backup; make a full backup with --full, or say with \
          --parent at which checkpoint the bitmap began",
         store.dir().display(),
         newest.name,
         newest.checkpoint
     );
     BackupError::new(BackupErrorKind::Request, BackupStep::Plan, text)
+}
+
+/// Whether the time of a point is later than clocks usually differ.
+fn is_of_future(point: &BackupPoint) -> bool {
+    let made = SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(point.created));
+    let ahead = made.and_then(|made| made.duration_since(SystemTime::now()).ok());
+    ahead.is_some_and(|ahead| ahead > Duration::from_secs(300))
 }
 
 /// This name, with a number where the store has such a point.

@@ -66,11 +66,18 @@ pub struct PullRequest {
 }
 
 impl PullRequest {
-    /// Refuses two disks with one store.
+    /// Refuses two disks with one store, and names that a store cannot have.
     pub(super) fn check_stores(&self) -> Result<()> {
         for (index, disk) in self.disks.iter().enumerate() {
             // The disks of a repository are files of one snapshot.
             let is_repository = super::is_repository(&disk.store);
+            if is_repository {
+                let checked = super::snapshots::check_names(disk, &self.disks, &self.default_point);
+                checked.map_err(|error| {
+                    let error = BackupError::of_file(BackupStep::Plan, &error);
+                    error.with_kind(BackupErrorKind::Request).in_store(&disk.store).of_disk(index)
+                })?;
+            }
             let same = |other: &&PullDisk| {
                 full(&other.store) == full(&disk.store)
                     && (!is_repository || other.name == disk.name)

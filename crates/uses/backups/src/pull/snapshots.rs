@@ -18,6 +18,17 @@ pub(crate) fn is_repository(store: &Path) -> bool {
     store.to_str().is_some_and(ResticStore::is_named_by)
 }
 
+/// Refuses names that a snapshot of these disks cannot have. Nothing is read.
+///
+/// # Errors
+/// The name of a disk or a point.
+pub(super) fn check_names(disk: &PullDisk, disks: &[PullDisk], default_point: &str) -> Result<()> {
+    let beside = disks.iter().filter(|other| other.store == disk.store);
+    blockhaul_restic::check_disk_names(beside.map(|other| &other.name[..]))?;
+    let points = [disk.point.as_deref(), disk.checkpoint.as_deref(), Some(default_point)];
+    points.into_iter().flatten().try_for_each(blockhaul_restic::check_point_name)
+}
+
 /// The open repositories of a pull.
 #[derive(Default)]
 pub(super) struct SnapshotStores(Vec<(PathBuf, ResticStore)>);

@@ -14,6 +14,10 @@ pub(crate) fn is_repository(store: &Path) -> bool {
     store.to_str().is_some_and(|store| store.starts_with("restic:"))
 }
 
+pub(super) fn check_names(_: &PullDisk, _: &[PullDisk], _: &str) -> Result<()> {
+    Ok(())
+}
+
 #[derive(Default)]
 pub(super) struct SnapshotStores(());
 
