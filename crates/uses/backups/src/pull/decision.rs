@@ -249,6 +249,19 @@ mod tests {
     }
 
     #[test]
+    fn a_point_of_the_future_is_named_in_the_error() {
+        let (_folder, store) = store(&["tuesday"]);
+        let mut newest = store.newest().unwrap().clone();
+        let bitmap = ChangeBitmap { context: CONTEXT.into(), checkpoint: "monday".into() };
+        let said = |newest: &BackupPoint| of_another_backup(&bitmap, &store, newest).to_string();
+        assert!(!said(&newest).contains("future"), "{}", said(&newest));
+        newest.created = 7_226_000_000;
+        assert!(said(&newest).contains("a time in the future"), "{}", said(&newest));
+        newest.created = u64::MAX;
+        assert!(!said(&newest).is_empty());
+    }
+
+    #[test]
     fn a_disk_of_another_size_is_refused() {
         let (_folder, store) = store(&["monday"]);
         let said = refused(&question(PullMode::Auto, true, None), &store, (10, true));
