@@ -283,8 +283,20 @@ impl CopyContext {
         Err(error.and(": choose another target, or have its server allow writing"))
     }
 
-    /// Checks that the target is large enough.
+    /// Checks that the target is large enough. A new version that keeps the rest of the one before must be of a disk of its
+    /// size.
     pub(crate) fn check_size(&self, from: &Facts, to: &Facts) -> Result<()> {
+        if self.makes_version() && self.selection.is_some() && from.size < to.size {
+            let why = format!(
+                "the source ({} bytes) is smaller than the earlier version ({} bytes), of which the rest is kept: it \
+                 was resized, or is another disk",
+                from.size, to.size
+            );
+            return Err(self
+                .cannot_copy(why)
+                .at(Some(Side::Source))
+                .and(": copy all of the source"));
+        }
         let needed = self.selection.target_size(from.size);
         if to.size < needed {
             let what = if needed < from.size { "end of the range" } else { "source" };

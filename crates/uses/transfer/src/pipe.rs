@@ -120,12 +120,13 @@ impl CopyContext {
         copied.map_err(|error| TransferError::engine(TransferStep::Copy, error))
     }
 
-    /// Refuses to empty a file because standard input has no data, for example because the program
+    /// Refuses to empty a file, or to make a version as the one before, because standard input has no data, for example because the program
     /// before the pipe failed.
     async fn refuse_empty_pipe(&self, input: &OwnedFd) -> Result<()> {
-        let Some(lost) = file_of(&self.target).and_then(|path| len_of(&path)) else {
+        let lost = file_of(&self.target).and_then(|path| len_of(&path));
+        if lost.is_none() && !self.makes_version() {
             return Ok(());
-        };
+        }
         if is_stream(input) {
             let mut ready = pin!(blockhaul_io::ready(input, Interest::Readable));
             // An error is reported when it is read.
@@ -139,6 +140,10 @@ impl CopyContext {
         if !has_no_data(input) {
             return Ok(());
         }
+        let Some(lost) = lost else {
+            let text = format!("standard input is empty: {} would have nothing new", self.target);
+            return Err(TransferError::misfit(text));
+        };
         Err(TransferError::misfit(format!(
             "standard input is empty: {lost} bytes of {} would be lost; remove the target first if that \
              is intended",

@@ -161,6 +161,11 @@ fn parts_need_an_earlier_backup_and_each_copy_makes_one_snapshot() {
     repository.succeed(&["copy", "--range", "1M:100k", "pattern:8M", &new]);
     repository.succeed(&["copy", "--range", "1M:100k", "pattern:8M", disk]);
     repository.succeed(&["compare", "--strict", disk, &latest]);
+    refused(&["copy", "--range", "0:64k", "random:7M", &new], &["smaller", "copy all"]);
+    let mut pipe = repository.command(&["copy", "-", &new]);
+    let output = pipe.stdin(Stdio::piped()).output().unwrap();
+    assert!(text(&output.stderr).contains("standard input is empty"), "{output:?}");
+    assert!(!output.status.success());
     // Several connections are one: the snapshot is made by the last flush.
     let before = repository.snapshots().as_array().unwrap().len();
     repository.succeed(&["copy", "--connections", "4", "--verify", disk, &new]);
