@@ -26,6 +26,8 @@ pub(crate) struct DavEntry {
     pub(crate) changed: Option<String>,
     /// The entity tag, with its quotes.
     pub(crate) etag: Option<String>,
+    /// The status of the request for it alone.
+    pub(crate) status: Option<u16>,
     /// Whether it is a directory.
     pub(crate) is_directory: bool,
     /// The locks on it.
@@ -150,6 +152,9 @@ impl EntryReader {
         match around[..] {
             [_, b"response"] => self.entries.push(std::mem::take(&mut self.entry)),
             [_, b"response", b"href"] => value.clone_into(&mut self.entry.href),
+            [_, b"response", b"status"] => {
+                self.entry.status = value.split(' ').nth(1).and_then(|code| code.parse().ok());
+            }
             [_, b"response", b"propstat", b"prop", b"resourcetype", b"collection"] => {
                 self.entry.is_directory = true;
             }

@@ -46,10 +46,19 @@ impl DavState {
     fn fits(&self, other: &DavState) -> bool {
         let DavState::File(one, one_tag) = self else { return self == other };
         let DavState::File(other, other_tag) = other else { return false };
-        let strong = |tag: &Option<String>| {
-            tag.as_deref().map(|tag| tag.trim_start_matches("W/").to_owned())
-        };
         one == other && strong(one_tag) == strong(other_tag)
+    }
+
+    /// Whether both are certainly not the same file.
+    fn differs(&self, other: &DavState) -> bool {
+        match (self, other) {
+            (DavState::File(one, one_tag), DavState::File(other, other_tag)) => {
+                let has_sizes = one.is_some() && other.is_some();
+                let has_tags = one_tag.is_some() && other_tag.is_some();
+                has_sizes && one != other || has_tags && strong(one_tag) != strong(other_tag)
+            }
+            _ => self != other,
+        }
     }
 }
 
@@ -65,7 +74,7 @@ impl DavTarget {
             return Err(error.with_remedy("name a file in it"));
         }
         if let Some(lock) = locks.first() {
-            return Err(locked(Some(lock)));
+            return Err(locked("the target", Some(lock)));
         }
         let temporary = temporary_beside(&place)?;
         let target = DavTarget { resource, place, temporary, before };
@@ -85,12 +94,24 @@ impl DavTarget {
     async fn check_directory(&self) -> Result<()> {
         let Ok(directory) = self.place.join(".") else { return Ok(()) };
         // What may be written need not be listed.
-        match request_properties(&self.resource, &directory, "0").await {
-            Ok((response, _)) if matches!(response.status().as_u16(), 404 | 410) => {
-                Err(no_directory())
-            }
+        let Ok((response, _)) = request_properties(&self.resource, &directory, "0").await else {
+            return Ok(());
+        };
+        match response.status().as_u16() {
+            404 | 410 => Err(no_directory()),
+            // A lock on a directory protects its list of names, too.
+            207 => match self.lock_of(response).await {
+                Some(lock) => Err(locked("the directory of the target", Some(&lock))),
+                None => Ok(()),
+            },
             _ => Ok(()),
         }
+    }
+
+    /// The first lock of the first entry of a list.
+    async fn lock_of(&self, response: Response) -> Option<DavLock> {
+        let entries = read_entries(&self.resource, response).await.ok()?;
+        entries.into_iter().next()?.locks.into_iter().next()
     }
 
     /// Checks that the server has the methods of a copy.
@@ -164,11 +185,14 @@ impl DavTarget {
                     }
                     412 => return Err(changed()),
                     423 => return Err(self.lock_error().await),
-                    _ => write_refusal(response).await,
+                    _ => write_refusal(&self.resource, response).await,
                 },
                 Err(failure) => failure,
             };
             if !matches!(failure.next, NextStep::Repeat(_)) {
+                if failure.error.kind() == Kind::InUse {
+                    return Err(self.lock_error().await);
+                }
                 return Err(failure.error);
             }
             if self.is_published(size).await? {
@@ -178,26 +202,44 @@ impl DavTarget {
         }
     }
 
-    /// Whether the target is the file of `size` bytes that the temporary file was.
+    /// Whether the target is the file of `size` bytes that the temporary file was, after a response was lost.
+    ///
+    /// # Errors
+    /// The temporary file is gone, and the target is not certainly another file than before: an old file may have the
+    /// same size.
     async fn is_published(&self, size: u64) -> Result<bool> {
         if look(&self.resource, &self.temporary).await?.0 != DavState::Absent {
             return Ok(false);
         }
         let (now, ..) = look(&self.resource, &self.place).await?;
-        Ok(matches!(now, DavState::File(found, _) if found == Some(size)))
+        let has_size = matches!(now, DavState::File(found, _) if found == Some(size));
+        if has_size && now.differs(&self.before) {
+            return Ok(true);
+        }
+        let text = "the connection ended during the last step (MOVE), the temporary file is gone, and nothing shows \
+                    that the target is the new file";
+        let error = Error::new(Kind::Io, text);
+        Err(error.with_remedy("compare the target with the source, or copy again"))
     }
 
     async fn check_unchanged(&self) -> Result<()> {
         let (now, locks, _) = look(&self.resource, &self.place).await?;
         if let Some(lock) = locks.first() {
-            return Err(locked(Some(lock)));
+            return Err(locked("the target", Some(lock)));
         }
         if now.fits(&self.before) { Ok(()) } else { Err(changed()) }
     }
 
     async fn lock_error(&self) -> Error {
         let found = look(&self.resource, &self.place).await;
-        locked(found.ok().and_then(|(_, locks, _)| locks.into_iter().next()).as_ref())
+        let lock = found.ok().and_then(|(_, locks, _)| locks.into_iter().next());
+        if lock.is_some() {
+            return locked("the target", lock.as_ref());
+        }
+        match self.check_directory().await {
+            Err(error) if error.kind() == Kind::InUse => error,
+            _ => locked("the target", None),
+        }
     }
 
     /// The condition that the target is still the same file.
@@ -223,8 +265,8 @@ impl DavTarget {
         Ok(fields)
     }
 
-    /// Removes the temporary file, if there is one.
-    pub(crate) async fn remove(&self) {
+    /// Removes the temporary file, if there is one. `may_exist`: the server may have made it.
+    pub(crate) async fn remove(&self, may_exist: bool) {
         let mut why = String::new();
         for attempt in 0..REMOVALS {
             let fields = HeaderMap::new();
@@ -242,7 +284,7 @@ impl DavTarget {
                 tokio::time::sleep(crate::failure::PAUSE).await;
             }
         }
-        if !why.is_empty() {
+        if may_exist && !why.is_empty() {
             log::warn!("the temporary file {} remains at the server: {why}", self.temporary);
         }
     }
@@ -301,6 +343,11 @@ async fn state_of(
     Ok(look_without_properties(resource, place).await?.0)
 }
 
+/// The characters of an entity tag without the mark of a weak one.
+fn strong(tag: &Option<String>) -> Option<&str> {
+    tag.as_deref().map(|tag| tag.trim_start_matches("W/"))
+}
+
 /// The same at servers that write files, and have no properties.
 async fn look_without_properties(
     resource: &HttpResource,
@@ -343,9 +390,14 @@ async fn request(
 }
 
 /// The refusal of a request that writes.
-pub(crate) async fn write_refusal(response: Response) -> Failure {
-    let status = response.status().as_u16();
+pub(crate) async fn write_refusal(resource: &HttpResource, response: Response) -> Failure {
+    let (status, url) = (response.status(), response.url().clone());
+    let status = status.as_u16();
+    if status == 207 {
+        return Failure::last(part_refusal(resource, response).await);
+    }
     let Failure { error, next } = refusal(response, false).await;
+    let error = error.reworded(format!("{} for {url}", error.text()));
     let (kind, remedy) = match status {
         403 => (Kind::Refused, "check the permissions of the directory at the server"),
         404 | 409 => return Failure::last(no_directory()),
@@ -355,16 +407,39 @@ pub(crate) async fn write_refusal(response: Response) -> Failure {
             Kind::NoSpace,
             "raise the limit of the server (nginx: client_max_body_size; Apache: LimitRequestBody)",
         ),
-        423 => return Failure::last(locked(None)),
+        423 => return Failure::last(locked("the target", None)),
+        500 => {
+            // nginx, when the directory does not exist.
+            let remedy = "check that the directory of the target exists at the server and can be written, and see the \
+                          log of the server";
+            return Failure { error: error.with_remedy(remedy), next };
+        }
         502 => (
             Kind::Unsupported,
             "write the URL as the server knows it; a proxy in front of it must change the field Destination, too",
         ),
         507 => (Kind::NoSpace, "free some space at the server"),
-        207 => (Kind::Io, "see the log of the server"),
         _ => return Failure { error, next },
     };
     Failure::last(error.with_kind(kind).with_remedy(remedy))
+}
+
+/// The error of a response with a status for each file, which servers send only for failures of one of them.
+async fn part_refusal(resource: &HttpResource, response: Response) -> Error {
+    let url = response.url().clone();
+    let entries = match read_entries(resource, response).await {
+        Ok(entries) => entries,
+        Err(failure) => return failure.error,
+    };
+    let statuses: Vec<u16> = entries.iter().filter_map(|entry| entry.status).collect();
+    if statuses.contains(&423) {
+        return locked("the target", None);
+    }
+    let named = statuses.iter().find(|status| **status >= 400);
+    let named =
+        named.map_or_else(String::new, |status| format!(" ({status} for one of its parts)"));
+    let text = format!("the server answers \"207 Multi-Status\"{named} for {url}");
+    Error::new(Kind::Io, text).with_remedy("see the log of the server")
 }
 
 fn no_directory() -> Error {
@@ -378,7 +453,8 @@ fn changed() -> Error {
     Error::new(Kind::InUse, text).with_remedy("check who writes to it, and copy again")
 }
 
-fn locked(lock: Option<&DavLock>) -> Error {
+/// The error of a lock on `place`. None: one on the target or on its directory.
+fn locked(place: &str, lock: Option<&DavLock>) -> Error {
     let shown = |text: &str| printable(text.as_bytes(), LOCK_MAX);
     let name = match lock {
         Some(DavLock { token, owner }) if owner.is_empty() => format!(" ({})", shown(token)),
@@ -386,13 +462,14 @@ fn locked(lock: Option<&DavLock>) -> Error {
         None => " or its directory".to_owned(),
     };
     let text = match lock {
-        Some(_) => format!("the target is locked{name}"),
-        None => format!("the target{name} is locked"),
+        Some(_) => format!("{place} is locked{name}"),
+        None => format!("{place}{name} is locked"),
     };
     Error::new(Kind::InUse, text).with_remedy("unlock it, or wait until the lock expires")
 }
 
-/// A new name beside a file. It has no characters that a server may encode in its own way.
+/// A new name beside a file. It has no characters that a server may encode in its own way, and begins with that of the
+/// file: servers refuse names that begin with a dot.
 fn temporary_beside(place: &Url) -> Result<Url> {
     let last = place.path().rsplit('/').next().unwrap_or_default();
     let name = blockhaul_catalog::percent_decode(last).unwrap_or_else(|_| last.to_owned());
@@ -404,7 +481,7 @@ fn temporary_beside(place: &Url) -> Result<Url> {
     let random = u64::from_be_bytes(bytes);
     let mut temporary = place.clone();
     if let Ok(mut parts) = temporary.path_segments_mut() {
-        parts.pop().push(&format!(".{name}.blockhaul-{random:016x}"));
+        parts.pop().push(&format!("{name}.blockhaul-{random:016x}"));
     }
     Ok(temporary)
 }
@@ -421,7 +498,7 @@ mod tests {
             let place = Url::parse(&format!("http://host/x%20y/{name}")).unwrap();
             let (one, two) = (temporary_beside(&place).unwrap(), temporary_beside(&place).unwrap());
             assert_ne!(one, two);
-            let path = one.path().strip_prefix("/x%20y/.").unwrap();
+            let path = one.path().strip_prefix("/x%20y/").unwrap();
             assert!(path.len() < 100 && !path.contains(['/', '%']) && path.contains(".blockhaul-"));
             assert!(one.path().ends_with(|c: char| c.is_ascii_hexdigit()), "{one}");
         }

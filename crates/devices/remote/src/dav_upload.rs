@@ -40,6 +40,8 @@ pub(crate) struct DavUpload {
     /// The number of the request that may send the file: each redirect begins another one.
     attempt: AtomicU64,
     is_complete: AtomicBool,
+    /// A part of the file was sent, or the server has confirmed it.
+    may_exist: AtomicBool,
     state: Mutex<DavUploadState>,
 }
 
@@ -74,6 +76,7 @@ impl DavUpload {
             stage: watch::Sender::new(PutStage::Idle),
             attempt: AtomicU64::new(0),
             is_complete: AtomicBool::new(false),
+            may_exist: AtomicBool::new(false),
             state: Mutex::default(),
         }
     }
@@ -100,7 +103,10 @@ impl DavUpload {
         let upload = self.clone();
         let task = tokio::spawn(async move {
             let stage = match upload.deliver().await {
-                Ok(()) => PutStage::Stored,
+                Ok(()) => {
+                    upload.may_exist.store(true, Ordering::Relaxed);
+                    PutStage::Stored
+                }
                 Err(error) => {
                     upload.body.fail(error);
                     PutStage::Failed
@@ -140,6 +146,7 @@ impl DavUpload {
                 301 | 302 | 303 | 307 | 308 if self.is_asking() => {
                     url = next_place(&url, &response).map_err(|failure| failure.error)?;
                 }
+                207 => return Err(write_refusal(&self.target.resource, response).await.error),
                 417 if expects && self.is_asking() => expects = false,
                 200..=299 if self.body.is_sent() => return Ok(()),
                 200..=399 => {
@@ -148,7 +155,7 @@ impl DavUpload {
                     let remedy = "check the server, and proxies in front of it";
                     return Err(Error::new(Kind::Io, text).with_remedy(remedy));
                 }
-                _ => return Err(write_refusal(response).await.error),
+                _ => return Err(write_refusal(&self.target.resource, response).await.error),
             }
         }
         let text = format!("the server redirects more than {REDIRECTS_MAX} times");
@@ -189,6 +196,7 @@ impl DavUpload {
         tokio::time::sleep(EXPECT_TIME).await;
         let is_latest = sends && self.attempt.load(Ordering::Relaxed) == number;
         if is_latest {
+            self.may_exist.store(true, Ordering::Relaxed);
             self.stage.send_replace(PutStage::Sending);
         }
         is_latest
@@ -229,7 +237,7 @@ impl DavUpload {
                 && response.status().is_client_error() | response.status().is_server_error()
                 && response.status().as_u16() != 417
             {
-                return write_refusal(response).await.error;
+                return write_refusal(&self.target.resource, response).await.error;
             }
         }
         let remedy = "see the log of the server, check its free space, and copy again";
@@ -330,6 +338,6 @@ impl ObjectUpload for DavUpload {
             // A task that waits ends at once.
             let _ = timeout(END_TIME, ended).await;
         }
-        self.target.remove().await;
+        self.target.remove(self.may_exist.load(Ordering::Relaxed)).await;
     }
 }

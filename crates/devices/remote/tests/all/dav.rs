@@ -294,6 +294,77 @@ fn a_lost_connection_is_no_success_unless_the_server_confirms() {
     }
 }
 
+#[test]
+fn an_old_target_of_the_same_size_is_no_success_when_the_last_response_is_lost() {
+    for has_tags in [true, false] {
+        let server = DavServer::start(move |_, request, files: &Mutex<DavFiles>| {
+            files.lock().unwrap().has_tags = has_tags;
+            if request.method == "MOVE" {
+                files.lock().unwrap().files.retain(|name, _| !name.contains(".blockhaul-"));
+                return DavFault::Mute;
+            }
+            DavFault::None
+        });
+        server.files().put("/d/x", vec![7; LONG]);
+        fails(&server, "/d/x", Kind::Io, "nothing shows that the target is the new file");
+        assert!(*server.bytes("/d/x").unwrap() == vec![7; LONG]);
+    }
+    // The file was moved, and the server says which version it is.
+    for (has_tags, old) in [(true, LONG), (true, 1), (false, 1)] {
+        let server = DavServer::start(move |_, request, files: &Mutex<DavFiles>| {
+            files.lock().unwrap().has_tags = has_tags;
+            if request.method == "MOVE" { DavFault::Mute } else { DavFault::None }
+        });
+        server.files().put("/d/x", vec![7; old]);
+        copy(&server.url("/d/x"), &content(1, LONG)).unwrap();
+        assert!(*server.bytes("/d/x").unwrap() == content(1, LONG));
+    }
+}
+
+#[test]
+fn refusals_name_the_temporary_file_which_begins_with_the_name_of_the_target() {
+    let server = put_fault(DavFault::Status(403, String::new()));
+    let error = fails(&server, "/d/x", Kind::Refused, "403").to_string();
+    assert!(error.contains(&format!(" for http://{}/d/x.blockhaul-", server.address)), "{error}");
+    // As nginx does when the directory does not exist.
+    let server = put_fault(DavFault::Status(500, String::new()));
+    fails(&server, "/d/x", Kind::Io, "check that the directory of the target exists");
+}
+
+/// The response of Apache when the directory is locked.
+fn part_of(status: &str) -> DavFault {
+    DavFault::Body(
+        207,
+        format!(
+            "<D:multistatus xmlns:D=\"DAV:\"><D:response><D:href>/d/</D:href><D:status>HTTP/1.1 {status}</D:status>\
+             </D:response></D:multistatus>"
+        ),
+    )
+}
+
+#[test]
+fn a_lock_on_the_directory_is_reported_before_and_after_the_file_is_sent() {
+    let server = DavServer::plain();
+    server.files().lock("/d/");
+    let why = "the directory of the target is locked by someone (urn:uuid:7)";
+    fails(&server, "/d/x", Kind::InUse, why);
+    assert!(!methods(&server).iter().any(|method| method == "PUT"));
+    let server = put_fault(part_of("423 Locked"));
+    fails(&server, "/d/x", Kind::InUse, "or its directory is locked");
+    let server = put_fault(part_of("424 Failed Dependency"));
+    fails(&server, "/d/x", Kind::Io, "424 for one of its parts");
+    let server = DavServer::start(|_, request, files: &Mutex<DavFiles>| {
+        if request.method != "MOVE" {
+            return DavFault::None;
+        }
+        files.lock().unwrap().lock("/d/");
+        part_of("423 Locked")
+    });
+    server.files().put("/d/x", b"before".to_vec());
+    fails(&server, "/d/x", Kind::InUse, why);
+    assert_eq!(**server.bytes("/d/x").unwrap(), *b"before");
+}
+
 /// Changes the files once the file was sent.
 fn changed_meanwhile(
     change: impl Fn(&mut DavFiles) + Send + Sync + 'static,

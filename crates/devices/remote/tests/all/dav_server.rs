@@ -14,6 +14,8 @@ pub enum DavFault {
     None,
     /// A status with these fields, each ended by CRLF, before the body of the request is read.
     Status(u16, String),
+    /// A status with this body, once the body of the request is read.
+    Body(u16, String),
     /// A status after this many bytes of the body, then the end of the connection.
     StatusWithin(u16, usize),
     /// Only this many bytes of the body are stored.
@@ -31,6 +33,7 @@ pub struct DavFiles {
     pub directories: BTreeSet<String>,
     pub locks: BTreeSet<String>,
     pub versions: u64,
+    pub has_tags: bool,
 }
 
 impl DavFiles {
@@ -86,7 +89,7 @@ impl DavServer {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let directories = ["/", "/d"].map(str::to_owned).into();
-        let files = Mutex::new(DavFiles { directories, ..DavFiles::default() });
+        let files = Mutex::new(DavFiles { directories, has_tags: true, ..DavFiles::default() });
         let shared = Arc::new(SharedDav { files, fault, requests: Mutex::default(), lingers });
         let all = shared.clone();
         // It ends with the process.
@@ -180,6 +183,10 @@ impl SharedDav {
                 }
                 return None;
             }
+            DavFault::Body(status, body) => {
+                let answer = (*status, String::new(), body.clone().into_bytes());
+                return send(stream.get_mut(), request, answer);
+            }
             DavFault::Cut(_) => return None,
             DavFault::Shortened(len) => body.truncate(*len),
             _ => {}
@@ -208,11 +215,14 @@ impl SharedDav {
                     _ if is_directory => {
                         "<D:resourcetype><D:collection/></D:resourcetype>".to_owned()
                     }
-                    Some((bytes, version)) => format!(
-                        "<D:resourcetype/><D:getcontentlength>{}</D:getcontentlength><D:getetag>\"v{version}\"\
-                         </D:getetag>",
-                        bytes.len()
-                    ),
+                    Some((bytes, version)) => {
+                        let etag = format!("<D:getetag>\"v{version}\"</D:getetag>");
+                        format!(
+                            "<D:resourcetype/><D:getcontentlength>{}</D:getcontentlength>{}",
+                            bytes.len(),
+                            if files.has_tags { etag } else { String::new() }
+                        )
+                    }
                     None => return answer(404),
                 };
                 let lock = files.locks.contains(&path).then_some(
