@@ -184,16 +184,21 @@ impl DavTarget {
                         continue;
                     }
                     412 => return Err(changed()),
-                    423 => return Err(self.lock_error().await),
+                    423 => Failure::last(self.lock_error().await),
+                    207 => match write_refusal(&self.resource, response).await {
+                        Failure { error, .. } if error.kind() == Kind::InUse => {
+                            Failure::last(self.lock_error().await)
+                        }
+                        failure => failure,
+                    },
                     _ => write_refusal(&self.resource, response).await,
                 },
                 Err(failure) => failure,
             };
             if !matches!(failure.next, NextStep::Repeat(_)) {
-                if failure.error.kind() == Kind::InUse {
-                    return Err(self.lock_error().await);
-                }
-                return Err(failure.error);
+                let error = failure.error;
+                // After a lost response the target may be the new file.
+                return Err(if repetitions.has_begun() { error } else { unchanged(error) });
             }
             if self.is_published(size).await? {
                 return Ok(());
@@ -440,6 +445,13 @@ async fn part_refusal(resource: &HttpResource, response: Response) -> Error {
         named.map_or_else(String::new, |status| format!(" ({status} for one of its parts)"));
     let text = format!("the server answers \"207 Multi-Status\"{named} for {url}");
     Error::new(Kind::Io, text).with_remedy("see the log of the server")
+}
+
+/// The error of a request that has left the target as it was.
+pub(crate) fn unchanged(error: Error) -> Error {
+    let state = "the target is as it was before";
+    let remedy = error.remedy().map_or(state.to_owned(), |remedy| format!("{remedy}; {state}"));
+    error.with_remedy(remedy)
 }
 
 fn no_directory() -> Error {

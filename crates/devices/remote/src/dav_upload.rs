@@ -14,7 +14,7 @@ use tokio::sync::watch;
 use tokio::task::AbortHandle;
 use tokio::time::timeout;
 
-use crate::dav_target::{DavTarget, write_refusal};
+use crate::dav_target::{DavTarget, unchanged, write_refusal};
 use crate::device::RemoteObject;
 use crate::failure::Failure;
 use crate::http_object::{REDIRECTS_MAX, lost, next_place, open};
@@ -260,8 +260,8 @@ impl DavUpload {
         if *self.stage.borrow() == PutStage::Idle {
             self.start();
         }
-        self.until(|stage| stage == PutStage::Stored).await?;
-        self.target.check_size(size).await?;
+        self.until(|stage| stage == PutStage::Stored).await.map_err(unchanged)?;
+        self.target.check_size(size).await.map_err(unchanged)?;
         self.target.publish(size).await?;
         self.is_complete.store(true, Ordering::Release);
         let mut resource = self.target.resource.clone();

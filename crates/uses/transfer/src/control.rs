@@ -17,6 +17,8 @@ struct ControlState {
     verifies: bool,
     /// The target may have been resized, emptied or written.
     is_touched: AtomicBool,
+    /// The target is replaced as a whole, at the end of the copy.
+    is_replaced: AtomicBool,
     engine: OnceLock<EngineControl>,
     early: Mutex<EarlyOrders>,
 }
@@ -62,6 +64,11 @@ impl CopyControl {
         self.0.is_touched.store(true, Ordering::Relaxed);
     }
 
+    /// Notes a target that is replaced as a whole.
+    pub(crate) fn set_replaced(&self, replaced: bool) {
+        self.0.is_replaced.store(replaced, Ordering::Relaxed);
+    }
+
     /// The counters of the copy, also while it runs; they can cancel it.
     pub fn progress(&self) -> &Arc<CopyProgress> {
         &self.0.progress
@@ -100,7 +107,8 @@ impl CopyControl {
     /// The state of the target after a copy that was stopped.
     pub fn target_state(&self) -> TargetState {
         let ControlState { progress, has_journal, verifies, .. } = &*self.0;
-        match (progress.is_complete(), self.is_touched()) {
+        let is_replaced = self.0.is_replaced.load(Ordering::Relaxed);
+        match (progress.is_complete(), self.is_touched() && !is_replaced) {
             (true, _) if *verifies => TargetState::NotVerified { has_journal: *has_journal },
             (true, _) => TargetState::NoDigest,
             (false, _) if *has_journal => TargetState::Resumable,

@@ -194,6 +194,7 @@ impl CopyContext {
         let (target, contents) = self.open_target(target, intent).await?;
         let facts = target.device().facts();
         self.engine.flush |= facts.flush_publishes || facts.loses_unflushed;
+        self.control.set_replaced(facts.flush_publishes);
         if intent.overwrites && self.engine.sampled && !target.device().facts().zeroed {
             // Freeing blocks one by one takes longer than writing them.
             self.engine.sparse = self.engine.sparse.max(SPARSE_OVER);

@@ -99,6 +99,7 @@ impl CopyContext {
         };
         let facts = target.device().facts();
         self.engine.flush |= facts.flush_publishes || facts.loses_unflushed;
+        self.control.set_replaced(facts.flush_publishes);
         let copied = self.copy_from_pipe(input, &target, pool).await;
         drop(target);
         if let Some(path) = grown {

@@ -261,7 +261,8 @@ fn a_refusal_within_the_data_is_reported_and_not_the_broken_connection() {
 fn bytes_that_the_server_lost_are_noticed_and_the_target_stays() {
     let server = put_fault(DavFault::Shortened(LONG - 1));
     server.files().put("/d/x", b"before".to_vec());
-    fails(&server, "/d/x", Kind::Io, "has stored 9437188 bytes instead of 9437189");
+    let error = fails(&server, "/d/x", Kind::Io, "has stored 9437188 bytes instead of 9437189");
+    assert!(error.to_string().ends_with("; the target is as it was before"), "{error}");
     assert_eq!(**server.bytes("/d/x").unwrap(), *b"before");
     assert!(!methods(&server).iter().any(|method| method == "MOVE"));
 }
@@ -361,7 +362,8 @@ fn a_lock_on_the_directory_is_reported_before_and_after_the_file_is_sent() {
         part_of("423 Locked")
     });
     server.files().put("/d/x", b"before".to_vec());
-    fails(&server, "/d/x", Kind::InUse, why);
+    let error = fails(&server, "/d/x", Kind::InUse, why).to_string();
+    assert!(error.ends_with("until the lock expires; the target is as it was before"), "{error}");
     assert_eq!(**server.bytes("/d/x").unwrap(), *b"before");
 }
 

@@ -5,7 +5,8 @@ use std::time::Duration;
 use blockhaul_block::Kind;
 use blockhaul_catalog::DeviceSpec;
 use blockhaul_transfer::{
-    TransferError, TransferErrorKind, TransferStep, journal_name, shell_word, without_passwords,
+    TransferError, TransferErrorKind, TransferStep, has_journal, journal_name, shell_word,
+    without_passwords,
 };
 
 /// Minimum duration of a failed copy for a hint about journals.
@@ -20,7 +21,7 @@ pub fn journal_hint([source, target]: [&DeviceSpec; 2]) -> Option<String> {
     let pipe = [source, target].contains(&&DeviceSpec::Pipe);
     let words: Vec<_> =
         words.map(|word| shell_word(&without_passwords(&word.to_string_lossy()))).collect();
-    (ours && !pipe).then(|| {
+    (ours && !pipe && has_journal(target)).then(|| {
         let journal = shell_word(&journal_name(target));
         let words = words.join(" ");
         format!("; to be able to resume next time: blockhaul copy --journal {journal} {words}")

@@ -57,6 +57,7 @@ http {
         root files;
         client_max_body_size 64m;
         location / { dav_methods PUT DELETE MOVE; }
+        location ~ /\\. { deny all; }
         location /small/ { dav_methods PUT DELETE MOVE; client_max_body_size 100k; }
         location /kept/ { dav_methods PUT; }
     }
@@ -92,6 +93,8 @@ fn nginx_and_its_cache_of_slices_are_read() {
     refuse_list(&format!("dav://127.0.0.1:{plain}/"), "WebDAV");
     files_are_written(&scratch, dav);
     let disk = scratch.file("files/a disk.raw");
+    let absent = format!("dav://127.0.0.1:{dav}/none/x");
+    refuse_copy(&[disk.to_str().unwrap(), &absent], 3, "directory of the target");
     let kept = format!("dav://127.0.0.1:{dav}/kept/x");
     refuse_copy(&[disk.to_str().unwrap(), &kept], 3, "cannot rename files");
     let kept = kept.replace(&dav.to_string(), &plain.to_string());
@@ -134,6 +137,10 @@ DocumentRoot PLACE/files
     Dav On
     Require all granted
 </Directory>
+# As Debian has it, for all names with a dot.
+<FilesMatch \"^\\.\">
+    Require all denied
+</FilesMatch>
 <Directory PLACE/files/small>
     LimitRequestBody 100000
 </Directory>
@@ -222,6 +229,7 @@ fn files_are_written(scratch: &ScratchDir, port: u16) {
     refuse_copy(&[&http, &new], 2, "are the same");
     refuse_copy(&[disk, &http], 3, "read-only");
     refuse_copy(&["--journal", "j", disk, &new], 3, "cannot be continued");
+    refuse_copy(&["--dry-run", "--journal", "j", disk, &new], 3, "cannot be continued");
     refuse_copy(&["--range", "0:4096", disk, &new], 3, "replaced as a whole");
     refuse_copy(&["--dry-run", "--range", "0:4096", disk, &new], 3, "replaced as a whole");
     refuse_copy(&[disk, &format!("qcow2:{url}/y.qcow2")], 3, "as a whole");
@@ -239,7 +247,7 @@ fn files_are_written(scratch: &ScratchDir, port: u16) {
     assert!(same(Path::new(disk), &files.join("new %#?.raw")));
     for folder in [files.clone(), files.join("folder"), files.join("small")] {
         for name in left(&folder) {
-            assert!(name.starts_with(".new____.raw.blockhaul-"), "{name}");
+            assert!(name.starts_with("new____.raw.blockhaul-"), "{name}");
             fs::remove_file(folder.join(name)).unwrap();
         }
     }
@@ -276,6 +284,15 @@ fn apache_keeps_what_is_no_file(scratch: &ScratchDir, port: u16) {
     assert!(locked.starts_with("HTTP/1.1 200"), "{locked}");
     refuse_copy(&[disk, &format!("{url}/two")], 3, "locked by editor (opaquelocktoken:");
     assert_eq!(fs::read(files.join("two")).unwrap(), b"one");
+    fs::create_dir(files.join("held")).unwrap();
+    std::os::unix::fs::chown(files.join("held"), Some(65534), Some(65534)).ok();
+    let fields = "Depth: infinity\r\nContent-Type: text/xml";
+    let locked =
+        http(port, &format!("LOCK /held/ HTTP/1.1\r\n{fields}\r\nx-end:"), lock.as_bytes());
+    assert!(locked.starts_with("HTTP/1.1 200"), "{locked}");
+    let why = "directory of the target is locked by editor (opaquelocktoken:";
+    refuse_copy(&[disk, &format!("{url}/held/x")], 3, why);
+    assert!(left(&files.join("held")).is_empty());
 }
 
 fn the_commands_of_the_page_run(scratch: &ScratchDir, port: u16) {

@@ -231,7 +231,12 @@ impl Lane {
         if is_lost(&error) {
             return error;
         }
-        error.on(&self.target.facts().name).with_remedy(
+        let error = error.on(&self.target.facts().name);
+        if self.target.facts().flush_publishes {
+            // The flush writes nothing but the target as a whole, and the target knows why it cannot.
+            return error.or_remedy("copy again");
+        }
+        error.with_remedy(
             "what was written since the last successful flush may be missing, even where it can still be \
              read: check the target's storage, then copy again",
         )

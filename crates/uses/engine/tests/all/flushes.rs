@@ -43,6 +43,8 @@ struct State {
     sound: u64,
     /// After a failed flush all others fail, too.
     stays_failed: bool,
+    /// The remedy of failed flushes.
+    remedy: Option<&'static str>,
     failed: bool,
     /// The copier got the error: the reply was not lost with its connection.
     heard: bool,
@@ -71,6 +73,7 @@ impl Storage {
             faults: 0,
             sound: 0,
             stays_failed: false,
+            remedy: None,
             failed: false,
             heard: false,
             flushes: 0,
@@ -141,7 +144,8 @@ impl State {
         self.flushes += 1;
         if std::mem::take(&mut self.unreported) || (self.failed && self.stays_failed) {
             self.failed = true;
-            return Err(Error::new(Kind::Io, "Input/output error"));
+            let error = Error::new(Kind::Io, "Input/output error");
+            return Err(self.remedy.map_or(error.clone(), |remedy| error.with_remedy(remedy)));
         }
         Ok(Reply::Done)
     }
@@ -571,6 +575,27 @@ fn a_source_is_discarded_only_where_that_is_possible_and_safe() {
         let text = refused(facts(), facts(), EngineOptions { digest, ..options }).await;
         assert!(text.contains("may need the source again"), "{text}");
     });
+}
+
+#[test]
+fn a_target_that_a_flush_publishes_has_its_own_remedy() {
+    for remedy in ["unlock it", ""] {
+        on_worker(move || async move {
+            let bytes = vec![7; 2 << 20];
+            let mut facts = facts(bytes.len());
+            facts.flush_publishes = true;
+            let storage = Storage::new(facts, None, &mut Rng::new(9));
+            {
+                let mut state = storage.state();
+                (state.unreported, state.stays_failed) = (true, true);
+                state.remedy = Some(remedy).filter(|remedy| !remedy.is_empty());
+            }
+            let error = run(&source_of(&bytes), &storage.open().await, &options()).await;
+            let error = error.unwrap_err().error;
+            let expected = if remedy.is_empty() { "copy again" } else { remedy };
+            assert_eq!((error.kind(), error.remedy()), (Kind::Io, Some(expected)), "{error}");
+        });
+    }
 }
 
 #[test]
