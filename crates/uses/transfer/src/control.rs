@@ -169,3 +169,22 @@ impl fmt::Display for TargetState {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_target_that_is_replaced_as_a_whole_is_never_incomplete() {
+        for (replaced, expected) in
+            [(false, TargetState::Incomplete), (true, TargetState::Unchanged)]
+        {
+            let control = CopyControl::default();
+            control.touch();
+            control.set_replaced(replaced);
+            assert_eq!(control.target_state(), expected);
+            control.0.progress.cancel();
+            assert_eq!(control.target_state(), expected);
+        }
+    }
+}
