@@ -64,6 +64,10 @@ const CLOCK_HOMES: &[(&str, &str)] = &[
         "crates/devices/remote/src/chunks/local_folder.rs",
         "waits for another process before a file is replaced, on a thread for that",
     ),
+    (
+        "crates/devices/restic/src/writer/init.rs",
+        "waits for another process before a repository is opened, on a thread for that",
+    ),
     ("crates/devices/script/src/call.rs", "waits for a script, on a thread for that"),
     ("crates/devices/python/src/process.rs", "waits for processes when the program ends"),
     ("crates/devices/vddk/src/query.rs", "a thread for the library repeats what has failed"),
@@ -79,6 +83,7 @@ const CLOCK_HOMES: &[(&str, &str)] = &[
         "names of jobs that differ from those of earlier servers",
     ),
     ("crates/uses/jobs/src/job.rs", "the time of day at which a job has ended"),
+    ("crates/uses/backups/src/pull/decision.rs", "points whose time lies in the future"),
     ("crates/uses/backups/src/machine", "waits for a machine, on the thread of the caller"),
     ("crates/uses/metrics/src/text.rs", "metrics with the time of day"),
     ("crates/uses/transfer/src/rate_limit.rs", "a thread that reads a rate limit again"),

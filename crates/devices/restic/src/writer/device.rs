@@ -14,7 +14,8 @@ use crate::digest::Digest;
 use crate::fault::Result;
 use crate::writer::disk::{DiskImage, threads};
 use crate::writer::person::Person;
-use crate::writer::session::{BackupSession, SnapshotFacts};
+use crate::writer::session::BackupSession;
+use crate::writer::snapshot_text::SnapshotFacts;
 use crate::writer::tree_text::FileNode;
 
 /// A disk that is backed up, and its snapshot.

@@ -4,11 +4,12 @@
 //! written, so that a kill leaves at most blobs that nothing uses.
 //!
 //! - `session`: one backup: its lock, its packs, its snapshot. `pack`: blobs in a file; `session_index`: known blobs.
-//! - `disk`: the chunks of a disk; `parent`: an earlier backup of it. `device`: the target of a copy.
+//! - `disk`: the chunks of a disk; `parent`: an earlier backup of it; `bases`: those that copies of parts build on. `device`: the target of a copy.
 //! - `place`: a repository, opened, then locked. `plan`: checks of one disk before anything is written; `store`: several disks
 //!   in one snapshot. `lock`: locks. `init`: new repositories. `person`: host and user.
 //! - `tree_text`, `snapshot_text`: directories and snapshots.
 
+mod bases;
 pub(crate) mod device;
 pub(crate) mod disk;
 pub(crate) mod init;

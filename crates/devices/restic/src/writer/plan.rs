@@ -7,11 +7,12 @@ use blockhaul_block::Result;
 
 use crate::digest::Digest;
 use crate::snapshot;
+use crate::writer::bases::KeptBases;
 use crate::writer::device::{BackupDevice, DiskBackup, SnapshotDuty};
 use crate::writer::disk::{self, DiskImage};
-use crate::writer::parent::{self, KeptBases, ParentFile};
+use crate::writer::parent::{self, ParentFile};
 use crate::writer::place::{BackupPlace, FoundRepository};
-use crate::writer::session::SnapshotFacts;
+use crate::writer::snapshot_text::SnapshotFacts;
 use crate::writer::tree_text;
 
 /// A backup of one disk that was checked.

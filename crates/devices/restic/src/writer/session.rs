@@ -17,9 +17,8 @@ use crate::repository::{INDEX, RepositoryReader, uncompressed};
 use crate::snapshot;
 use crate::writer::lock::RepositoryLock;
 use crate::writer::pack::{FullPack, OpenPack, PackBlob, SealedBlob};
-use crate::writer::parent::KeptBases;
 use crate::writer::session_index::{FoundBlob, SessionIndex};
-use crate::writer::snapshot_text::{SnapshotHead, snapshot_text};
+use crate::writer::snapshot_text::{SnapshotFacts, SnapshotHead, snapshot_text};
 use crate::writer::tree_text::{FileNode, TreeFolder};
 use crate::writer::unserialized;
 
@@ -93,15 +92,6 @@ struct PackState {
     written: Vec<Digest>,
     blobs: usize,
     listed: std::time::Instant,
-}
-
-/// Facts of a snapshot besides its files.
-#[derive(Debug, Clone)]
-pub(crate) struct SnapshotFacts {
-    pub(crate) host: String,
-    pub(crate) tags: Vec<String>,
-    pub(crate) parent: Option<Digest>,
-    pub(crate) bases: KeptBases,
 }
 
 impl BackupSession {

@@ -5,9 +5,18 @@ use serde_json::json;
 
 use crate::digest::Digest;
 use crate::fault::Result;
+use crate::writer::bases::KeptBases;
 use crate::writer::person::Person;
-use crate::writer::session::SnapshotFacts;
 use crate::writer::unserialized;
+
+/// Facts of a snapshot besides its files.
+#[derive(Debug, Clone)]
+pub(crate) struct SnapshotFacts {
+    pub(crate) host: String,
+    pub(crate) tags: Vec<String>,
+    pub(crate) parent: Option<Digest>,
+    pub(crate) bases: KeptBases,
+}
 
 /// The facts of a snapshot.
 pub(crate) struct SnapshotHead<'a> {

@@ -13,12 +13,14 @@ use crate::backend::{ResticBackend, store_place};
 use crate::digest::Digest;
 use crate::fault::RepositoryFault;
 use crate::snapshot::{self, Snapshot};
+use crate::writer::bases::KeptBases;
 use crate::writer::device::{BackupDevice, DiskBackup};
 use crate::writer::disk::{self, DiskImage};
-use crate::writer::parent::{self, KeptBases, ParentFile};
+use crate::writer::parent::{self, ParentFile};
 use crate::writer::person::Person;
 use crate::writer::place::{BackupPlace, FoundRepository};
-use crate::writer::session::{BackupSession, SnapshotFacts};
+use crate::writer::session::BackupSession;
+use crate::writer::snapshot_text::SnapshotFacts;
 use crate::writer::tree_text::{FileNode, checked_path};
 
 /// Tags of a disk: the name of its point, and that of the bitmap that began then.
