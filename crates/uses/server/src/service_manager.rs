@@ -214,11 +214,20 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("n");
         let manager = UnixDatagram::bind(&path).unwrap();
-        let fill = UnixDatagram::unbound().unwrap();
-        fill.set_nonblocking(true).unwrap();
         let mut full = 0;
-        while fill.send_to(b"x", &path).is_ok() {
-            full += 1;
+        let mut fillers = Vec::new();
+        // A sender has a limit of its own: the receiver is full when a new one cannot send anything.
+        loop {
+            let fill = UnixDatagram::unbound().unwrap();
+            fill.set_nonblocking(true).unwrap();
+            let before = full;
+            while fill.send_to(b"x", &path).is_ok() {
+                full += 1;
+            }
+            fillers.push(fill);
+            if full == before {
+                break;
+            }
         }
         let notify = ServiceNotifier::to(SocketAddr::from_pathname(&path).unwrap());
         // It would wait here for ever.
