@@ -2,6 +2,7 @@
 //! it should, whatever its bytes are.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Debug;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -18,9 +19,12 @@ use blockhaul_testkit::fault::{FaultDevice, FaultEffect, FaultRule};
 use blockhaul_testkit::model::{CompletionOrder, Model, ModelDevice};
 use blockhaul_testkit::rng::{Rng, seed};
 use blockhaul_testkit::tools::until;
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 
 const SIZE: u64 = 1 << 20;
+/// Time after which a reply is missing.
+const LIMIT: Duration = Duration::from_secs(60);
 const DISK: u64 = 2;
 /// Of a session: half of it is for reads.
 const MEMORY: u64 = 64 << 20;
@@ -63,6 +67,7 @@ impl Kernel {
         )
         .unwrap();
         rustix::io::ioctl_fionbio(&other, true).unwrap();
+        set_socket_timeout(&socket, Timeout::Recv, Some(LIMIT)).unwrap();
         let runtime = Runtime::start(&blockhaul_io::RuntimeConfig { workers: 2, engine }).unwrap();
         let model = Model::with_facts(Model::all_facts(SIZE));
         let device = ModelDevice::new(model, CompletionOrder::Shuffled(seed));
@@ -107,8 +112,15 @@ impl Kernel {
 
     /// The next reply: its number, its error, its body.
     fn reply(&self) -> (u64, i32, Vec<u8>) {
+        self.reply_to(&"the request")
+    }
+
+    /// The next reply to one of these requests.
+    #[track_caller]
+    fn reply_to(&self, requests: &dyn Debug) -> (u64, i32, Vec<u8>) {
         let mut bytes = vec![0; 2 << 20];
-        let (got, _) = rustix::net::recv(&self.socket, &mut bytes, RecvFlags::empty()).unwrap();
+        let got = rustix::net::recv(&self.socket, &mut bytes, RecvFlags::empty());
+        let (got, _) = got.unwrap_or_else(|error| panic!("no reply to {requests:?}: {error}"));
         bytes.truncate(got);
         let len = u32::from_ne_bytes(*bytes[..4].first_chunk().unwrap());
         assert_eq!(len as usize, bytes.len(), "the header has the reply's length");
@@ -236,7 +248,7 @@ fn every_request_gets_one_reply_whatever_its_bytes_are() {
             }
         }
         for _ in 0..expected.len() {
-            let (unique, ..) = kernel.reply();
+            let (unique, ..) = kernel.reply_to(&expected);
             assert!(expected.remove(&unique).is_some(), "a second reply to {unique}");
         }
     }
