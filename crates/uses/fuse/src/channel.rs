@@ -105,7 +105,8 @@ impl Channel {
 
     /// Answers a request with a body.
     pub(crate) fn reply(&self, unique: u64, body: &[u8]) {
-        self.send(&[IoSlice::new(&reply_header(unique, Ok(body.len()))), IoSlice::new(body)]);
+        let head = reply_header(unique, Ok(body.len()));
+        self.send(unique, &[IoSlice::new(&head), IoSlice::new(body)]);
     }
 
     /// Answers a read with its data, which stays in the kernel if it is there.
@@ -133,12 +134,13 @@ impl Channel {
 
     /// Answers a request that failed.
     pub(crate) fn fail(&self, unique: u64, errno: KernelErrno) {
-        self.send(&[IoSlice::new(&reply_header(unique, Err(errno)))]);
+        self.send(unique, &[IoSlice::new(&reply_header(unique, Err(errno)))]);
     }
 
     /// Answers a request that succeeded or failed, without a body.
     pub(crate) fn done(&self, unique: u64, result: Result<(), KernelErrno>) {
-        self.send(&[IoSlice::new(&reply_header(unique, result.map(|()| 0)))]);
+        let head = reply_header(unique, result.map(|()| 0));
+        self.send(unique, &[IoSlice::new(&head)]);
     }
 
     /// Answers a read with `len` zeroes; `len` is at most 1 MiB.
@@ -153,19 +155,26 @@ impl Channel {
             parts.push(IoSlice::new(&zeroes.bytes()[..part]));
             left -= part;
         }
-        self.send(&parts);
+        self.send(unique, &parts);
     }
 
-    fn send(&self, parts: &[IoSlice<'_>]) {
+    /// Sends a reply. One that the kernel does not take becomes an error, so that no program waits for ever.
+    fn send(&self, unique: u64, parts: &[IoSlice<'_>]) {
+        let Err(error) = self.try_send(parts) else { return };
+        log::warn!("cannot answer the kernel: {error}");
+        let head = reply_header(unique, Err(KernelErrno::IO));
+        if let Err(error) = self.try_send(&[IoSlice::new(&head)]) {
+            log::error!("request {unique} of the kernel stays without a reply: {error}");
+        }
+    }
+
+    fn try_send(&self, parts: &[IoSlice<'_>]) -> Result<(), System> {
         loop {
             match rustix::io::writev(&self.0, parts) {
                 Err(System::INTR) => {}
                 // ENOENT: nobody waits for the reply any more. ENODEV: unmounted.
-                Ok(_) | Err(System::NOENT | System::NODEV) => return,
-                Err(error) => {
-                    log::warn!("cannot answer the kernel: {error}");
-                    return;
-                }
+                Ok(_) | Err(System::NOENT | System::NODEV) => return Ok(()),
+                Err(error) => return Err(error),
             }
         }
     }
