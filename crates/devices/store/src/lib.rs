@@ -39,7 +39,7 @@ pub use backend::BackupBackend;
 pub use manifest::{BackupPoint, FoldState, FullBackup, Increment, PointContent, check_name};
 pub use ranges::IncrementRanges;
 pub use removal::{Fold, Join};
-pub use store::{CHAIN_MAX, Store};
+pub use store::{CHAIN_MAX, Store, store_of_file};
 pub use writer::StoreWriter;
 
 /// The kind of storage of this crate, for a [`blockhaul_catalog::Registry`].

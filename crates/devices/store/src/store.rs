@@ -44,6 +44,15 @@ fn stores_below(dir: &Path) -> Option<String> {
     (!stores.is_empty()).then_some(remedy)
 }
 
+/// The directory of the store to which a file belongs, or would belong if it were made. Blocks.
+pub fn store_of_file(file: &Path) -> Option<PathBuf> {
+    let path = std::fs::canonicalize(file).unwrap_or_else(|_| file.to_path_buf());
+    let is_own = path.file_name()?.to_str().is_some_and(files::is_own);
+    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let has_manifest = || Store::open(dir).is_ok_and(|store| !store.points.is_empty());
+    (is_own && (Store::is_begun(dir) || has_manifest())).then(|| dir.to_path_buf())
+}
+
 impl Store {
     /// Reads the manifest of the store in `dir`. Blocks.
     ///
@@ -187,10 +196,22 @@ impl Store {
         files::numbered(&self.dir, number, files::DIGESTS)
     }
 
+    /// Bytes that the increments from the index `first` to `last` hold together. Blocks.
+    ///
+    /// # Errors
+    /// If a list of ranges is missing or damaged.
+    pub fn held_bytes(&self, first: usize, last: usize) -> Result<u64> {
+        let mut held = IncrementRanges::default();
+        for point in self.points.get(first..=last).unwrap_or_default() {
+            let Some(increment) = point.increment() else { continue };
+            held = held.union(&self.ranges(point.number, point.size, &increment.ranges)?);
+        }
+        Ok(held.total())
+    }
+
     /// Reads the ranges of an increment of a disk of `size` bytes.
     pub(crate) fn ranges(&self, number: u32, size: u64, digest: &str) -> Result<IncrementRanges> {
-        let path = files::numbered(&self.dir, number, files::RANGES);
-        IncrementRanges::read(&path, size, digest)
+        IncrementRanges::read(&self.ranges_file(number), size, digest)
     }
 
     /// The files of a point, the full backup first. Checks that all are there and have the right size.

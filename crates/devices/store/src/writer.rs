@@ -84,16 +84,6 @@ impl StoreWriter {
         })
     }
 
-    /// Where the journal of the copy of a new point is.
-    pub fn journal(&self, number: u32) -> PathBuf {
-        self.store.journal(number)
-    }
-
-    /// Where the ranges of an increment are listed.
-    pub fn ranges(&self, number: u32) -> PathBuf {
-        files::numbered(self.store.dir(), number, files::RANGES)
-    }
-
     /// Begins a point: its file can be written then. `ranges`: what an increment holds. Blocks.
     ///
     /// # Errors
@@ -112,7 +102,7 @@ impl StoreWriter {
     /// The file cannot be written.
     pub fn list(&self, number: u32, ranges: Option<&IncrementRanges>) -> Result<()> {
         let Some(ranges) = ranges else { return Ok(()) };
-        files::replace(&self.ranges(number), ranges.to_text().as_bytes())
+        files::replace(&self.store.ranges_file(number), ranges.to_text().as_bytes())
     }
 
     /// Removes the point that was begun, with its files. Blocks.
@@ -147,7 +137,7 @@ impl StoreWriter {
         points.push(BackupPoint { created, digest, ..point });
         self.replace(points)?;
         self.unfinished = None;
-        files::remove(&self.journal(number))?;
+        files::remove(&self.store.journal(number))?;
         files::remove(&self.store.dir().join(files::UNFINISHED))
     }
 
@@ -169,6 +159,11 @@ impl Store {
     /// The journal of the copy of a point.
     pub fn journal(&self, number: u32) -> PathBuf {
         files::numbered(self.dir(), number, files::JOURNAL)
+    }
+
+    /// The file that lists the ranges of an increment.
+    pub fn ranges_file(&self, number: u32) -> PathBuf {
+        files::numbered(self.dir(), number, files::RANGES)
     }
 
     /// The point that an earlier run has begun and not listed. Blocks.

@@ -84,7 +84,7 @@ impl BackupReport {
     pub fn watch(&self, stores: Vec<PathBuf>) {
         self.run.set_stores(Box::new(move || {
             let found = stores.iter().filter_map(|dir| {
-                let points = blockhaul_backups::list_points(dir).ok()?;
+                let points = blockhaul_backups::list_points(dir).ok()?.points;
                 Some(StoreSample {
                     store: dir.display().to_string(),
                     points: points.len() as u64,

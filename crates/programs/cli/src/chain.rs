@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blockhaul_backups::{
-    BackupContext, BackupError, ChainChange, PointEntry, abandon_point, check_chain, list_points,
-    merge_oldest, plan_merge, plan_prune, points_table, prune_points,
+    BackupContext, BackupError, ChainChange, PointEntry, PointList, abandon_point, check_chain,
+    list_points, merge_oldest, plan_merge, plan_prune, points_table, prune_points,
 };
 use serde_json::{Value, json};
 
@@ -87,9 +87,9 @@ pub(crate) fn context(workers: blockhaul_io::RuntimeConfig) -> BackupContext {
 }
 
 /// Prints the points.
-fn list(points: &[PointEntry], report: &mut BackupReport) -> Result<u8, CommandFailure> {
-    let all: Vec<Value> = points.iter().map(PointEntry::json).collect();
-    report.tell(json!({ "points": all }), &points_table(points))
+fn list(list: &PointList, report: &mut BackupReport) -> Result<u8, CommandFailure> {
+    let all: Vec<Value> = list.points.iter().map(PointEntry::json).collect();
+    report.tell(json!({ "points": all, "unfinished": list.unfinished }), &points_table(list))
 }
 
 /// Prints the number of points that are left.

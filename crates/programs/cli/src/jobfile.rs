@@ -396,7 +396,9 @@ impl JobFileReader<'_> {
             return Err(format!("key {name}: not for blockhaul {}", self.shape.command));
         }
         if !names().any(|known| known == name) {
-            let near = blockhaul_catalog::nearest(name, names());
+            let JobFileSyntax { sides, texts, flags, .. } = self.shape;
+            let own = [*sides, texts, flags].concat();
+            let near = blockhaul_catalog::nearest(name, names().chain(own));
             let near = near.map(|near| format!("did you mean {near}? ")).unwrap_or_default();
             return Err(format!(
                 "unknown key {name}; {near}keys are the long options of blockhaul copy"
@@ -723,6 +725,7 @@ source-layer = ['readonly', 'log']
             ("defaults = 5", "write it as [defaults]"),
             ("what = 1\n", "f.toml:1: unknown key what"),
             ("paralel = 1\n", "unknown key paralel; did you mean parallel? keys are"),
+            ("[[disk]]\nsorce='a'\n", "unknown key sorce; did you mean source? keys are"),
             ("verify = true\n", "f.toml:1: key verify applies to a disk"),
             ("progress = 'json'\n", "key progress: only allowed on the command line"),
             (

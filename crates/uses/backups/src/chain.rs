@@ -52,7 +52,7 @@ pub fn merge_oldest(
 /// What [`merge_oldest`] would do; nothing is changed.
 ///
 /// # Errors
-/// If the directory is not a store, or there is nothing to merge.
+/// If the directory is not a store, the list of what an increment holds is damaged, or there is nothing to merge.
 pub fn plan_merge(dir: &Path) -> Result<ChainPlan> {
     let store = open_store(dir)?;
     let is_folding = store.points().first().is_some_and(|oldest| oldest.folding().is_some());
@@ -64,7 +64,7 @@ pub fn plan_merge(dir: &Path) -> Result<ChainPlan> {
         0 => RetentionDecision::default(),
         _ => RetentionDecision { reasons: vec!["not the oldest".into()] },
     };
-    Ok(ChainPlan::new(&store, decide))
+    ChainPlan::new(&store, decide)
 }
 
 /// Removes the points of the store in `dir` that `policy` does not keep, by the times in the zone of this machine. The
@@ -96,7 +96,7 @@ pub fn prune_points(
 /// What [`prune_points`] would do; nothing is changed.
 ///
 /// # Errors
-/// If the policy has no rule, or the directory is not a store.
+/// If the policy has no rule, the directory is not a store, or the list of what an increment holds is damaged.
 pub fn plan_prune(dir: &Path, policy: &RetentionPolicy) -> Result<ChainPlan> {
     if policy.is_empty() {
         let text = "no rule says which points are kept: add --keep-last, --keep-daily, --keep-weekly, \
@@ -115,7 +115,7 @@ pub fn plan_prune(dir: &Path, policy: &RetentionPolicy) -> Result<ChainPlan> {
     if let Some(newest) = decisions.last_mut().filter(|newest| !newest.is_kept()) {
         newest.reasons.push("newest point".into());
     }
-    Ok(ChainPlan::new(&store, |index| decisions[index].clone()))
+    ChainPlan::new(&store, |index| decisions[index].clone())
 }
 
 /// Removes the point that an interrupted pull has begun in the store in `dir`. Returns the name of the point.

@@ -6,6 +6,7 @@ use blockhaul_store::{BackupPoint, Store};
 use blockhaul_transfer::one_line;
 use serde_json::{Value, json};
 
+use crate::error::{BackupError, BackupStep, Result};
 use crate::points::{made_at, stored};
 use crate::retention::RetentionDecision;
 
@@ -14,6 +15,8 @@ use crate::retention::RetentionDecision;
 pub struct ChainPlan {
     /// The points, the oldest first.
     pub points: Vec<PlannedPoint>,
+    /// Bytes that are read from increments and written to other files.
+    pub merged_bytes: u64,
 }
 
 /// What happens to a point.
@@ -33,7 +36,13 @@ pub struct PlannedPoint {
 
 impl ChainPlan {
     /// The plan of a store, by the decision about the point at each index.
-    pub(crate) fn new(store: &Store, decide: impl Fn(usize) -> RetentionDecision) -> ChainPlan {
+    ///
+    /// # Errors
+    /// If the list of what an increment holds is missing or damaged.
+    pub(crate) fn new(
+        store: &Store,
+        decide: impl Fn(usize) -> RetentionDecision,
+    ) -> Result<ChainPlan> {
         let points = store.points();
         let decisions: Vec<_> = (0..points.len()).map(decide).collect();
         let into = |index: usize| -> Option<&BackupPoint> {
@@ -51,7 +60,9 @@ impl ChainPlan {
             reasons: decisions[index].reasons.clone(),
             merged_into: into(index).map(|next| next.name.clone()),
         };
-        ChainPlan { points: points.iter().enumerate().map(planned).collect() }
+        let merged_bytes = merged_bytes(store, &decisions)
+            .map_err(|error| BackupError::of_store(BackupStep::Merge, store.dir(), error))?;
+        Ok(ChainPlan { points: points.iter().enumerate().map(planned).collect(), merged_bytes })
     }
 
     /// The names of the points that stay.
@@ -62,12 +73,6 @@ impl ChainPlan {
 
     fn removed(&self) -> impl Iterator<Item = &PlannedPoint> {
         self.points.iter().filter(|point| point.reasons.is_empty())
-    }
-
-    /// Bytes that are read from increments and written to the files of others.
-    pub fn merged_bytes(&self) -> u64 {
-        let merged = self.removed().filter(|point| point.merged_into.is_some());
-        merged.map(|point| point.stored).sum()
     }
 
     /// Bytes that files occupy that are removed without being merged.
@@ -91,10 +96,10 @@ impl ChainPlan {
         }
         let removed = self.removed().count();
         text += &format!(
-            "{removed} of {} points would go: {} bytes removed, {} bytes merged; nothing was changed\n",
+            "{removed} of {} points would go: {} bytes removed, {} bytes written by merging; nothing was changed\n",
             self.points.len(),
             self.removed_bytes(),
-            self.merged_bytes()
+            self.merged_bytes
         );
         text
     }
@@ -110,7 +115,32 @@ impl ChainPlan {
         };
         json!({
             "dry_run": true, "points": self.points.iter().map(point).collect::<Vec<_>>(),
-            "removed_bytes": self.removed_bytes(), "merged_bytes": self.merged_bytes(),
+            "removed_bytes": self.removed_bytes(), "merged_bytes": self.merged_bytes,
         })
     }
+}
+
+/// Bytes that the removal of points copies: what increments hold that a kept point needs.
+fn merged_bytes(store: &Store, decisions: &[RetentionDecision]) -> blockhaul_block::Result<u64> {
+    let points = store.points();
+    let is_removed =
+        |index: usize| decisions.get(index).is_some_and(|decision| !decision.is_kept());
+    let mut bytes = 0;
+    let mut first = 0;
+    while first < points.len() {
+        let run = (first..points.len()).take_while(|&index| is_removed(index)).count();
+        let next = first + run;
+        if run > 0 && points.get(next).is_some_and(|next| next.full().is_none()) {
+            bytes += match (first..next).rev().find(|&index| points[index].full().is_some()) {
+                // The full backup takes in each increment in turn.
+                Some(full) => {
+                    let each = (full + 1..=next).map(|index| store.held_bytes(index, index));
+                    each.sum::<blockhaul_block::Result<u64>>()?
+                }
+                None => store.held_bytes(first, next)?,
+            };
+        }
+        first = next + 1;
+    }
+    Ok(bytes)
 }

@@ -9,6 +9,7 @@ use blockhaul_transfer::one_word;
 use serde_json::{Value, json};
 
 use crate::error::{BackupError, BackupErrorKind, BackupStep, Result};
+use crate::pull::is_repository;
 
 /// A point of a store, and its file.
 #[derive(Debug, Clone)]
@@ -21,18 +22,34 @@ pub struct PointEntry {
     pub stored: u64,
 }
 
-/// The points of the store in `dir`, the oldest first.
+/// The points of a store.
+#[derive(Debug, Clone)]
+pub struct PointList {
+    /// The points, the oldest first.
+    pub points: Vec<PointEntry>,
+    /// The name of the point that an earlier pull has begun and not completed.
+    pub unfinished: Option<String>,
+}
+
+/// The points of the store in `dir`. A store whose first pull has not ended has none.
 ///
 /// # Errors
 /// If the directory is not a store, or its manifest is invalid.
-pub fn list_points(dir: &Path) -> Result<Vec<PointEntry>> {
-    let store = open_store(dir)?;
-    Ok(store.points().iter().map(|point| entry(&store, point)).collect())
+pub fn list_points(dir: &Path) -> Result<PointList> {
+    let failed = |error| BackupError::of_store(BackupStep::OpenStore, dir, error);
+    let store = if !is_repository(dir) && Store::is_begun(dir) {
+        Store::open_or_new(dir).map_err(failed)?
+    } else {
+        open_store(dir)?
+    };
+    let points = store.points().iter().map(|point| entry(&store, point)).collect();
+    let unfinished = store.unfinished().map_err(failed)?.map(|point| point.name);
+    Ok(PointList { points, unfinished })
 }
 
 /// Opens a store for reading.
 pub(crate) fn open_store(dir: &Path) -> Result<Store> {
-    if crate::pull::is_repository(dir) {
+    if is_repository(dir) {
         let text = format!(
             "{} is a repository, and its points are snapshots: list, check and prune them with restic snapshots, check \
              and forget; restore with blockhaul copy restic:REPO#SNAPSHOT/PATH TARGET",
@@ -63,10 +80,15 @@ pub(crate) fn made_at(seconds: u64) -> String {
 }
 
 /// The points as a table for users.
-pub fn points_table(points: &[PointEntry]) -> String {
+pub fn points_table(PointList { points, unfinished }: &PointList) -> String {
     let mut rows =
         vec![["POINT", "MADE", "KIND", "SIZE", "STORED", "CHECKPOINT"].map(String::from)];
     rows.extend(points.iter().map(PointEntry::row));
+    if let Some(name) = unfinished {
+        let of =
+            [one_word(name), "-".into(), "unfinished".into(), "-".into(), "-".into(), "-".into()];
+        rows.push(of);
+    }
     let widths: Vec<usize> = (0..6)
         .map(|column| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0))
         .collect();

@@ -100,7 +100,7 @@ fn a_damaged_point_is_not_restored() {
     pull(folder, &context);
     let copy = restore(folder).into_copy(&context).unwrap();
     assert!(copy.options.flush && copy.source.spec().to_string().starts_with("backup:"));
-    let points = list_points(&folder.join("store")).unwrap();
+    let points = list_points(&folder.join("store")).unwrap().points;
     std::fs::write(&points[0].file, vec![8; SIZE]).unwrap();
     let report = check_chain(&context, &folder.join("store"), Some("monday")).unwrap();
     assert!(matches!(report.damage[0], StoreDamage::Data { at: 0, .. }), "{report:?}");

@@ -67,7 +67,7 @@ pub use compare::{ComparisonResult, compare};
 pub use copy::copy;
 pub use digest::digest;
 pub use disk_map::{CELLS_MAX, MapCell, MapSnapshot};
-pub use engine::{Engine, EngineControl, completed_earlier};
+pub use engine::{Engine, EngineControl, check_resumption, completed_earlier};
 pub use error::CopyError;
 #[cfg(fuzzing)]
 pub use journal::fuzz;

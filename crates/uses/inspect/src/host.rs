@@ -9,8 +9,10 @@ use serde::Serialize;
 
 /// Least free memory in bytes for one copy: what it may have in flight, and the program itself.
 const MEMORY_MIN: u64 = 128 << 20;
-/// Least number of open files: connections and files of several exports.
+/// Least number of open files for connections and files of several exports.
 const FILES_MIN: u64 = 1024;
+/// Least number of open files for one copy with one connection to each side.
+const FILES_NEEDED: u64 = 64;
 /// Least memory in bytes that may be locked: what rings of io_uring register, and on kernels before 5.12 the rings.
 const LOCKED_MIN: u64 = 8 << 20;
 /// Where shared libraries are.
@@ -149,16 +151,21 @@ fn limit_text(limit: Option<u64>, unit: &str) -> String {
 fn open_files() -> HostFact {
     let files = limit(Resource::Nofile);
     let is_good = files.is_none_or(|files| files >= FILES_MIN);
+    let is_little = files.is_some_and(|files| files < FILES_NEEDED);
+    let state = if is_little { HostState::Wrong } else { HostState::Limited };
     let remedy =
         "raise it with ulimit -n 4096 (as root beyond the hard limit), or LimitNOFILE= of the unit";
-    HostFact::checked("open files", limit_text(files, ""), is_good, (HostState::Wrong, remedy))
+    HostFact::checked("open files", limit_text(files, ""), is_good, (state, remedy))
 }
 
+/// The kernel counts the locked memory of all programs of a user, unless they may lock any amount: one ring that can
+/// be made now says little about several programs.
 fn locked_memory(has_uring: bool) -> HostFact {
     let bytes = limit(Resource::Memlock);
-    let is_enough = bytes.is_none_or(|bytes| bytes >= LOCKED_MIN);
-    let is_good = is_enough || has_uring;
-    let remedy = "io_uring needs it: raise it with ulimit -l (as root beyond the hard limit), or LimitMEMLOCK= of the unit";
+    let is_free = has_uring && rustix::process::geteuid().is_root();
+    let is_good = is_free || bytes.is_none_or(|bytes| bytes >= LOCKED_MIN);
+    let remedy = "io_uring of all programs of this user together needs it; else copies and servers use threads: raise it \
+                  with ulimit -l 8192 (as root beyond the hard limit), or LimitMEMLOCK=8M in a unit";
     let value = limit_text(bytes, " bytes");
     HostFact::checked("locked memory", value, is_good, (HostState::Limited, remedy))
 }

@@ -333,6 +333,14 @@ fn read(path: &Path) -> std::io::Result<FailedRanges> {
     FailedRanges::parse(&text).map_err(Error::other)
 }
 
+/// The warning that a copy with a map of an earlier one reads only what the map lists.
+pub(crate) fn only_failed(map: &Path) -> String {
+    format!(
+        "only what {} lists as failed is read again, and nothing else is copied: remove the map to copy everything",
+        map.display()
+    )
+}
+
 /// The map cannot be used.
 pub(crate) fn failed(path: &Path, why: &str) -> TransferError {
     let text = format!("error map {}: {why}", path.display());

@@ -17,6 +17,7 @@ use crate::context::{
 use crate::control::CopyControl;
 use crate::direct;
 use crate::error::{Result, TransferError, TransferErrorKind, TransferStep};
+use crate::error_map::only_failed;
 use crate::journal::Journal;
 use crate::report::CopyReport;
 use crate::salvage::{self, SecondPass};
@@ -366,11 +367,7 @@ impl CopyContext {
             let mut summary = CopySummary::default();
             summary.size = source.device().facts().size;
             if let Some(map) = &self.error_map {
-                log::warn!(
-                    "only what {} lists as failed is read again, and nothing else is copied: remove the map to copy \
-                     everything",
-                    map.path().display()
-                );
+                log::warn!("{}", only_failed(map.path()));
             }
             let text = "only what had failed was read again".to_string();
             let report = CopyReport::complete(&self.source, text, summary);

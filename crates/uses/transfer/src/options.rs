@@ -68,6 +68,8 @@ pub struct TransferOptions {
     pub ranges_partial: bool,
     /// The target is a new file that is meant to have only the ranges of the list: no warning about that.
     pub ranges_alone: bool,
+    /// The target is a file of a store of backups, which the caller has locked: other copies must not change such files.
+    pub into_store: bool,
     /// Copy only what this metadata context of the source, a dirty bitmap, marks.
     pub bitmap: Option<String>,
     /// Copy ranges with any of these flags of the bitmap, at least one; `None`: any flag.
@@ -133,6 +135,7 @@ impl Default for TransferOptions {
             ranges_command: None,
             ranges_partial: false,
             ranges_alone: false,
+            into_store: false,
             bitmap: None,
             bitmap_flags: None,
             since: None,

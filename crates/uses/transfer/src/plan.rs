@@ -5,14 +5,16 @@ use std::sync::Arc;
 
 use blockhaul_block::{BASE_ALLOCATION, Error, ExtentReader, Kind, ZERO};
 use blockhaul_catalog::{DeviceSpec, Intent, Layer, Stack, TargetMaking, rounded_size};
-use blockhaul_engine::{CopyError, Side};
+use blockhaul_engine::{CopyError, EngineOptions, Side};
+use blockhaul_io::Pool;
 use rustix::fs::{Access, AtFlags, CWD, accessat};
 use rustix::io::Errno;
 use serde_json::{Value, json};
 
-use crate::context::{CopyContext, SourceDevice, is_absent};
+use crate::context::{CopyContext, SourceDevice, is_absent, of_journal};
 use crate::description::{file_of, is_image, is_nbd};
 use crate::error::{Result, TransferError, TransferStep};
+use crate::error_map::only_failed;
 use crate::journal::has_journal;
 use crate::printable::one_line;
 use crate::setup::CopySetup;
@@ -40,6 +42,8 @@ pub struct CopyPlan {
     pub manifest: Option<PathBuf>,
     /// Both sides are read again and compared.
     pub verifies: bool,
+    /// The map of errors of an earlier copy, by which only what has failed is read again.
+    pub error_map: Option<PathBuf>,
 }
 
 /// What happens to the target of a copy.
@@ -122,6 +126,7 @@ impl CopyContext {
             journal: self.journal.as_ref().map(|own| (own.path.clone(), own.goes_on())),
             manifest: self.manifest.as_ref().map(|manifest| manifest.path().clone()),
             verifies: self.verifies,
+            error_map: None,
         };
         if let Some(manifest) = &self.manifest {
             manifest.check()?;
@@ -149,8 +154,8 @@ impl CopyContext {
             return Ok(plan);
         }
         if let Some(map) = self.error_map.as_ref().filter(|map| map.is_tried()) {
-            // Only what has failed is read again.
             plan.selected = Some(map.totals().1);
+            plan.error_map = Some(map.path().to_path_buf());
             return Ok(plan);
         }
         let ranges = self.selected(&source, size).await?;
@@ -271,6 +276,7 @@ impl CopyContext {
         let has_own_size = !is_file && !is_image(&self.target);
         let mut lost = to.size;
         if let Some(source) = source {
+            self.check_resumption(source, &target).await?;
             let from = source.device().facts();
             self.check_apart(&from.files, &to.files)?;
             if self.target_is_kept() || to.grows_from.is_none() && has_own_size {
@@ -284,6 +290,21 @@ impl CopyContext {
         }
         let is_kept = self.target_is_kept();
         Ok(if is_kept { TargetChange::Kept(to.size) } else { TargetChange::Overwritten(lost) })
+    }
+
+    /// Refuses the journal of another copy, as the copy would.
+    async fn check_resumption(&self, source: &Stack, target: &Stack) -> Result<()> {
+        let from = source.device().facts();
+        // A target that gets the size of the source is another one before.
+        let is_known = target.device().facts().size == from.size || self.target_is_kept();
+        if !self.goes_on() || !is_known || self.selection.reads_all() {
+            return Ok(());
+        }
+        let journal = self.journal_options(&from, None);
+        let options = EngineOptions { journal, ..self.engine.clone() };
+        let pool = Pool::new(options.memory());
+        let checked = blockhaul_engine::check_resumption(source, target, &options, &pool).await;
+        checked.map_err(of_journal)
     }
 
     /// Refuses a file that cannot be created.
@@ -380,6 +401,9 @@ impl CopyPlan {
         if self.verifies {
             lines.push("would read both sides again and compare them".to_string());
         }
+        if let Some(map) = &self.error_map {
+            lines.push(only_failed(map));
+        }
         lines.iter().map(|line| one_line(&format!("{prefix}{line}")) + "\n").collect()
     }
 
@@ -395,6 +419,7 @@ impl CopyPlan {
             "resumes": self.journal.as_ref().is_some_and(|(_, goes_on)| *goes_on),
             "manifest": self.manifest.as_ref().map(|path| path.display().to_string()),
             "verifies": self.verifies,
+            "error_map": self.error_map.as_ref().map(|path| path.display().to_string()),
         })
     }
 }

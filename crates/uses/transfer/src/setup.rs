@@ -8,6 +8,7 @@ use blockhaul_engine::{EngineOptions, RateLimit};
 
 use crate::context::{CopyContext, Follower, Recorder, SourceDevice, TargetDevice};
 use crate::control::CopyControl;
+use crate::description::file_of;
 use crate::error::{Result, TransferError};
 use crate::error_map::ErrorMap;
 use crate::journal::{Journal, seen_through};
@@ -54,6 +55,17 @@ fn check_target_layers(names: &[String]) -> Result<()> {
     }
 }
 
+/// Refuses a target that only the commands for a store of backups may change.
+fn refuse_store_file(target: &DeviceSpec) -> Result<()> {
+    let Some(dir) = file_of(target).and_then(|file| blockhaul_store::store_of_file(&file)) else {
+        return Ok(());
+    };
+    Err(TransferError::request(format!(
+        "{target} is a file of the store of backups {}: choose another target; blockhaul pull adds points to a store",
+        dir.display()
+    )))
+}
+
 impl CopySetup {
     /// Makes all checks that are possible without opening a device; reads lists and manifests.
     ///
@@ -68,6 +80,9 @@ impl CopySetup {
             {
                 registry.target(spec, Intent::READ).map_err(wrong)?;
             }
+        }
+        if let (Endpoint::Device(target), false) = (&request.target, request.options.into_store) {
+            refuse_store_file(target)?;
         }
         let names = [&request.options.source_layer, &request.options.target_layer];
         check_target_layers(names[1])?;

@@ -64,7 +64,11 @@ pub(crate) fn open(
     wakeup: &Arc<Wakeup>,
 ) -> io::Result<(Box<dyn Driver>, &'static str)> {
     match engine {
-        IoEngine::Uring => Ok((Box::new(uring::UringDriver::new(wakeup.clone())?), "uring")),
+        IoEngine::Uring => {
+            let uring =
+                uring::UringDriver::new(wakeup.clone()).map_err(|error| unusable(&error))?;
+            Ok((Box::new(uring), "uring"))
+        }
         IoEngine::Threads => Ok((Box::new(epoll::EpollDriver::new(wakeup.clone())?), "threads")),
         IoEngine::Auto => match uring::UringDriver::new(wakeup.clone()) {
             Ok(uring) => Ok((Box::new(uring), "uring")),
@@ -75,4 +79,21 @@ pub(crate) fn open(
             }
         },
     }
+}
+
+/// The error of a program that was to use io_uring only, with a remedy.
+fn unusable(error: &io::Error) -> io::Error {
+    let remedy = match error.kind() {
+        io::ErrorKind::OutOfMemory => {
+            "allow more locked memory with ulimit -l 8192 or LimitMEMLOCK=8M"
+        }
+        _ => {
+            "allow it with sysctl kernel.io_uring_disabled=0, and in the seccomp profile of a container"
+        }
+    };
+    let why = crate::plain(error);
+    io::Error::new(
+        error.kind(),
+        format!("io_uring is not usable ({why}): {remedy}, or use --engine threads"),
+    )
 }

@@ -400,6 +400,7 @@ impl From<&CopyArgs> for TransferOptions {
             ranges_command: args.ranges_command.clone(),
             ranges_partial: args.ranges_partial,
             ranges_alone: false,
+            into_store: false,
             bitmap: args.bitmap.clone(),
             bitmap_flags: args.bitmap_flags,
             since: args.since.clone(),

@@ -8,15 +8,16 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use blockhaul_backups::{
     BackupContext, BackupError, FileDigests, MachineBackup, PointPlan, PullOutcome, PullPlan,
-    PullRequest, PullResult, PullTarget, finish_pull, pull_json, pull_text,
+    PullRequest, PullResult, PullTarget, UnfinishedPoint, finish_pull, pull_json, pull_text,
 };
+use blockhaul_catalog::DeviceSpec;
 
 use crate::backup_run::{BackupReport, with_report};
 use crate::exit::{CommandFailure, CommandResult};
 use crate::jobfile::{self, JobFile, JobFileDisk};
 use crate::jobs::{CopyBatch, DiskRequest};
 use crate::progress::ProgressReporter;
-use crate::{args, chain};
+use crate::{args, chain, copy};
 
 /// The form of names of points by the clock.
 const POINT: &str = "%Y-%m-%dT%H:%M:%SZ";
@@ -56,6 +57,7 @@ fn pull(args: &args::PullArgs, file: JobFile, report: &mut BackupReport) -> Comm
     report.watch(request.disks.iter().map(|disk| disk.store.clone()).collect());
     if args.dry_run {
         let rows = request.preview(&context).map_err(|error| failure(error, &disks))?;
+        check_resumptions(&rows, disks)?;
         if rows.iter().all(|row| row.outcome == PullOutcome::Already) {
             return Err(all_exist(rows.first().map(|row| &row.point)));
         }
@@ -91,6 +93,18 @@ fn pull(args: &args::PullArgs, file: JobFile, report: &mut BackupReport) -> Comm
     // On standard output, before the failures.
     report.tell(pull_json(&rows), &pull_text(&rows))?;
     copies.end(args.reporting.verbose)
+}
+
+/// Refuses what the copies that go on would refuse.
+fn check_resumptions(rows: &[PullResult], disks: Vec<JobFileDisk>) -> Result<(), CommandFailure> {
+    for (row, mut disk) in rows.iter().zip(disks) {
+        if let Some(UnfinishedPoint::Resumed(files)) = &row.unfinished {
+            files.set_options(&mut disk.options);
+            let target = DeviceSpec::Path(files.data.clone());
+            copy::plan(DiskRequest::with_target(disk, target)?.request)?;
+        }
+    }
+    Ok(())
 }
 
 /// There is nothing to copy.

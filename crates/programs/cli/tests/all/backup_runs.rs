@@ -318,6 +318,8 @@ fn dry_runs_of_backups_change_nothing() {
     assert!(said.ends_with(&format!("would create {target}\nnothing was changed\n")), "{said}");
     let said = succeed_without_change(&folder, &["chain", "merge", &store, "--dry-run"]);
     assert!(said.contains("monday  would be merged into tuesday"), "{said}");
+    // What the increment holds is written, not what the full backup holds.
+    assert!(said.contains(" 0 bytes removed, 1048576 bytes written by merging"), "{said}");
     succeed_without_change(&folder, &["chain", "prune", &store, "--dry-run", "--keep-last", "1"]);
 }
 

@@ -498,6 +498,18 @@ fn damage_is_found_by_a_check_and_before_a_restore() {
     refused(&["restore", &store, &target], 8, &words);
     assert!(!Path::new(&target).exists(), "nothing was written");
     refused(&["chain", "merge", &store], 8, &["nothing was merged"]);
+    let file = machine.file("store/000001.raw");
+    let other = machine.file("other");
+    succeed(&["copy", "pattern:16M", &other]);
+    for dry_run in [&["--dry-run"][..], &[]] {
+        let words = ["is a file of the store of backups", "choose another target"];
+        let copy = ["copy", &other, &file];
+        refused(&[&copy[..], dry_run].concat(), 2, &words);
+        let restore = ["restore", &store, &file, "--point", "monday"];
+        refused(&[&restore[..], dry_run].concat(), 2, &words);
+        let new = machine.file("store/000003.raw");
+        refused(&[&["copy", &other, &new], dry_run].concat(), 2, &words);
+    }
     machine.assert_restores(&["monday"]);
     succeed(&["restore", "--no-check", &store, &target]);
     // A missing file, and an edited manifest.
@@ -542,7 +554,7 @@ fn a_pull_that_is_asked_to_stop_leaves_no_point_and_is_resumed() {
     assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
     let status = tools::wait_within(&mut child, LIMIT).unwrap();
     assert_eq!(status.code(), Some(143));
-    refused(&["chain", "list", &machine.file("store")], 3, &["holds no backup"]);
+    refused(&["chain", "check", &machine.file("store")], 3, &["holds no backup"]);
     machine.pull(&["--point", "monday"]);
     machine.assert_restores(&["monday"]);
 }
@@ -572,7 +584,7 @@ fn unknown_points_and_other_directories_are_refused() {
             refused(
                 &[&["restore", &store, &inside], &point[..], dry_run].concat(),
                 2,
-                &["the same"],
+                &["is a file of the store of backups"],
             );
         }
     }
@@ -609,7 +621,8 @@ fn two_pulls_at_once_are_refused_and_an_interrupted_one_is_resumed_or_discarded(
     machine.keep("monday");
     let mut first = begin_slowly(&machine, &["--point", "monday"]);
     machine.pull_refused(&["--point", "monday"], 3, &["in use by another pull"]);
-    refused(&["chain", "list", &machine.file("store")], 3, &["holds no backup"]);
+    let listed = succeed(&["chain", "list", &machine.file("store")]);
+    assert!(listed.lines().count() == 2 && listed.contains("monday  -     unfinished"), "{listed}");
     first.kill().unwrap();
     first.wait().unwrap();
     refused(&["restore", &machine.file("store"), &machine.file("target")], 3, &["no backup"]);
@@ -623,6 +636,9 @@ fn two_pulls_at_once_are_refused_and_an_interrupted_one_is_resumed_or_discarded(
     assert!(plan.contains("where the unfinished pull is discarded"), "{plan}");
     let plan = machine.pull(&["--point", "monday", "--dry-run"]);
     assert!(plan.contains("where the unfinished pull is resumed"), "{plan}");
+    let plan = machine.pull(&["--point", "monday", "--dry-run", "--json"]);
+    assert!(plan.contains("\"unfinished\":\"resumed\""), "{plan}");
+    refused_after_a_change_of_the_source(&machine);
     machine.pull(&["--point", "monday"]);
     machine.write("2M:8M", "pattern", "tuesday");
     machine.begin_bitmap("tuesday");
@@ -632,10 +648,28 @@ fn two_pulls_at_once_are_refused_and_an_interrupted_one_is_resumed_or_discarded(
     child.wait().unwrap();
     // What is copied has changed since.
     machine.write("0:1M", "pattern", "tuesday");
-    machine.pull_refused(&next, 3, &["other changes than when it began", "--restart"]);
+    for dry_run in [&["--dry-run"][..], &[]] {
+        let args = [&next[..], dry_run].concat();
+        machine.pull_refused(&args, 3, &["other changes than when it began", "--restart"]);
+        let args = [&next[..], &["--full"], dry_run].concat();
+        machine.pull_refused(&args, 3, &["it is an increment, and this pull makes a full backup"]);
+    }
     machine.pull(&[&next[..], &["--restart"]].concat());
     machine.assert_restores(&["monday", "tuesday"]);
     assert_eq!(succeed(&["chain", "check", &machine.file("store")]).lines().count(), 1);
+}
+
+/// A dry run and a run both compare the source with the journal, and see a change in its first block.
+fn refused_after_a_change_of_the_source(machine: &Machine) {
+    let first = machine.file("first-block");
+    let export = machine.uri();
+    succeed(&["copy", "--range", "0:64k", &export, &first]);
+    succeed(&["copy", "--range", "0:64k", "pattern:16M", &export]);
+    for dry_run in [&["--dry-run"][..], &[]] {
+        let args = [&["--point", "monday"], dry_run].concat();
+        machine.pull_refused(&args, 1, &["the source has changed", "--restart"]);
+    }
+    succeed(&["copy", "--range", "0:64k", &first, &export]);
 }
 
 #[test]
@@ -773,7 +807,7 @@ fn a_full_file_system_leaves_no_point_and_the_pull_is_resumed() {
     assert!(said.contains("disk vda") && said.contains("free some space"), "{said}");
     let list = text(&output.stdout);
     let before = list.split("wednesday is an increment").next().unwrap();
-    assert!(before.contains("tuesday") && !before.contains("wednesday"), "{list}");
+    assert!(before.contains("tuesday") && before.contains("wednesday  -      "), "{list}");
 }
 
 #[test]

@@ -84,7 +84,7 @@ impl ObjectServer {
             "-filer",
             "-s3",
         ]);
-        command.args(["-master.volumeSizeLimitMB=64", "-volume.max=20"]);
+        command.args(["-master.volumeSizeLimitMB=1024", "-volume.max=20"]);
         for (option, port) in [("master", master), ("volume", volume), ("filer", filer), ("s3", s3)]
         {
             command.arg(format!("-{option}.port={port}"));

@@ -16,7 +16,11 @@ mod snapshots;
 mod source;
 mod target;
 
+use std::path::Path;
+
+use blockhaul_block::Error;
 use blockhaul_store::{Store, StoreWriter};
+use rustix::fs::{Access, AtFlags, CWD, accessat};
 
 use crate::context::BackupContext;
 use crate::error::{BackupError, BackupErrorKind, BackupStep, Result};
@@ -25,7 +29,7 @@ use snapshots::SnapshotStores;
 
 pub(crate) use decision::PullQuestion;
 pub use request::{ChangeBitmap, PointKind, PointPlan, PullDisk, PullMode, PullRequest};
-pub use result::{PullOutcome, PullResult, UnfinishedPoint, pull_json, pull_text};
+pub use result::{PointFiles, PullOutcome, PullResult, UnfinishedPoint, pull_json, pull_text};
 pub(crate) use snapshots::is_repository;
 pub use target::{PullTarget, finish_pull};
 
@@ -76,6 +80,7 @@ impl PullRequest {
     pub fn preview(&self, context: &BackupContext) -> Result<Vec<PullResult>> {
         self.check_stores()?;
         let (stores, _) = self.open_stores()?;
+        self.each(|disk| check_writable(&disk.store))?;
         let points = self.decide(context, &stores, true)?;
         let planned = self.disks.iter().zip(&stores).zip(points).enumerate();
         let result = |(index, ((disk, store), plan))| {
@@ -101,7 +106,9 @@ impl PullRequest {
             left.map_err(|error| BackupError::of_store(BackupStep::OpenStore, &disk.store, error))?;
         let start = pull_start(store, left.as_ref(), disk, plan, self.restart)?;
         Ok(left.map(|_| match start {
-            PullStart::Resumed(_) => UnfinishedPoint::Resumed,
+            PullStart::Resumed(number) => {
+                UnfinishedPoint::Resumed(PointFiles::new(store, number, plan.ranges.is_some()))
+            }
             PullStart::New => UnfinishedPoint::Discarded,
         }))
     }
@@ -180,6 +187,24 @@ impl PullRequest {
         let disks = self.disks.iter().enumerate();
         disks.map(|(index, disk)| work(disk).map_err(|error| error.of_disk(index))).collect()
     }
+}
+
+/// Refuses the directory of a store in which no file can be made.
+fn check_writable(store: &Path) -> Result<()> {
+    if is_repository(store) {
+        return Ok(());
+    }
+    let above = store.parent().filter(|above| !above.as_os_str().is_empty());
+    let above = above.unwrap_or(Path::new("."));
+    let dir = if store.exists() { store } else { above };
+    let access = Access::WRITE_OK | Access::EXEC_OK;
+    let checked = accessat(CWD, dir, access, AtFlags::EACCESS);
+    checked.map_err(|errno| {
+        let text = format!("cannot write to {}", dir.display());
+        let error = Error::system(text, errno.into());
+        let remedy = "choose another directory, or change the permissions";
+        BackupError::of_store(BackupStep::OpenStore, store, error.with_remedy(remedy))
+    })
 }
 
 /// Locks the store of a disk, if its points are those for which was decided.

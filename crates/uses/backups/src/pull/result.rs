@@ -1,8 +1,9 @@
 //! The result of a pull, for users and for programs.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use blockhaul_transfer::one_line;
+use blockhaul_store::Store;
+use blockhaul_transfer::{TransferOptions, one_line};
 use serde_json::{Value, json};
 
 use super::request::{PointKind, PointPlan, PullDisk};
@@ -23,12 +24,46 @@ pub struct PullResult {
 }
 
 /// What happens to a point that an earlier pull has begun and not completed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum UnfinishedPoint {
-    /// Its copy goes on.
-    Resumed,
+    /// Its copy goes on, with these files.
+    Resumed(PointFiles),
     /// Its copy is removed.
     Discarded,
+}
+
+/// The files of a store for the copy of a new point, with absolute paths.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PointFiles {
+    /// The file that is written.
+    pub data: PathBuf,
+    /// The journal of the copy.
+    pub journal: PathBuf,
+    /// The list of what an increment holds; `None`: the point is a full backup.
+    pub ranges: Option<PathBuf>,
+}
+
+impl PointFiles {
+    /// The files of the point with this number.
+    pub(super) fn new(store: &Store, number: u32, is_increment: bool) -> PointFiles {
+        let dir = std::fs::canonicalize(store.dir()).unwrap_or_else(|_| store.dir().into());
+        let absolute =
+            |path: PathBuf| path.file_name().map_or_else(PathBuf::new, |name| dir.join(name));
+        PointFiles {
+            data: absolute(store.raw(number)),
+            journal: absolute(store.journal(number)),
+            ranges: is_increment.then(|| absolute(store.ranges_file(number))),
+        }
+    }
+
+    /// Sets the options without which the copy makes no point: journal, ranges and flush.
+    pub fn set_options(&self, options: &mut TransferOptions) {
+        options.journal = Some(self.journal.clone());
+        options.ranges.clone_from(&self.ranges);
+        options.ranges_alone = self.ranges.is_some();
+        options.flush = true;
+        options.into_store = true;
+    }
 }
 
 /// How a disk ended.
@@ -107,8 +142,8 @@ impl PullResult {
         };
         if self.outcome == PullOutcome::Planned {
             text += &format!("; in {}", self.store);
-            text += match self.unfinished {
-                Some(UnfinishedPoint::Resumed) => ", where the unfinished pull is resumed",
+            text += match &self.unfinished {
+                Some(UnfinishedPoint::Resumed(_)) => ", where the unfinished pull is resumed",
                 Some(UnfinishedPoint::Discarded) => ", where the unfinished pull is discarded",
                 None => "",
             };
@@ -131,6 +166,10 @@ impl PullResult {
         });
         if let Some(data) = data {
             value["data"] = (*data).into();
+        }
+        if let Some(unfinished) = &self.unfinished {
+            let is_resumed = matches!(unfinished, UnfinishedPoint::Resumed(_));
+            value["unfinished"] = if is_resumed { "resumed" } else { "discarded" }.into();
         }
         let kind = match kind {
             PointKind::Existing => json!({}),

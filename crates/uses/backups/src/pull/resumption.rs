@@ -52,10 +52,17 @@ pub(super) fn pull_start(
     if is_named && is_same && left.size == plan.size && left.checkpoint == plan.checkpoint {
         return Ok(PullStart::Resumed(left.number));
     }
-    let why = match (is_named, is_same) {
-        (false, _) => format!("resume it with --point {:?}", left.name),
-        (true, false) => "the source now has other changes than when it began".to_string(),
-        (true, true) => {
+    let is_increment = matches!(plan.kind, PointKind::Increment { .. });
+    let why = match (is_named, left.increment().is_some(), is_same) {
+        (false, ..) => format!("resume it with --point {:?}", left.name),
+        (true, true, false) if !is_increment => {
+            "it is an increment, and this pull makes a full backup".to_string()
+        }
+        (true, false, false) if is_increment => {
+            "it is a full backup, and this pull makes an increment".to_string()
+        }
+        (true, _, false) => "the source now has other changes than when it began".to_string(),
+        (true, _, true) => {
             "the source or the checkpoint is another one than when it began".to_string()
         }
     };

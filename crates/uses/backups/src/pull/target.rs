@@ -8,6 +8,7 @@ use blockhaul_store::{BackupPoint, FullBackup, Increment, PointContent, StoreWri
 use blockhaul_transfer::{CopyRequest, TransferOptions};
 
 use super::request::{PointKind, PointPlan, PullDisk};
+use super::result::PointFiles;
 use super::resumption::PullStart;
 use super::snapshots::SnapshotTarget;
 use crate::digests::FileDigests;
@@ -22,16 +23,16 @@ pub struct PullTarget {
 }
 
 enum TargetPlace {
-    Files(Box<PointFiles>),
+    Files(Box<NewPoint>),
     Snapshot(SnapshotTarget),
 }
 
-/// The files of a new point in a directory.
-struct PointFiles {
+/// A new point in a directory.
+struct NewPoint {
     writer: StoreWriter,
     /// The number of the files.
     number: u32,
-    is_increment: bool,
+    files: PointFiles,
     with_digests: bool,
 }
 
@@ -63,9 +64,9 @@ impl PullTarget {
             failed.in_store(&disk.store)
         })?;
         let with_digests = disk.with_digests;
-        let is_increment = ranges.is_some();
-        let files = PointFiles { writer, number, is_increment, with_digests };
-        Ok(PullTarget { disk: index, store, place: TargetPlace::Files(Box::new(files)) })
+        let files = PointFiles::new(writer.store(), number, ranges.is_some());
+        let point = NewPoint { writer, number, files, with_digests };
+        Ok(PullTarget { disk: index, store, place: TargetPlace::Files(Box::new(point)) })
     }
 
     pub(super) fn of_snapshot(disk: usize, store: &Path, target: SnapshotTarget) -> PullTarget {
@@ -80,24 +81,17 @@ impl PullTarget {
     /// The device to which the disk is copied.
     pub fn spec(&self) -> DeviceSpec {
         match &self.place {
-            TargetPlace::Files(files) => {
-                DeviceSpec::Path(self.absolute(&files.writer.store().raw(files.number)))
-            }
+            TargetPlace::Files(point) => DeviceSpec::Path(point.files.data.clone()),
             TargetPlace::Snapshot(target) => target.spec(),
         }
     }
 
     /// Sets the options without which the copy makes no point: journal, ranges and flush.
     pub fn set_options(&self, options: &mut TransferOptions) {
-        let files = match &self.place {
-            TargetPlace::Files(files) => files,
-            TargetPlace::Snapshot(target) => return target.set_options(options),
-        };
-        options.journal = Some(self.absolute(&files.writer.journal(files.number)));
-        let ranges = || self.absolute(&files.writer.ranges(files.number));
-        options.ranges = files.is_increment.then(ranges);
-        options.ranges_alone = files.is_increment;
-        options.flush = true;
+        match &self.place {
+            TargetPlace::Files(point) => point.files.set_options(options),
+            TargetPlace::Snapshot(target) => target.set_options(options),
+        }
     }
 
     /// Makes a target that is open already the target of a copy.
@@ -107,15 +101,11 @@ impl PullTarget {
         }
     }
 
-    fn absolute(&self, path: &Path) -> PathBuf {
-        path.file_name().map_or_else(|| path.to_path_buf(), |name| self.store.join(name))
-    }
-
     /// The file of which the point gets digests ([`FileDigests::of_file`]), after the copy.
     pub fn file_for_digests(&self) -> Option<PathBuf> {
         match &self.place {
-            TargetPlace::Files(files) => {
-                files.with_digests.then(|| files.writer.store().raw(files.number))
+            TargetPlace::Files(point) => {
+                point.with_digests.then(|| point.writer.store().raw(point.number))
             }
             // The digests of its blobs are their names.
             TargetPlace::Snapshot(_) => None,
@@ -128,14 +118,14 @@ impl PullTarget {
     /// # Errors
     /// If a file of the store cannot be written.
     pub fn publish(&mut self, created: u64, digests: Option<&FileDigests>) -> Result<()> {
-        let files = match &mut self.place {
-            TargetPlace::Files(files) => files,
+        let point = match &mut self.place {
+            TargetPlace::Files(point) => point,
             TargetPlace::Snapshot(target) => {
                 target.complete();
                 return Ok(());
             }
         };
-        let published = files.writer.publish(created, digests.map(FileDigests::pair));
+        let published = point.writer.publish(created, digests.map(FileDigests::pair));
         published.map_err(|error| BackupError::of_store(BackupStep::Publish, &self.store, error))
     }
 
@@ -144,12 +134,11 @@ impl PullTarget {
     /// # Errors
     /// If a file of the store cannot be removed.
     pub fn forget_unstarted(&mut self) -> Result<()> {
-        let TargetPlace::Files(files) = &mut self.place else { return Ok(()) };
-        let has_journal = files.writer.journal(files.number).exists();
-        if files.writer.unfinished().is_none() || has_journal {
+        let TargetPlace::Files(point) = &mut self.place else { return Ok(()) };
+        if point.writer.unfinished().is_none() || point.files.journal.exists() {
             return Ok(());
         }
-        let removed = files.writer.abandon();
+        let removed = point.writer.abandon();
         removed.map_err(|error| BackupError::of_store(BackupStep::Abandon, &self.store, error))
     }
 

@@ -1,4 +1,4 @@
-//! Copies that an earlier run of the program has completed, and whose source it has discarded.
+//! Copies that an earlier run of the program has begun or completed: whether a journal is theirs.
 
 use std::sync::Arc;
 
@@ -9,14 +9,26 @@ use blockhaul_io::Pool;
 use super::own_journal::{as_begun, identity_there, own_identity};
 use crate::error::Result;
 use crate::handle::RetryControl;
-use crate::journal::check_identity;
+use crate::journal::{JournalIdentity, check_identity};
 use crate::marker::Marker;
 use crate::marker::check::check_complete;
 use crate::options::{CopySummary, EngineOptions};
 use crate::progress::CopyProgress;
 use crate::resolved::EffectiveOptions;
+use crate::selection::Selection;
 use crate::side::Side;
 use crate::sides::DiskPair;
+
+/// The journal of these options, compared with the copy that it is to continue.
+struct CheckedJournal {
+    sides: DiskPair,
+    retries: Arc<RetryControl>,
+    selection: Selection,
+    /// What the header of the journal says; `None`: there is no journal.
+    there: Option<JournalIdentity>,
+    /// The identifier of the journal.
+    id: [u8; 16],
+}
 
 /// Checks that the journal of these options, which is [`crate::JournalState::Complete`], is that of this
 /// copy. Both sides may be open for reading only: nothing is written. Returns the summary of a copy of
@@ -32,6 +44,43 @@ pub async fn completed_earlier(
     pool: &Pool,
     progress: &Arc<CopyProgress>,
 ) -> Result<CopySummary> {
+    let CheckedJournal { sides, retries, selection, there, id } =
+        check_own(source, target, options, pool, progress).await?;
+    if let Some(place) = there.and_then(|there| there.place) {
+        check_complete(&sides.handle(Side::Target, &retries), &Marker::new(place, id)).await?;
+    }
+    let size = selection.total();
+    progress.set_total(size);
+    progress.set_disk_size(source.device().facts().size);
+    for &(start, end) in selection.ranges() {
+        progress.add_resumed(start, end - start);
+    }
+    progress.set_complete();
+    Ok(CopySummary { size, resumed: size, journal_stays: true, ..CopySummary::default() })
+}
+
+/// Checks that the journal of these options is that of this copy, which could go on. Both sides may be open for
+/// reading only: nothing is written.
+///
+/// # Errors
+/// It is the journal of another copy or is in use, or the source cannot tell what is selected.
+pub async fn check_resumption(
+    source: &Stack,
+    target: &Stack,
+    options: &EngineOptions,
+    pool: &Pool,
+) -> Result<()> {
+    let progress = Arc::new(CopyProgress::new());
+    check_own(source, target, options, pool, &progress).await.map(drop)
+}
+
+async fn check_own(
+    source: &Stack,
+    target: &Stack,
+    options: &EngineOptions,
+    pool: &Pool,
+    progress: &Arc<CopyProgress>,
+) -> Result<CheckedJournal> {
     let sides = DiskPair { source: source.clone(), target: target.clone() };
     let selection = sides.selection(options)?;
     let there = identity_there(options).await;
@@ -47,15 +96,5 @@ pub async fn completed_earlier(
     let path = journal.path.clone();
     let checked = blockhaul_io::offload(move || check_identity(&path, &identity)).await;
     let id = checked.map_err(|lost| Error::new(Kind::Io, "journal").because(lost))??;
-    if let Some(place) = there.and_then(|there| there.place) {
-        check_complete(&sides.handle(Side::Target, &retries), &Marker::new(place, id)).await?;
-    }
-    let size = selection.total();
-    progress.set_total(size);
-    progress.set_disk_size(source.device().facts().size);
-    for &(start, end) in selection.ranges() {
-        progress.add_resumed(start, end - start);
-    }
-    progress.set_complete();
-    Ok(CopySummary { size, resumed: size, journal_stays: true, ..CopySummary::default() })
+    Ok(CheckedJournal { sides, retries, selection, there, id })
 }

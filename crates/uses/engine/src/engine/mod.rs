@@ -48,7 +48,7 @@ use crate::tuner::Tuner;
 
 use self::own_journal::{as_begun, close_journal, identity_there, look_at_edge, own_journal};
 
-pub use self::completed::completed_earlier;
+pub use self::completed::{check_resumption, completed_earlier};
 pub use self::control::EngineControl;
 
 /// Maximum number of verify requests in flight, all lanes together.
