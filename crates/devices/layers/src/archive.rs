@@ -113,6 +113,7 @@ impl<'a> ArchiveReader<'a> {
         };
         match MemberHeader::parse(&bytes) {
             Some(header) => Ok(Some(header)),
+            None if self.at == 0 => Err(self.damaged("it is no tar archive".to_string())),
             None => Err(self.damaged(format!("no tar header at offset {}", self.at))),
         }
     }

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::files::{self, failed};
 use crate::manifest::{self, BackupPoint, FoldState, FullBackup, Increment, PointContent};
 use crate::ranges::IncrementRanges;
+use crate::store::Store;
 use crate::writer::StoreWriter;
 
 /// A part of an increment that is to be copied into another file.
@@ -223,19 +224,35 @@ impl StoreWriter {
     }
 
     fn refuse_readers(&self, point: &BackupPoint) -> Result<()> {
-        match blockhaul_os::locked_by_others(&self.readers, point.number.into()) {
-            Ok(true) => {
-                let text = format!(
-                    "point {:?} is being read: wait until no program has it open",
-                    point.name
-                );
-                Err(Error::new(Kind::InUse, text))
-            }
-            Ok(false) => Ok(()),
-            Err(error) => {
-                log::debug!("{} cannot be locked: {error}", self.store.dir().display());
-                Ok(())
-            }
+        refuse_readers(&self.store, &self.readers, point)
+    }
+}
+
+impl Store {
+    /// Refuses a point that a program reads now. Blocks.
+    ///
+    /// # Errors
+    /// [`Kind::InUse`] with the name of the point.
+    pub fn refuse_readers(&self, point: &BackupPoint) -> Result<()> {
+        match File::open(self.dir().join(files::READERS)) {
+            Ok(readers) => refuse_readers(self, &readers, point),
+            // Nobody has read, or may say so.
+            Err(_) => Ok(()),
+        }
+    }
+}
+
+fn refuse_readers(store: &Store, readers: &File, point: &BackupPoint) -> Result<()> {
+    match blockhaul_os::locked_by_others(readers, point.number.into()) {
+        Ok(true) => {
+            let text =
+                format!("point {:?} is being read: wait until no program has it open", point.name);
+            Err(Error::new(Kind::InUse, text))
+        }
+        Ok(false) => Ok(()),
+        Err(error) => {
+            log::debug!("{} cannot be locked: {error}", store.dir().display());
+            Ok(())
         }
     }
 }

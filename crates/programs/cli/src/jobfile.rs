@@ -364,6 +364,13 @@ impl JobFileReader<'_> {
     ) -> Result<OptionEntry, CommandFailure> {
         let name = key.get_ref().as_ref();
         let at = key.span().start;
+        let is_table = |value: &DeValue<'_>| matches!(value, DeValue::Table(_));
+        if is_table(value.get_ref())
+            || matches!(value.get_ref(), DeValue::Array(list) if list.iter().any(|one| is_table(one.get_ref())))
+        {
+            let text = format!("unknown table {name}; tables are [[disk]] and [defaults]");
+            return Err(self.wrong(at, text));
+        }
         self.check_name(name, common).map_err(|text| self.wrong(at, text))?;
         let value = match value.get_ref() {
             DeValue::Boolean(on) => OptionValue::Switch(*on),
@@ -725,6 +732,8 @@ source-layer = ['readonly', 'log']
             ("defaults = 5", "write it as [defaults]"),
             ("what = 1\n", "f.toml:1: unknown key what"),
             ("paralel = 1\n", "unknown key paralel; did you mean parallel? keys are"),
+            ("[[disc]]\nsource='a'\n", "f.toml:1: unknown table disc; tables are [[disk]]"),
+            ("[default]\nverify=true\n", "f.toml:1: unknown table default; tables are"),
             ("[[disk]]\nsorce='a'\n", "unknown key sorce; did you mean source? keys are"),
             ("verify = true\n", "f.toml:1: key verify applies to a disk"),
             ("progress = 'json'\n", "key progress: only allowed on the command line"),

@@ -52,7 +52,8 @@ pub fn merge_oldest(
 /// What [`merge_oldest`] would do; nothing is changed.
 ///
 /// # Errors
-/// If the directory is not a store, the list of what an increment holds is damaged, or there is nothing to merge.
+/// If the directory is not a store, a point that goes is being read, the list of what an increment holds is damaged, or
+/// there is nothing to merge.
 pub fn plan_merge(dir: &Path) -> Result<ChainPlan> {
     let store = open_store(dir)?;
     let is_folding = store.points().first().is_some_and(|oldest| oldest.folding().is_some());
@@ -96,7 +97,8 @@ pub fn prune_points(
 /// What [`prune_points`] would do; nothing is changed.
 ///
 /// # Errors
-/// If the policy has no rule, the directory is not a store, or the list of what an increment holds is damaged.
+/// If the policy has no rule, the directory is not a store, a point that goes is being read, or the list of what an
+/// increment holds is damaged.
 pub fn plan_prune(dir: &Path, policy: &RetentionPolicy) -> Result<ChainPlan> {
     if policy.is_empty() {
         let text = "no rule says which points are kept: add --keep-last, --keep-daily, --keep-weekly, \

@@ -15,6 +15,8 @@ use crate::retention::RetentionDecision;
 pub struct ChainPlan {
     /// The points, the oldest first.
     pub points: Vec<PlannedPoint>,
+    /// Bytes that files occupy that are removed.
+    pub removed_bytes: u64,
     /// Bytes that are read from increments and written to other files.
     pub merged_bytes: u64,
 }
@@ -60,9 +62,48 @@ impl ChainPlan {
             reasons: decisions[index].reasons.clone(),
             merged_into: into(index).map(|next| next.name.clone()),
         };
-        let merged_bytes = merged_bytes(store, &decisions)
-            .map_err(|error| BackupError::of_store(BackupStep::Merge, store.dir(), error))?;
-        Ok(ChainPlan { points: points.iter().enumerate().map(planned).collect(), merged_bytes })
+        let plan = ChainPlan {
+            points: points.iter().enumerate().map(planned).collect(),
+            removed_bytes: 0,
+            merged_bytes: 0,
+        };
+        let failed = |error| BackupError::of_store(BackupStep::Prune, store.dir(), error);
+        plan.with_bytes(store).map_err(failed)
+    }
+
+    /// Refuses points that the removal would refuse, and counts the bytes of their files.
+    fn with_bytes(mut self, store: &Store) -> blockhaul_block::Result<ChainPlan> {
+        let points = store.points();
+        let is_removed = |index: usize| self.points[index].reasons.is_empty();
+        let mut first = 0;
+        while first < points.len() {
+            let run = (first..points.len()).take_while(|&index| is_removed(index)).count();
+            let next = first + run;
+            let Some(kept) = points.get(next).filter(|_| run > 0) else {
+                first = next + 1;
+                continue;
+            };
+            let full = (first..next).rev().find(|&index| points[index].full().is_some());
+            let (files, merged) = match full {
+                _ if kept.full().is_some() => ((first..next).collect::<Vec<_>>(), 0),
+                // The full backup takes in each increment in turn.
+                Some(full) => {
+                    let each = (full + 1..=next).map(|index| store.held_bytes(index, index));
+                    let merged = each.sum::<blockhaul_block::Result<u64>>()?;
+                    ((first..full).chain(full + 1..=next).collect(), merged)
+                }
+                None => {
+                    store.refuse_readers(kept)?;
+                    ((first..=next).collect(), store.held_bytes(first, next)?)
+                }
+            };
+            points[first..next].iter().try_for_each(|point| store.refuse_readers(point))?;
+            self.removed_bytes +=
+                files.iter().map(|&index| stored(store, &points[index])).sum::<u64>();
+            self.merged_bytes += merged;
+            first = next + 1;
+        }
+        Ok(self)
     }
 
     /// The names of the points that stay.
@@ -73,12 +114,6 @@ impl ChainPlan {
 
     fn removed(&self) -> impl Iterator<Item = &PlannedPoint> {
         self.points.iter().filter(|point| point.reasons.is_empty())
-    }
-
-    /// Bytes that files occupy that are removed without being merged.
-    pub fn removed_bytes(&self) -> u64 {
-        let removed = self.removed().filter(|point| point.merged_into.is_none());
-        removed.map(|point| point.stored).sum()
     }
 
     /// Lines for users.
@@ -96,9 +131,9 @@ impl ChainPlan {
         }
         let removed = self.removed().count();
         text += &format!(
-            "{removed} of {} points would go: {} bytes removed, {} bytes written by merging; nothing was changed\n",
+            "{removed} of {} points would go: {} bytes of files removed, {} bytes written by merging; nothing was changed\n",
             self.points.len(),
-            self.removed_bytes(),
+            self.removed_bytes,
             self.merged_bytes
         );
         text
@@ -115,32 +150,7 @@ impl ChainPlan {
         };
         json!({
             "dry_run": true, "points": self.points.iter().map(point).collect::<Vec<_>>(),
-            "removed_bytes": self.removed_bytes(), "merged_bytes": self.merged_bytes,
+            "removed_bytes": self.removed_bytes, "merged_bytes": self.merged_bytes,
         })
     }
-}
-
-/// Bytes that the removal of points copies: what increments hold that a kept point needs.
-fn merged_bytes(store: &Store, decisions: &[RetentionDecision]) -> blockhaul_block::Result<u64> {
-    let points = store.points();
-    let is_removed =
-        |index: usize| decisions.get(index).is_some_and(|decision| !decision.is_kept());
-    let mut bytes = 0;
-    let mut first = 0;
-    while first < points.len() {
-        let run = (first..points.len()).take_while(|&index| is_removed(index)).count();
-        let next = first + run;
-        if run > 0 && points.get(next).is_some_and(|next| next.full().is_none()) {
-            bytes += match (first..next).rev().find(|&index| points[index].full().is_some()) {
-                // The full backup takes in each increment in turn.
-                Some(full) => {
-                    let each = (full + 1..=next).map(|index| store.held_bytes(index, index));
-                    each.sum::<blockhaul_block::Result<u64>>()?
-                }
-                None => store.held_bytes(first, next)?,
-            };
-        }
-        first = next + 1;
-    }
-    Ok(bytes)
 }

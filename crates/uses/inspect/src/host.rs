@@ -12,7 +12,7 @@ const MEMORY_MIN: u64 = 128 << 20;
 /// Least number of open files for connections and files of several exports.
 const FILES_MIN: u64 = 1024;
 /// Least number of open files for one copy with one connection to each side.
-const FILES_NEEDED: u64 = 64;
+const FILES_NEEDED: u64 = 32;
 /// Least memory in bytes that may be locked: what rings of io_uring register, and on kernels before 5.12 the rings.
 const LOCKED_MIN: u64 = 8 << 20;
 /// Where shared libraries are.
@@ -153,8 +153,8 @@ fn open_files() -> HostFact {
     let is_good = files.is_none_or(|files| files >= FILES_MIN);
     let is_little = files.is_some_and(|files| files < FILES_NEEDED);
     let state = if is_little { HostState::Wrong } else { HostState::Limited };
-    let remedy =
-        "raise it with ulimit -n 4096 (as root beyond the hard limit), or LimitNOFILE= of the unit";
+    let remedy = "servers of many clients, jobs of many disks and images with many extents in files need more: raise it with \
+         ulimit -n 4096 (as root beyond the hard limit), or LimitNOFILE=4096 in a unit";
     HostFact::checked("open files", limit_text(files, ""), is_good, (state, remedy))
 }
 

@@ -209,7 +209,13 @@ impl ErrorMap {
 
     /// [`ErrorMap::save`], as a failure of the copy.
     pub(crate) fn saved(&self) -> Result<()> {
-        self.save().map_err(|error| failed(&self.path, &blockhaul_io::plain(&error)))
+        self.save().map_err(|error| {
+            let next = match error.kind() {
+                ErrorKind::NotFound => ": create its directory first",
+                _ => "",
+            };
+            failed(&self.path, &format!("cannot write it: {}{next}", blockhaul_io::plain(&error)))
+        })
     }
 }
 

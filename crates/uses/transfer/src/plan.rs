@@ -13,8 +13,8 @@ use serde_json::{Value, json};
 
 use crate::context::{CopyContext, SourceDevice, is_absent, of_journal};
 use crate::description::{file_of, is_image, is_nbd};
-use crate::error::{Result, TransferError, TransferStep};
-use crate::error_map::only_failed;
+use crate::error::{Result, TransferError, TransferErrorKind, TransferStep};
+use crate::error_map::{self, only_failed};
 use crate::journal::has_journal;
 use crate::printable::one_line;
 use crate::setup::CopySetup;
@@ -38,12 +38,14 @@ pub struct CopyPlan {
     pub target_change: TargetChange,
     /// The journal, and whether it records a copy that goes on.
     pub journal: Option<(PathBuf, bool)>,
+    /// Bytes that the journal records as copied; 0 if that is unknown.
+    pub recorded: u64,
     /// The manifest that is written.
     pub manifest: Option<PathBuf>,
     /// Both sides are read again and compared.
     pub verifies: bool,
-    /// The map of errors of an earlier copy, by which only what has failed is read again.
-    pub error_map: Option<PathBuf>,
+    /// The map of errors that is written, and whether only what an earlier copy has put there is read again.
+    pub error_map: Option<(PathBuf, bool)>,
 }
 
 /// What happens to the target of a copy.
@@ -60,6 +62,14 @@ pub enum TargetChange {
         /// Bytes of the file after the copy.
         size: u64,
     },
+    /// It is an image with a disk of `lost` bytes, which a new image with a disk of `size` bytes replaces, without its
+    /// snapshots, bitmaps and backing file.
+    Replaced {
+        /// Bytes of the disk in the image.
+        lost: u64,
+        /// Bytes of the new disk.
+        size: u64,
+    },
     /// What is not copied stays, in a target of this many bytes.
     Kept(u64),
     /// It is standard output.
@@ -73,6 +83,7 @@ impl TargetChange {
         match self {
             TargetChange::Created => "created",
             TargetChange::Overwritten(_) | TargetChange::Resized { .. } => "overwritten",
+            TargetChange::Replaced { .. } => "replaced",
             TargetChange::Kept(_) => "kept",
             TargetChange::Stream => "stream",
             TargetChange::Unknown => "unknown",
@@ -83,7 +94,8 @@ impl TargetChange {
         match self {
             TargetChange::Overwritten(size)
             | TargetChange::Kept(size)
-            | TargetChange::Resized { lost: size, .. } => Some(size),
+            | TargetChange::Resized { lost: size, .. }
+            | TargetChange::Replaced { lost: size, .. } => Some(size),
             _ => None,
         }
     }
@@ -91,7 +103,7 @@ impl TargetChange {
     /// Bytes of the target after the copy, if that is known and another size than before.
     fn new_size(self) -> Option<u64> {
         match self {
-            TargetChange::Resized { size, .. } => Some(size),
+            TargetChange::Resized { size, .. } | TargetChange::Replaced { size, .. } => Some(size),
             _ => None,
         }
     }
@@ -124,16 +136,21 @@ impl CopyContext {
             target,
             target_change: TargetChange::Stream,
             journal: self.journal.as_ref().map(|own| (own.path.clone(), own.goes_on())),
+            recorded: 0,
             manifest: self.manifest.as_ref().map(|manifest| manifest.path().clone()),
             verifies: self.verifies,
-            error_map: None,
+            error_map: self
+                .error_map
+                .as_ref()
+                .map(|map| (map.path().to_path_buf(), map.is_tried())),
         };
         if let Some(manifest) = &self.manifest {
             manifest.check()?;
         }
         self.check_error_map()?;
+        self.check_own_files()?;
         if self.source == DeviceSpec::Pipe {
-            plan.target_change = self.target_change(None).await?;
+            plan.target_change = self.target_change(None, &mut plan.recorded).await?;
             return Ok(plan);
         }
         let source = self.open_source(source, Intent::READ).await?;
@@ -145,7 +162,7 @@ impl CopyContext {
         }
         if self.target != DeviceSpec::Pipe {
             self.check_target_file(&source)?;
-            plan.target_change = self.target_change(Some(&source)).await?;
+            plan.target_change = self.target_change(Some(&source), &mut plan.recorded).await?;
         }
         let failed = |error: Error| {
             TransferError::engine(TransferStep::Selection, CopyError::at_source(error))
@@ -155,7 +172,6 @@ impl CopyContext {
         }
         if let Some(map) = self.error_map.as_ref().filter(|map| map.is_tried()) {
             plan.selected = Some(map.totals().1);
-            plan.error_map = Some(map.path().to_path_buf());
             return Ok(plan);
         }
         let ranges = self.selected(&source, size).await?;
@@ -222,10 +238,14 @@ impl CopyContext {
     }
 
     /// What happens to the target, which is opened for reading if it exists.
-    async fn target_change(&mut self, source: Option<&Stack>) -> Result<TargetChange> {
+    async fn target_change(
+        &mut self,
+        source: Option<&Stack>,
+        recorded: &mut u64,
+    ) -> Result<TargetChange> {
         let file = file_of(&self.target);
         if let Some(file) = file.as_ref().filter(|file| is_absent(file)) {
-            self.check_folder(file)?;
+            check_folder(file, "cannot create it").map_err(|error| self.target_error(&error))?;
             return Ok(TargetChange::Created);
         }
         if let Some(file) = &file {
@@ -276,15 +296,18 @@ impl CopyContext {
         let has_own_size = !is_file && !is_image(&self.target);
         let mut lost = to.size;
         if let Some(source) = source {
-            self.check_resumption(source, &target).await?;
+            self.check_resumption(source, &target, recorded).await?;
             let from = source.device().facts();
             self.check_apart(&from.files, &to.files)?;
             if self.target_is_kept() || to.grows_from.is_none() && has_own_size {
                 self.check_size(&from, &to)?;
             }
+            if is_image(&self.target) && !self.target_is_kept() {
+                return Ok(TargetChange::Replaced { lost, size: from.size });
+            }
             if has_own_size {
                 lost = lost.min(from.size);
-            } else if !is_image(&self.target) && !self.target_is_kept() && from.size != to.size {
+            } else if !self.target_is_kept() && from.size != to.size {
                 return Ok(TargetChange::Resized { lost, size: from.size });
             }
         }
@@ -293,7 +316,12 @@ impl CopyContext {
     }
 
     /// Refuses the journal of another copy, as the copy would.
-    async fn check_resumption(&self, source: &Stack, target: &Stack) -> Result<()> {
+    async fn check_resumption(
+        &self,
+        source: &Stack,
+        target: &Stack,
+        recorded: &mut u64,
+    ) -> Result<()> {
         let from = source.device().facts();
         // A target that gets the size of the source is another one before.
         let is_known = target.device().facts().size == from.size || self.target_is_kept();
@@ -304,21 +332,31 @@ impl CopyContext {
         let options = EngineOptions { journal, ..self.engine.clone() };
         let pool = Pool::new(options.memory());
         let checked = blockhaul_engine::check_resumption(source, target, &options, &pool).await;
-        checked.map_err(of_journal)
+        *recorded = checked.map_err(of_journal)?;
+        Ok(())
     }
 
-    /// Refuses a file that cannot be created.
-    fn check_folder(&self, file: &Path) -> Result<()> {
-        let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty());
-        let folder = folder.unwrap_or(Path::new("."));
-        let access = Access::WRITE_OK | Access::EXEC_OK;
-        let Err(errno) = accessat(CWD, folder, access, AtFlags::EACCESS) else { return Ok(()) };
-        let remedy = match errno {
-            Errno::NOENT | Errno::NOTDIR => "create its directory first",
-            _ => "choose another place, or change the permissions",
-        };
-        let error = Error::system("cannot create it", errno.into());
-        Err(self.target_error(&error.with_remedy(remedy)))
+    /// Refuses a journal, a manifest or a map of errors that cannot be created.
+    fn check_own_files(&self) -> Result<()> {
+        if let Some(journal) = &self.journal {
+            let text = format!("cannot create the journal {}", journal.path.display());
+            check_folder(&journal.path, &text).map_err(of_journal)?;
+        }
+        if let Some(manifest) = &self.manifest {
+            let text = format!("cannot write the manifest {}", manifest.path().display());
+            check_folder(manifest.path(), &text).map_err(|error| {
+                TransferError::new(
+                    TransferErrorKind::Other,
+                    TransferStep::Manifest,
+                    error.located(),
+                )
+            })?;
+        }
+        if let Some(map) = &self.error_map {
+            let failed = |error: Error| error_map::failed(map.path(), &error.located());
+            check_folder(map.path(), "cannot write it").map_err(failed)?;
+        }
+        Ok(())
     }
 
     /// Opens the file or block device of the target for writing, and closes it: refuses one that the copy could not
@@ -336,6 +374,22 @@ impl CopyContext {
         let _ = blockhaul_io::offload(move || drop(opened)).await;
         Ok(())
     }
+}
+
+/// Refuses a file that is absent and cannot be created. `text`: the error.
+fn check_folder(file: &Path, text: &str) -> Result<(), Error> {
+    if !is_absent(file) {
+        return Ok(());
+    }
+    let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty());
+    let folder = folder.unwrap_or(Path::new("."));
+    let access = Access::WRITE_OK | Access::EXEC_OK;
+    let Err(errno) = accessat(CWD, folder, access, AtFlags::EACCESS) else { return Ok(()) };
+    let remedy = match errno {
+        Errno::NOENT | Errno::NOTDIR => "create its directory first",
+        _ => "choose another place, or change the permissions",
+    };
+    Err(Error::system(text.to_string(), errno.into()).with_remedy(remedy))
 }
 
 /// Bytes of data in these ranges of a device; `None`: it does not report where its data is.
@@ -384,6 +438,9 @@ impl CopyPlan {
             TargetChange::Overwritten(lost) | TargetChange::Resized { lost, .. } => {
                 format!("would overwrite {} in", shown(lost))
             }
+            TargetChange::Replaced { lost, .. } => {
+                format!("would replace the image (a disk of {}) in", shown(lost))
+            }
             TargetChange::Kept(size) => format!("would change parts of the {} in", shown(size)),
             TargetChange::Stream | TargetChange::Unknown => "would write to".to_string(),
         };
@@ -393,7 +450,11 @@ impl CopyPlan {
         let mut lines = vec![read, format!("{target} {}{size}", self.target)];
         if let Some((journal, goes_on)) = &self.journal {
             let what = if *goes_on { "would go on by" } else { "would write" };
-            lines.push(format!("{what} the journal {}", journal.display()));
+            let recorded = match self.recorded {
+                0 => String::new(),
+                recorded => format!(", by which {} are copied already", shown(recorded)),
+            };
+            lines.push(format!("{what} the journal {}{recorded}", journal.display()));
         }
         if let Some(manifest) = &self.manifest {
             lines.push(format!("would write the manifest {}", manifest.display()));
@@ -401,8 +462,12 @@ impl CopyPlan {
         if self.verifies {
             lines.push("would read both sides again and compare them".to_string());
         }
-        if let Some(map) = &self.error_map {
-            lines.push(only_failed(map));
+        match &self.error_map {
+            Some((map, true)) => lines.push(only_failed(map)),
+            Some((map, false)) => {
+                lines.push(format!("would write the error map {}", map.display()))
+            }
+            None => {}
         }
         lines.iter().map(|line| one_line(&format!("{prefix}{line}")) + "\n").collect()
     }
@@ -416,10 +481,11 @@ impl CopyPlan {
             "target_change": self.target_change.name(), "target_size": self.target_change.size(),
             "target_new_size": self.target_change.new_size(),
             "journal": self.journal.as_ref().map(|(path, _)| path.display().to_string()),
+            "recorded": self.recorded,
             "resumes": self.journal.as_ref().is_some_and(|(_, goes_on)| *goes_on),
             "manifest": self.manifest.as_ref().map(|path| path.display().to_string()),
             "verifies": self.verifies,
-            "error_map": self.error_map.as_ref().map(|path| path.display().to_string()),
+            "error_map": self.error_map.as_ref().map(|(path, _)| path.display().to_string()),
         })
     }
 }

@@ -319,9 +319,26 @@ fn dry_runs_of_backups_change_nothing() {
     let said = succeed_without_change(&folder, &["chain", "merge", &store, "--dry-run"]);
     assert!(said.contains("monday  would be merged into tuesday"), "{said}");
     // What the increment holds is written, not what the full backup holds.
-    assert!(said.contains(" 0 bytes removed, 1048576 bytes written by merging"), "{said}");
+    assert!(
+        said.contains(" 1048576 bytes of files removed, 1048576 bytes written by merging"),
+        "{said}"
+    );
     succeed_without_change(&folder, &["chain", "prune", &store, "--dry-run", "--keep-last", "1"]);
+    // A point that is being read is refused as it is by the run.
+    let socket = machine.scratch().socket("reader");
+    let point = format!("backup:{store}?point=monday");
+    let _reader = PeerServer::blockhaul(OURS.as_ref(), &socket, &["-r", &point]).unwrap();
+    for args in [&["chain", "merge", &store][..], &["chain", "prune", &store, "--keep-last", "1"]] {
+        for dry_run in [&["--dry-run"][..], &[]] {
+            let refused = blockhaul(&[args, dry_run].concat());
+            assert_eq!(refused.status.code(), Some(3), "{args:?}");
+            assert!(text(&refused.stderr).contains("is being read"), "{}", text(&refused.stderr));
+        }
+    }
 }
+
+const CREATE: &str = "create its directory first";
+const SKIP: &[&str] = &["--on-error", "skip", "--error-map", "/nosuch/map"];
 
 #[test]
 fn dry_runs_of_copies_say_what_would_be_done_and_change_nothing() {
@@ -381,6 +398,11 @@ fn dry_runs_of_copies_say_what_would_be_done_and_change_nothing() {
     let image = format!("qcow2:{old}");
     let said = succeed_without_change(&folder, &["copy", &disk, &image, "--dry-run"]);
     assert!(said.contains("would overwrite 9437184 bytes (9 MiB)"), "{said}");
+    let qcow2 = format!("qcow2:{}", file("image"));
+    succeed(&["create", &qcow2, "16M"]);
+    let said = succeed_without_change(&folder, &["copy", &disk, &qcow2, "--dry-run"]);
+    let replaced = "would replace the image (a disk of 16777216 bytes (16 MiB)) in";
+    assert!(said.contains(replaced) && said.contains("then has 8388608 bytes"), "{said}");
     // The target takes the size of the source.
     let said = succeed_without_change(&folder, &["copy", &disk, "null:", "--dry-run"]);
     assert!(said.contains("would write to null:"), "{said}");
@@ -399,6 +421,12 @@ fn dry_runs_of_copies_say_what_would_be_done_and_change_nothing() {
     for (args, status, said) in [
         (vec!["copy", &disk, "/nosuch/x", "--dry-run"], 3, "create its directory first"),
         (vec!["copy", "/nosuch", &new, "--dry-run"], 3, "no such file"),
+        (vec!["copy", &disk, &new, "--journal", "/nosuch/j", "--dry-run"], 1, CREATE),
+        (vec!["copy", &disk, &new, "--journal", "/nosuch/j"], 1, CREATE),
+        (vec!["copy", &disk, &new, "--manifest", "/nosuch/m", "--dry-run"], 1, CREATE),
+        (vec!["copy", &disk, &new, "--manifest", "/nosuch/m"], 1, CREATE),
+        ([&["copy", &disk, &new, "--dry-run"], SKIP].concat(), 3, CREATE),
+        ([&["copy", &disk, &new], SKIP].concat(), 3, CREATE),
         (vec!["copy", &disk, &disk, "--dry-run"], 2, "the same"),
         (vec!["copy", &old, "memory:8M", "--dry-run"], 3, "is smaller than the source"),
         (vec!["copy", &disk, &folder_name, "--dry-run"], 2, "is a directory"),

@@ -68,6 +68,8 @@ pub(super) fn pull_start(
     };
     let next = if is_discarded {
         format!("what it records was discarded at the source, and is in {dir} only; {abandon}")
+    } else if is_named {
+        "discard it with --restart".to_string()
     } else {
         "or discard it with --restart".to_string()
     };

@@ -28,6 +28,8 @@ struct CheckedJournal {
     there: Option<JournalIdentity>,
     /// The identifier of the journal.
     id: [u8; 16],
+    /// Bytes of the selection that earlier runs have recorded.
+    recorded: u64,
 }
 
 /// Checks that the journal of these options, which is [`crate::JournalState::Complete`], is that of this
@@ -44,7 +46,7 @@ pub async fn completed_earlier(
     pool: &Pool,
     progress: &Arc<CopyProgress>,
 ) -> Result<CopySummary> {
-    let CheckedJournal { sides, retries, selection, there, id } =
+    let CheckedJournal { sides, retries, selection, there, id, .. } =
         check_own(source, target, options, pool, progress).await?;
     if let Some(place) = there.and_then(|there| there.place) {
         check_complete(&sides.handle(Side::Target, &retries), &Marker::new(place, id)).await?;
@@ -60,7 +62,7 @@ pub async fn completed_earlier(
 }
 
 /// Checks that the journal of these options is that of this copy, which could go on. Both sides may be open for
-/// reading only: nothing is written.
+/// reading only: nothing is written. Returns the number of bytes that earlier runs have recorded as copied.
 ///
 /// # Errors
 /// It is the journal of another copy or is in use, or the source cannot tell what is selected.
@@ -69,9 +71,9 @@ pub async fn check_resumption(
     target: &Stack,
     options: &EngineOptions,
     pool: &Pool,
-) -> Result<()> {
+) -> Result<u64> {
     let progress = Arc::new(CopyProgress::new());
-    check_own(source, target, options, pool, &progress).await.map(drop)
+    check_own(source, target, options, pool, &progress).await.map(|checked| checked.recorded)
 }
 
 async fn check_own(
@@ -95,6 +97,12 @@ async fn check_own(
         own_identity(journal, &sides, &options, &selection, (&resolved, &retries)).await?;
     let path = journal.path.clone();
     let checked = blockhaul_io::offload(move || check_identity(&path, &identity)).await;
-    let id = checked.map_err(|lost| Error::new(Kind::Io, "journal").because(lost))??;
-    Ok(CheckedJournal { sides, retries, selection, there, id })
+    let (id, content) = checked.map_err(|lost| Error::new(Kind::Io, "journal").because(lost))??;
+    let recorded = content.segments.iter().map(|&(first, end)| {
+        let [first, end] = [first, end].map(|number| number.saturating_mul(resolved.segment));
+        let inside = |&(from, to): &(u64, u64)| to.min(end).saturating_sub(from.max(first));
+        selection.ranges().iter().map(inside).sum::<u64>()
+    });
+    let recorded = recorded.sum();
+    Ok(CheckedJournal { sides, retries, selection, there, id, recorded })
 }

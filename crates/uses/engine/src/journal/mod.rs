@@ -298,15 +298,19 @@ pub fn discarding_journal(path: &Path) -> Result<Option<JournalState>> {
     Ok(found.identity.discards.then_some(state))
 }
 
-/// Refuses the journal of this name unless it is that of the wanted copy. Returns its identifier. Blocks.
-pub(crate) fn check_identity(path: &Path, wanted: &JournalIdentity) -> Result<[u8; 16]> {
+/// Refuses the journal of this name unless it is that of the wanted copy. Returns its identifier, and what it has
+/// recorded. Blocks.
+pub(crate) fn check_identity(
+    path: &Path,
+    wanted: &JournalIdentity,
+) -> Result<([u8; 16], JournalContent)> {
     let Some(mut file) = there(path)? else {
         return Err(refused(path, "it has just been removed: run the copy again"));
     };
     lock(&file, path)?;
     let found = ExistingJournal::read(&mut file, path)?;
     found.refuse_other(path, &wanted.clone().shortened())?;
-    Ok(found.id)
+    Ok((found.id, JournalContent::of(&found.records, found.identity.discards)))
 }
 
 /// An existing journal.
@@ -404,9 +408,8 @@ fn make_fresh(path: &Path, id: &[u8; 16]) -> Result<(PathBuf, File)> {
     let made = OpenOptions::new().read(true).write(true).create_new(true).open(&fresh);
     let file = made.map_err(|error| match error.kind() {
         ErrorKind::NotFound => {
-            let path = path.display();
-            let text = format!("cannot create the journal {path}: create its directory first");
-            Error::system(text, error).complete()
+            let text = format!("cannot create the journal {}", path.display());
+            Error::system(text, error).with_remedy("create its directory first")
         }
         _ => failed("make", path, error),
     })?;
