@@ -129,8 +129,14 @@ pub trait Backend: Send + Sync {
 
     /// Whether [`Backend::open_target`] accepts a target that does not exist, and leaves its making to the
     /// [`Preparation`].
-    fn target_making(&self) -> TargetMaking {
+    fn target_making(&self, target: &BackendTarget) -> TargetMaking {
+        let _ = target;
         TargetMaking::Never
+    }
+
+    /// Whether a copy to a target of this kind can be continued with a journal.
+    fn can_have_journal(&self) -> bool {
+        true
     }
 
     /// Lists the objects of a service below a name. `None`: the storage is no part of a list.

@@ -339,7 +339,13 @@ impl Registry {
     /// Whether the preparation of [`Registry::open_target`] makes the target.
     pub fn target_making(&self, spec: &DeviceSpec) -> TargetMaking {
         let target = self.target(spec, Intent::TARGET);
-        target.map_or(TargetMaking::Never, |(backend, _)| backend.target_making())
+        target.map_or(TargetMaking::Never, |(backend, target)| backend.target_making(&target))
+    }
+
+    /// Whether a copy to this target can be continued with a journal.
+    pub fn can_have_journal(&self, spec: &DeviceSpec) -> bool {
+        let target = self.target(spec, Intent::TARGET);
+        target.is_ok_and(|(backend, _)| backend.can_have_journal())
     }
 
     /// Opens the target of a copy like [`Registry::open`], but does not change its contents until

@@ -7,7 +7,7 @@ use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
 use reqwest::{Method, Response, Url};
 
 use crate::failure::Failure;
-use crate::http_object::{HttpResource, PIECE};
+use crate::http_object::HttpResource;
 use crate::response::refusal;
 
 /// Bytes of a list, which a server sends in one response.
@@ -71,25 +71,16 @@ pub(crate) async fn request_properties(
 /// The server refuses, or the response is too long or no list.
 pub(crate) async fn read_entries(
     resource: &HttpResource,
-    mut response: Response,
+    response: Response,
 ) -> Result<Vec<DavEntry>, Failure> {
     if response.status().as_u16() != 207 {
         return Err(refusal(response, false).await);
     }
-    let mut bytes = Vec::new();
-    let (mut piece, mut due) = (0, resource.due());
-    while let Some(more) = resource.chunk(&mut response, due).await? {
-        bytes.extend_from_slice(&more);
-        piece += more.len();
-        if piece >= PIECE {
-            (piece, due) = (0, resource.due());
-        }
-        if bytes.len() > LIST_MAX {
-            let text = format!("the list of the server has more than {LIST_MAX} bytes");
-            let error = Error::new(Kind::Unsupported, text);
-            return Err(Failure::last(error.with_remedy("list a directory with fewer files")));
-        }
-    }
+    let Some(bytes) = resource.body(response, LIST_MAX).await? else {
+        let text = format!("the list of the server has more than {LIST_MAX} bytes");
+        let error = Error::new(Kind::Unsupported, text);
+        return Err(Failure::last(error.with_remedy("list a directory with fewer files")));
+    };
     let text = String::from_utf8(bytes).map_err(|_| Failure::last(no_list()))?;
     entries(&text).map_err(Failure::last)
 }

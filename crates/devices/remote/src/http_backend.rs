@@ -115,8 +115,13 @@ blockhaul serve --layer cow "qcow2:https://HOST/disk.qcow2#ca=ca.pem&header-file
         Some(Box::pin(async move { list(&target, options).await }))
     }
 
-    fn target_making(&self) -> TargetMaking {
+    fn target_making(&self, _: &BackendTarget) -> TargetMaking {
         TargetMaking::Always
+    }
+
+    /// A file is sent by one request, which nothing continues.
+    fn can_have_journal(&self) -> bool {
+        false
     }
 
     fn open_target(&self, target: BackendTarget) -> OpenFuture<(OpenedDevice, Preparation)> {
@@ -205,15 +210,8 @@ async fn open_upload(
     let upload = Arc::new(DavUpload::new(checked, size, grows));
     let begun = upload.clone();
     let device = UploadDevice::new(&name, upload, identity, claim);
-    let preparation = Preparation::with_record(move |record| {
-        Box::pin(async move {
-            if record.is_some() {
-                let text = "a copy to a WebDAV server cannot be continued, and has no journal";
-                let error = Error::new(Kind::Unsupported, text);
-                return Err(error.with_remedy("leave out --journal").on(&name));
-            }
-            runtime::run(begun.begin()).await.map_err(|error| error.on(&name))
-        })
+    let preparation = Preparation::new(move || {
+        Box::pin(async move { runtime::run(begun.begin()).await.map_err(|error| error.on(&name)) })
     });
     Ok((OpenedDevice { device: Arc::new(device), more: None }, preparation))
 }

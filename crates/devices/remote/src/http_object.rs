@@ -101,6 +101,27 @@ impl HttpResource {
         Ok(())
     }
 
+    /// The body of a response; none if it has more than `most` bytes.
+    pub(crate) async fn body(
+        &self,
+        mut response: Response,
+        most: usize,
+    ) -> Result<Option<Vec<u8>>, Failure> {
+        let mut bytes = Vec::new();
+        let (mut piece, mut due) = (0, self.due());
+        while let Some(more) = self.chunk(&mut response, due).await? {
+            if more.len() > most - bytes.len() {
+                return Ok(None);
+            }
+            bytes.extend_from_slice(&more);
+            piece += more.len();
+            if piece >= PIECE {
+                (piece, due) = (0, self.due());
+            }
+        }
+        Ok(Some(bytes))
+    }
+
     /// The next bytes of a body; none at its end.
     pub(crate) async fn chunk(
         &self,

@@ -162,7 +162,7 @@ blockhaul serve --layer cow "az://CONTAINER/disk.raw?account=NAME"
         Some(Arc::new(StoreBackend::new(self.kind, self.options.connecting(settings))))
     }
 
-    fn target_making(&self) -> TargetMaking {
+    fn target_making(&self, _: &BackendTarget) -> TargetMaking {
         TargetMaking::Always
     }
 

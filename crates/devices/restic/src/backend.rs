@@ -153,7 +153,7 @@ blockhaul info "restic:repo#latest/vm1/vda"
         })
     }
 
-    fn target_making(&self) -> TargetMaking {
+    fn target_making(&self, _: &BackendTarget) -> TargetMaking {
         TargetMaking::NewVersion
     }
 

@@ -159,6 +159,12 @@ impl CopyContext {
         let _ = blockhaul_io::offload(move || drop(self)).await;
     }
 
+    /// Whether the copy can have a journal.
+    pub(crate) fn can_have_journal(&self) -> bool {
+        let is_pipe = [&self.source, &self.target].contains(&&DeviceSpec::Pipe);
+        !is_pipe && self.registry.can_have_journal(&self.target)
+    }
+
     /// An error of the request, of both sides together or of their files.
     pub(crate) fn cannot_copy(&self, why: impl std::fmt::Display) -> TransferError {
         TransferError::misfit(format!("cannot copy {} to {}: {why}", self.source, self.target))

@@ -68,12 +68,6 @@ impl Journal {
     }
 }
 
-/// Whether a copy to this target can have a journal. A file of a WebDAV server is sent by one request, which nothing
-/// continues.
-pub fn has_journal(target: &DeviceSpec) -> bool {
-    !matches!(target, DeviceSpec::Scheme { scheme, .. } if scheme == "dav" || scheme == "davs")
-}
-
 /// The name of a journal for a copy to this target, in the current directory: that of the target, and `.journal`.
 pub fn journal_name(target: &DeviceSpec) -> String {
     let text = match target {
@@ -150,9 +144,6 @@ mod tests {
         ] {
             let spec = DeviceSpec::parse(std::ffi::OsStr::new(target)).unwrap();
             assert_eq!(journal_name(&spec), name, "{target}");
-            assert!(has_journal(&spec), "{target}");
         }
-        let webdav = DeviceSpec::parse("DAVS://host/x".as_ref()).unwrap();
-        assert!(!has_journal(&webdav));
     }
 }

@@ -54,7 +54,7 @@ pub use file_format::{
     ChosenDevice, FileFormat, FileUse, FormatChoice, chosen_device, format_warning, name_warning,
     same_extension,
 };
-pub use journal::{has_journal, journal_name, remove_journal};
+pub use journal::{journal_name, remove_journal};
 pub use layers::{
     adjustable_layers, layer_kind, make_layers, readonly, sparing_of_queries, writes_below,
 };

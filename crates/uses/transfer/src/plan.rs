@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use blockhaul_block::{BASE_ALLOCATION, Error, ExtentReader, Kind, ZERO};
 use blockhaul_catalog::{DeviceSpec, Intent, Layer, Stack, TargetMaking, rounded_size};
-use blockhaul_engine::{CopyError, EngineOptions, Side};
+use blockhaul_engine::{CopyError, EngineOptions};
 use blockhaul_io::Pool;
 use rustix::fs::{Access, AtFlags, CWD, accessat};
 use rustix::io::Errno;
@@ -15,7 +15,6 @@ use crate::context::{CopyContext, SourceDevice, is_absent, of_journal};
 use crate::description::{file_of, is_image, is_nbd};
 use crate::error::{Result, TransferError, TransferErrorKind, TransferStep};
 use crate::error_map::{self, only_failed};
-use crate::journal::has_journal;
 use crate::printable::one_line;
 use crate::setup::CopySetup;
 
@@ -224,11 +223,6 @@ impl CopyContext {
         let (target, _) = opened.map_err(|error| self.target_error(&error))?;
         self.keep_open(&target);
         let to = target.device().facts();
-        if self.journal.is_some() && !has_journal(&self.target) {
-            let why = "a copy to this target cannot be continued, and has no journal";
-            let error = self.cannot_copy(why).at(Some(Side::Target));
-            return Err(error.and(": leave out --journal"));
-        }
         if let Some(from) = from {
             self.check_apart(&from.files, &to.files)?;
             self.check_replaced(&to)?;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blockhaul_catalog::{ClaimOwner, DeviceSpec, Intent, Layer, Registry, Stack};
-use blockhaul_engine::{EngineOptions, RateLimit};
+use blockhaul_engine::{EngineOptions, RateLimit, Side};
 
 use crate::context::{CopyContext, Follower, Recorder, SourceDevice, TargetDevice};
 use crate::control::CopyControl;
@@ -125,6 +125,15 @@ impl CopySetup {
             error_map: map.map(Arc::new),
             open: Vec::new(),
         };
+        if context.journal.is_some()
+            && let Endpoint::Device(spec) = &target
+            && *spec != DeviceSpec::Pipe
+            && !context.registry.can_have_journal(spec)
+        {
+            let why = "a copy to this target cannot be continued, and has no journal";
+            let error = context.cannot_copy(why).at(Some(Side::Target));
+            return Err(error.and(": leave out --journal"));
+        }
         let source = match source {
             Endpoint::Device(_) => SourceDevice::Described(source_layers),
             Endpoint::Open(_, stack) => SourceDevice::Open(stack),
@@ -199,6 +208,11 @@ impl CopySetup {
     /// The descriptions of source and target.
     pub fn specs(&self) -> [&DeviceSpec; 2] {
         [&self.context.source, &self.context.target]
+    }
+
+    /// Whether the copy can have a journal: not with pipes, and not to all kinds of targets.
+    pub fn can_have_journal(&self) -> bool {
+        self.context.can_have_journal()
     }
 
     /// Whether parts of the source are discarded.

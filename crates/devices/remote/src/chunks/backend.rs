@@ -117,7 +117,7 @@ blockhaul serve "chunks:s3://BUCKET/disk?create=10G&endpoint=https://HOST:9000"
         })
     }
 
-    fn target_making(&self) -> TargetMaking {
+    fn target_making(&self, _: &BackendTarget) -> TargetMaking {
         TargetMaking::IfAbsent
     }
 

@@ -16,6 +16,7 @@ use super::credentials::{self, RegistryLogin};
 use super::device::{DiskChoice, load, open};
 use super::layout::ImageLayout;
 use super::manifest::Platform;
+use super::read_progress::ReadProgress;
 use super::reference::{ImageReference, is_tag};
 use super::registry::Registry;
 use crate::client::client;
@@ -55,7 +56,7 @@ const PARAMS: &[Param] = &[
         default: None,
         doc: "File with the password of USER. Without a user the credentials are those of skopeo, podman and docker: \
               REGISTRY_AUTH_FILE, ${XDG_RUNTIME_DIR}/containers/auth.json, ~/.config/containers/auth.json, \
-              ~/.docker/config.json.",
+              ~/.docker/config.json, and of the credential helpers that these name.",
     },
     Param {
         name: "header-file",
@@ -126,7 +127,8 @@ async fn open_image(target: &BackendTarget, options: RemoteOptions) -> Result<Op
     let lost = |error| Error::new(Kind::Io, "cannot read the files").because(error);
     let (source, choice) = prepared.map_err(lost)?.map_err(named)?;
     log::info!("{name}: the image is read into a temporary file, and verified");
-    let work = async move { load(&source, &choice).await };
+    let progress = ReadProgress::new(&name);
+    let work = async move { load(&source, &choice, progress).await };
     let disk = runtime::run(work).await.map_err(named)?;
     let intent =
         Intent { image: target.intent.image, direct: target.intent.direct, ..Intent::READ };

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use blockhaul_block::{Error, Kind, Result};
 use serde_json::Value;
 
+use super::credential_helper::ask;
 use super::reference::ImageReference;
 use crate::files::read_text;
 
@@ -13,6 +14,7 @@ use crate::files::read_text;
 const FILE_MAX: u64 = 1 << 20;
 /// The name of docker.io in files of docker.
 const DOCKER: &str = "https://index.docker.io/v1/";
+const DOCKER_HOST: &str = "docker.io";
 
 /// Credentials of a registry. They are in no message.
 pub(super) enum RegistryLogin {
@@ -53,7 +55,13 @@ pub(super) fn find(image: &ImageReference) -> Result<Option<RegistryLogin>> {
 
 fn of_file(file: &Path, image: &ImageReference) -> Result<Option<RegistryLogin>> {
     let text = read_text(file, FILE_MAX)?;
-    of_text(&text, image).map_err(|why| {
+    let entry = of_text(&text, image);
+    let login = entry.and_then(|entry| match entry {
+        Some(LoginEntry::Helper { name, server }) => ask(&name, &server),
+        Some(LoginEntry::Login(login)) => Ok(Some(login)),
+        None => Ok(None),
+    });
+    login.map_err(|why| {
         let text = format!("{}: {why}", file.display());
         let remedy =
             "log in again (skopeo login, podman login), or give a user and password-file=FILE";
@@ -61,33 +69,54 @@ fn of_file(file: &Path, image: &ImageReference) -> Result<Option<RegistryLogin>>
     })
 }
 
-/// The credentials of an image in the text of a file, or what is wrong with it.
-fn of_text(text: &str, image: &ImageReference) -> Result<Option<RegistryLogin>, String> {
+/// What a file has for an image.
+enum LoginEntry {
+    Login(RegistryLogin),
+    /// A program has the credentials, by the name of a server.
+    Helper {
+        name: String,
+        server: String,
+    },
+}
+
+/// The entry of an image in the text of a file, or what is wrong with it.
+fn of_text(text: &str, image: &ImageReference) -> Result<Option<LoginEntry>, String> {
     // Texts of the parser could show secrets.
     let all: HashMap<String, Value> =
         serde_json::from_str(text).map_err(|_| "no JSON object".to_owned())?;
+    // The helper of one registry counts before all other entries.
+    if let Some(helpers) = all.get("credHelpers").and_then(Value::as_object) {
+        let servers = own_keys(image);
+        let found = servers.iter().find_map(|server| helpers.get(server));
+        if let Some(name) = found {
+            let name = name.as_str().ok_or("an entry of credHelpers is damaged")?.to_owned();
+            // The helpers of docker know its own registry by this name alone.
+            let is_docker = image.registry == DOCKER_HOST;
+            let server = if is_docker { DOCKER } else { image.registry.as_str() };
+            return Ok(Some(LoginEntry::Helper { name, server: server.to_owned() }));
+        }
+    }
     let auths = all.get("auths").and_then(Value::as_object);
-    let found = auths.and_then(|auths| keys(image).iter().find_map(|key| auths.get(key)));
-    if let Some(found) = found {
-        let member =
-            |name: &str| found.get(name).and_then(Value::as_str).filter(|text| !text.is_empty());
-        if let Some(token) = member("identitytoken") {
-            return Ok(Some(RegistryLogin::Identity(token.to_owned())));
-        }
-        if let Some(auth) = member("auth") {
-            return password(auth)
-                .map(Some)
-                .ok_or_else(|| "an entry of auths is damaged".to_owned());
-        }
+    let found =
+        auths.and_then(|auths| keys(image).into_iter().find_map(|key| auths.get_key_value(&key)));
+    let Some((server, found)) = found else { return Ok(None) };
+    let member =
+        |name: &str| found.get(name).and_then(Value::as_str).filter(|text| !text.is_empty());
+    if let Some(token) = member("identitytoken") {
+        return Ok(Some(LoginEntry::Login(RegistryLogin::Identity(token.to_owned()))));
     }
-    let helpers = all.get("credHelpers").and_then(|helpers| helpers.get(&image.registry));
-    if helpers.is_some() || found.is_some() && all.contains_key("credsStore") {
-        return Err(format!(
-            "the credentials of {} are with a helper program, which is not supported",
-            image.registry
-        ));
+    if let Some(auth) = member("auth") {
+        let login = password(auth).ok_or("an entry of auths is damaged")?;
+        return Ok(Some(LoginEntry::Login(login)));
     }
-    Ok(None)
+    // An empty entry says that the store has the credentials.
+    match all.get("credsStore") {
+        None => Ok(None),
+        Some(Value::String(name)) => {
+            Ok(Some(LoginEntry::Helper { name: name.clone(), server: server.clone() }))
+        }
+        Some(_) => Err("credsStore is damaged".to_owned()),
+    }
 }
 
 /// The keys that an entry for an image may have, the longest first.
@@ -100,10 +129,16 @@ fn keys(image: &ImageReference) -> Vec<String> {
         let Some((shorter, _)) = path.rsplit_once('/') else { break };
         path = shorter;
     }
-    let forms =
-        [registry.clone(), format!("https://{registry}"), format!("https://{registry}/v2/")];
-    keys.extend(forms);
-    if registry == "docker.io" {
+    keys.extend(own_keys(image));
+    keys
+}
+
+/// The keys that an entry for a registry may have.
+fn own_keys(image: &ImageReference) -> Vec<String> {
+    let registry = &image.registry;
+    let mut keys =
+        vec![registry.clone(), format!("https://{registry}"), format!("https://{registry}/v2/")];
+    if registry == DOCKER_HOST {
         keys.push(DOCKER.to_owned());
     }
     keys
@@ -123,10 +158,13 @@ mod tests {
     use super::*;
 
     fn found(text: &str, image: &str) -> Result<Option<String>, String> {
-        let login = of_text(text, &ImageReference::parse(image).unwrap())?;
-        Ok(login.map(|login| match login {
-            RegistryLogin::Password(user, password) => format!("{user}/{password}"),
-            RegistryLogin::Identity(token) => token,
+        let entry = of_text(text, &ImageReference::parse(image).unwrap())?;
+        Ok(entry.map(|entry| match entry {
+            LoginEntry::Login(RegistryLogin::Password(user, password)) => {
+                format!("{user}/{password}")
+            }
+            LoginEntry::Login(RegistryLogin::Identity(token)) => token,
+            LoginEntry::Helper { name, server } => format!("{name} for {server}"),
         }))
     }
 
@@ -149,13 +187,28 @@ mod tests {
     }
 
     #[test]
-    fn damaged_files_and_helpers_are_errors_without_secrets() {
+    fn helpers_of_a_registry_count_first_and_a_store_behind_entries() {
+        let text = r#"{"auths":{"h":{"auth":"dTpw"},"s:1/a":{},"https://index.docker.io/v1/":{},"i":{"auth":"dTpw"}},
+            "credHelpers":{"h":"pass","docker.io":"hub"},"credsStore":"store"}"#;
+        for (image, expected) in [
+            ("h/a:1", Some("pass for h")),
+            ("s:1/a/b", Some("store for s:1/a")),
+            ("docker.io/x", Some("hub for https://index.docker.io/v1/")),
+            ("i/x", Some("u/p")),
+            ("other/x", None),
+        ] {
+            assert_eq!(found(text, image).unwrap().as_deref(), expected, "{image}");
+        }
+    }
+
+    #[test]
+    fn damaged_files_are_errors_without_secrets() {
         for (text, why) in [
             ("{\"auths\":{\"h\":{\"auth\":\"secret!\"}}}", "damaged"),
             ("{\"auths\":{\"h\":{\"auth\":\"c2VjcmV0\"}}}", "damaged"),
             ("{\"auths\": secret", "no JSON"),
-            ("{\"auths\":{\"h\":{}},\"credsStore\":\"pass\"}", "helper program"),
-            ("{\"credHelpers\":{\"h\":\"pass\"}}", "helper program"),
+            ("{\"auths\":{\"h\":{}},\"credsStore\":[\"secret\"]}", "damaged"),
+            ("{\"credHelpers\":{\"h\":{\"secret\":1}}}", "damaged"),
         ] {
             let said = found(text, "h/a").unwrap_err();
             assert!(said.contains(why) && !said.contains("secret"), "{said}");

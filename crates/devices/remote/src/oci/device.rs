@@ -15,6 +15,7 @@ use super::decoder::LayerDecoder;
 use super::digest::ContentDigest;
 use super::image_files::{ImageFiles, StoredDisk};
 use super::manifest::{Descriptor, Manifest, NESTED_MAX, Platform, choose};
+use super::read_progress::ReadProgress;
 use super::registry::other_bytes;
 use super::tar_scan::TarScan;
 
@@ -43,7 +44,11 @@ pub(super) struct ProvenDisk {
 ///
 /// # Errors
 /// It cannot be read, has other bytes than its digests, or no disk.
-pub(super) async fn load(source: &ImageSource, choice: &DiskChoice) -> Result<ProvenDisk> {
+pub(super) async fn load(
+    source: &ImageSource,
+    choice: &DiskChoice,
+    mut progress: ReadProgress,
+) -> Result<ProvenDisk> {
     let mut files = ImageFiles::new(choice.disk.as_deref())?;
     let (image, manifest) = manifest(source, choice).await?;
     let (path, disk) = match manifest {
@@ -53,8 +58,9 @@ pub(super) async fn load(source: &ImageSource, choice: &DiskChoice) -> Result<Pr
             for layer in &layers {
                 LayerDecoder::of(&layer.media_type)?;
             }
+            progress.set_total(layers.iter().fold(0, |sum, layer| layer.size.saturating_add(sum)));
             for layer in &layers {
-                files = read_layer(source, layer, files).await?;
+                files = read_layer(source, layer, files, &mut progress).await?;
             }
             files.disk()?
         }
@@ -62,7 +68,8 @@ pub(super) async fn load(source: &ImageSource, choice: &DiskChoice) -> Result<Pr
             let blob = artifact_file(files, choice.disk.as_deref())?;
             let name = blob.title.clone().unwrap_or_else(|| blob.digest.to_string());
             let path = blockhaul_wire::printable(name.as_bytes(), 100);
-            (path, read_file(source, &blob).await?)
+            progress.set_total(blob.size);
+            (path, read_file(source, &blob, &mut progress).await?)
         }
         Manifest::Index(_) => {
             let text = format!("the image has more than {NESTED_MAX} indexes within one another");
@@ -128,9 +135,10 @@ async fn read_layer(
     source: &ImageSource,
     layer: &Descriptor,
     mut files: ImageFiles,
+    progress: &mut ReadProgress,
 ) -> Result<ImageFiles> {
     let (digest, mut decoder) = (layer.digest.clone(), LayerDecoder::of(&layer.media_type)?);
-    read_blob(source, layer, move |mut parts| {
+    read_blob(source, layer, progress, move |mut parts| {
         let (mut sum, mut scan) = (digest.sum(), TarScan::new());
         let mut members = files.layer(&digest);
         while let Some(part) = parts.blocking_recv() {
@@ -149,9 +157,13 @@ async fn read_layer(
 }
 
 /// A blob as it is.
-async fn read_file(source: &ImageSource, blob: &Descriptor) -> Result<StoredDisk> {
+async fn read_file(
+    source: &ImageSource,
+    blob: &Descriptor,
+    progress: &mut ReadProgress,
+) -> Result<StoredDisk> {
     let (digest, size) = (blob.digest.clone(), blob.size);
-    read_blob(source, blob, move |mut parts| {
+    read_blob(source, blob, progress, move |mut parts| {
         let (mut sum, mut at) = (digest.sum(), 0);
         let disk = StoredDisk::new(size, &digest)?;
         while let Some(part) = parts.blocking_recv() {
@@ -168,6 +180,7 @@ async fn read_file(source: &ImageSource, blob: &Descriptor) -> Result<StoredDisk
 async fn read_blob<T: Send + 'static>(
     source: &ImageSource,
     blob: &Descriptor,
+    progress: &mut ReadProgress,
     work: impl FnOnce(mpsc::Receiver<Bytes>) -> Result<T> + Send + 'static,
 ) -> Result<T> {
     let (sender, receiver) = mpsc::channel(PARTS);
@@ -176,6 +189,9 @@ async fn read_blob<T: Send + 'static>(
     let read = loop {
         match reader.next().await {
             Ok(Some(part)) => {
+                if let Some(line) = progress.add(part.len() as u64, blockhaul_io::now()) {
+                    log::info!("{line}");
+                }
                 // The work has failed if it takes nothing more.
                 if sender.send(part).await.is_err() {
                     break Ok(());

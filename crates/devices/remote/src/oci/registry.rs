@@ -17,7 +17,7 @@ use super::digest::ContentDigest;
 use super::manifest::{ACCEPT as MANIFESTS, MANIFEST_MAX};
 use super::reference::ImageReference;
 use crate::failure::{Failure, Repetitions};
-use crate::http_object::{HttpResource, PIECE, basic, lost};
+use crate::http_object::{HttpResource, basic, lost};
 use crate::response::refusal;
 
 /// Bytes of the response of a token service.
@@ -288,24 +288,14 @@ pub(super) fn other_bytes(digest: &ContentDigest) -> Error {
 /// The body of a response, which has at most `most` bytes.
 async fn body(
     resource: &HttpResource,
-    mut response: Response,
+    response: Response,
     most: usize,
 ) -> Result<Vec<u8>, Failure> {
-    let mut bytes = Vec::new();
-    let (mut piece, mut due) = (0, resource.due());
-    while let Some(more) = resource.chunk(&mut response, due).await? {
-        bytes.extend_from_slice(&more);
-        piece += more.len();
-        if piece >= PIECE {
-            (piece, due) = (0, resource.due());
-        }
-        if bytes.len() > most {
-            let text = format!("the registry sends more than {most} bytes");
-            let error = Error::new(Kind::Invalid, text);
-            return Err(Failure::last(error.with_remedy("check the name of the image")));
-        }
-    }
-    Ok(bytes)
+    resource.body(response, most).await?.ok_or_else(|| {
+        let text = format!("the registry sends more than {most} bytes");
+        let error = Error::new(Kind::Invalid, text);
+        Failure::last(error.with_remedy("check the name of the image"))
+    })
 }
 
 #[cfg(test)]

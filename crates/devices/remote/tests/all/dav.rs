@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use blockhaul_block::{Error, Kind, Op, RequestFlags};
-use blockhaul_catalog::{Preparation, RecordFile};
+use blockhaul_catalog::Preparation;
 
 use super::dav_server::{DavFault, DavFiles, DavServer};
 use super::*;
@@ -99,7 +99,7 @@ fn a_file_is_written_as_a_whole_and_replaced_as_a_whole() {
     let moved: Vec<_> = server.requests().into_iter().filter(|one| one.method == "MOVE").collect();
     assert_eq!(moved[0].field("overwrite"), Some("F"));
     assert_eq!(moved[1].field("overwrite"), Some("T"));
-    let condition = format!("<http://{}/d/disk.raw> ([\"v1\"])", server.address);
+    let condition = format!("<http://{}/d/disk.raw> ([\"v1\"])", server.address());
     assert_eq!(moved[1].field("if"), Some(condition.as_str()));
 }
 
@@ -326,7 +326,7 @@ fn an_old_target_of_the_same_size_is_no_success_when_the_last_response_is_lost()
 fn refusals_name_the_temporary_file_which_begins_with_the_name_of_the_target() {
     let server = put_fault(DavFault::Status(403, String::new()));
     let error = fails(&server, "/d/x", Kind::Refused, "403").to_string();
-    assert!(error.contains(&format!(" for http://{}/d/x.blockhaul-", server.address)), "{error}");
+    assert!(error.contains(&format!(" for http://{}/d/x.blockhaul-", server.address())), "{error}");
     // As nginx does when the directory does not exist.
     let server = put_fault(DavFault::Status(500, String::new()));
     fails(&server, "/d/x", Kind::Io, "check that the directory of the target exists");
@@ -449,7 +449,7 @@ fn the_data_goes_where_the_server_redirects_and_secrets_do_not() {
             assert_eq!(request.field("x-secret"), None, "another server got the field");
             DavFault::None
         });
-        let place = format!("http://{}", far.address);
+        let place = format!("http://{}", far.address());
         let stored = std::sync::Arc::new(far);
         let other = stored.clone();
         let near = DavServer::start(move |_, request, files| {
@@ -509,16 +509,19 @@ fn a_copy_that_is_given_up_leaves_nothing() {
 }
 
 #[test]
-fn a_journal_is_refused_before_anything_is_sent() {
-    let server = DavServer::plain();
-    let url = server.url("/d/x");
-    on_a_worker(move || async move {
-        let (_stack, preparation) = open_target(&url, Intent::target(5)).await.unwrap();
-        let record = RecordFile { path: "/nonexistent".into(), restart: false };
-        let error = preparation.run_with(Some(record)).await.unwrap_err();
-        assert!(error.to_string().contains("cannot be continued"), "{error}");
-    });
-    assert!(!methods(&server).iter().any(|method| method == "PUT"));
+fn what_nothing_continues_has_no_journal() {
+    let limit = Duration::from_secs(1);
+    let options = RemoteOptions { connect_timeout: limit, timeout: limit };
+    let registry = Registry { backends: blockhaul_remote::all(options), ..Registry::default() };
+    for (spec, expected) in [
+        ("dav://h/d/x", false),
+        ("DAVS://h/d/x", false),
+        ("s3://b/x", true),
+        ("chunks:az://c/x", true),
+    ] {
+        let spec = DeviceSpec::parse(spec.as_ref()).unwrap();
+        assert_eq!(registry.can_have_journal(&spec), expected, "{spec}");
+    }
 }
 
 #[test]

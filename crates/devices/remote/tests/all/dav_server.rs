@@ -1,12 +1,13 @@
 //! A small WebDAV server with files in memory, and faults.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::{BufReader, Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::io::Write;
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
-use std::thread;
 
-use crate::server::{HttpRequest, read_request};
+use crate::http_server::{
+    HttpAnswer, HttpConnection, HttpRequest, HttpServer, answer, read_body, response_bytes,
+};
 
 /// A fault of one response.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -59,14 +60,13 @@ type DavChoice = dyn Fn(usize, &HttpRequest, &Mutex<DavFiles>) -> DavFault + Sen
 
 /// A server on the loopback interface.
 pub struct DavServer {
-    pub address: SocketAddr,
+    server: HttpServer,
     shared: Arc<SharedDav>,
 }
 
 struct SharedDav {
     files: Mutex<DavFiles>,
     fault: Box<DavChoice>,
-    requests: Mutex<Vec<HttpRequest>>,
     lingers: bool,
 }
 
@@ -86,21 +86,15 @@ impl DavServer {
     }
 
     fn with(lingers: bool, fault: Box<DavChoice>) -> DavServer {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = listener.local_addr().unwrap();
         let directories = ["/", "/d"].map(str::to_owned).into();
         let files = Mutex::new(DavFiles { directories, has_tags: true, ..DavFiles::default() });
-        let shared = Arc::new(SharedDav { files, fault, requests: Mutex::default(), lingers });
+        let shared = Arc::new(SharedDav { files, fault, lingers });
         let all = shared.clone();
-        // It ends with the process.
-        thread::spawn(move || {
-            for stream in listener.incoming().flatten() {
-                let shared = all.clone();
-                stream.set_nodelay(true).unwrap();
-                thread::spawn(move || shared.talk(stream));
-            }
+        let server = HttpServer::start(None, move |number, request, stream| {
+            let fault = (all.fault)(number, request, &all.files);
+            all.serve(stream, request, &fault)
         });
-        DavServer { address, shared }
+        DavServer { server, shared }
     }
 
     pub fn plain() -> DavServer {
@@ -108,11 +102,15 @@ impl DavServer {
     }
 
     pub fn url(&self, path: &str) -> String {
-        format!("dav://{}{path}", self.address)
+        format!("dav://{}{path}", self.address())
+    }
+
+    pub fn address(&self) -> SocketAddr {
+        self.server.address
     }
 
     pub fn requests(&self) -> Vec<HttpRequest> {
-        self.shared.requests.lock().unwrap().clone()
+        self.server.requests()
     }
 
     pub fn files(&self) -> std::sync::MutexGuard<'_, DavFiles> {
@@ -124,33 +122,11 @@ impl DavServer {
     }
 }
 
-/// A response: status, fields, body.
-type Answer = (u16, String, Vec<u8>);
-
-fn answer(status: u16) -> Answer {
-    (status, String::new(), Vec::new())
-}
-
 impl SharedDav {
-    fn talk(&self, stream: TcpStream) {
-        let mut stream = BufReader::new(stream);
-        while let Some(request) = read_request(&mut stream) {
-            let number = {
-                let mut requests = self.requests.lock().unwrap();
-                requests.push(request.clone());
-                requests.len() - 1
-            };
-            let fault = (self.fault)(number, &request, &self.files);
-            if self.serve(&mut stream, &request, &fault).is_none() {
-                return;
-            }
-        }
-    }
-
     /// None: the connection ends.
     fn serve(
         &self,
-        stream: &mut BufReader<TcpStream>,
+        stream: &mut HttpConnection,
         request: &HttpRequest,
         fault: &DavFault,
     ) -> Option<()> {
@@ -158,7 +134,7 @@ impl SharedDav {
         if let DavFault::Status(status, fields) = fault {
             let fields =
                 if has_body { format!("{fields}Connection: close\r\n") } else { fields.clone() };
-            send(stream.get_mut(), request, (*status, fields, b"no".to_vec()))?;
+            send(stream, request, (*status, fields, b"no".to_vec()))?;
             return (!has_body).then_some(());
         }
         let most = match fault {
@@ -175,17 +151,17 @@ impl SharedDav {
         match fault {
             DavFault::StatusWithin(status, _) => {
                 let fields = "Connection: close\r\n".to_owned();
-                send(stream.get_mut(), request, (*status, fields, b"no".to_vec()));
+                send(stream, request, (*status, fields, b"no".to_vec()));
                 if self.lingers {
                     // As Apache and nginx: else the response may be lost with the data that nobody reads.
-                    stream.get_mut().shutdown(Shutdown::Write).unwrap();
+                    stream.get_mut().end_writing();
                     let _ = std::io::copy(stream, &mut std::io::sink());
                 }
                 return None;
             }
             DavFault::Body(status, body) => {
                 let answer = (*status, String::new(), body.clone().into_bytes());
-                return send(stream.get_mut(), request, answer);
+                return send(stream, request, answer);
             }
             DavFault::Cut(_) => return None,
             DavFault::Shortened(len) => body.truncate(*len),
@@ -195,10 +171,10 @@ impl SharedDav {
         if *fault == DavFault::Mute {
             return None;
         }
-        send(stream.get_mut(), request, answer)
+        send(stream, request, answer)
     }
 
-    fn carry_out(&self, request: &HttpRequest, body: Vec<u8>) -> Answer {
+    fn carry_out(&self, request: &HttpRequest, body: Vec<u8>) -> HttpAnswer {
         let mut files = self.files.lock().unwrap();
         let path = path_of(&request.target);
         let parent = |path: &str| match path.rsplit_once('/').unwrap().0 {
@@ -277,7 +253,7 @@ fn move_file(
     request: &HttpRequest,
     from: &str,
     file: Option<(Arc<Vec<u8>>, u64)>,
-) -> Answer {
+) -> HttpAnswer {
     let Some(file) = file else { return answer(404) };
     let to = request.field("destination").unwrap().strip_prefix("http://").unwrap();
     let to = path_of(&to[to.find('/').unwrap()..]);
@@ -307,41 +283,6 @@ fn path_of(target: &str) -> String {
     blockhaul_catalog::percent_decode(target).unwrap()
 }
 
-/// At most `most` bytes of a body. None: the connection has ended.
-fn read_body(
-    stream: &mut BufReader<TcpStream>,
-    request: &HttpRequest,
-    most: usize,
-) -> Option<Vec<u8>> {
-    let mut body = Vec::new();
-    if let Some(length) = request.field("content-length") {
-        let length = length.parse::<usize>().unwrap().min(most);
-        body.resize(length, 0);
-        stream.read_exact(&mut body).ok()?;
-        return Some(body);
-    }
-    loop {
-        let mut line = String::new();
-        std::io::BufRead::read_line(stream, &mut line).ok().filter(|len| *len > 0)?;
-        let len = usize::from_str_radix(line.trim(), 16).unwrap();
-        let mut part = vec![0; len + 2];
-        stream.read_exact(&mut part).ok()?;
-        body.extend_from_slice(&part[..len]);
-        if len == 0 || body.len() >= most {
-            return Some(body);
-        }
-    }
-}
-
-fn send(out: &mut TcpStream, request: &HttpRequest, (status, fields, body): Answer) -> Option<()> {
-    let length = if matches!(status, 204 | 304) {
-        String::new()
-    } else {
-        format!("Content-Length: {}\r\n", body.len())
-    };
-    let mut bytes = format!("HTTP/1.1 {status} Status\r\n{fields}{length}\r\n").into_bytes();
-    if request.method != "HEAD" && status != 204 {
-        bytes.extend_from_slice(&body);
-    }
-    out.write_all(&bytes).ok()
+fn send(stream: &mut HttpConnection, request: &HttpRequest, answer: HttpAnswer) -> Option<()> {
+    stream.get_mut().write_all(&response_bytes(request, &answer)).ok()
 }

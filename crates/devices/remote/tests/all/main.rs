@@ -5,6 +5,7 @@
 mod chunks;
 mod dav;
 mod dav_server;
+mod http_server;
 mod oci;
 mod random;
 mod reads;
@@ -20,7 +21,8 @@ use blockhaul_catalog::{DeviceSpec, Intent, Registry, Stack};
 use blockhaul_io::Reservation;
 use blockhaul_remote::RemoteOptions;
 
-use server::{Fault, HttpRequest, ObjectServer, ServedObject};
+use http_server::HttpRequest;
+use server::{Fault, ObjectServer, ServedObject};
 
 pub const SIZE: usize = 300_000;
 

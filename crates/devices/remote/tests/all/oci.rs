@@ -7,8 +7,11 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use blockhaul_block::Kind;
+use openssl::ssl::SslContext;
 
-use super::registry_server::{CUT, RegistryAnswer, RegistryServer, digest, send};
+use super::http_server::HttpAnswer;
+use super::registry_server::{CUT, RegistryServer, digest, send};
+use super::tls::{certificate, context};
 use super::*;
 
 const TAR: &str = "application/vnd.oci.image.layer.v1.tar";
@@ -328,23 +331,37 @@ fn artefacts_are_files_and_indexes_have_platforms() {
     fails(server.spec("disks/vm:amd#arch=arm64"), Kind::NotFound, "for amd64 alone");
 }
 
-/// A registry that wants a token, which its own service sells to `me`.
-fn with_tokens(expires: usize) -> (RegistryServer, std::sync::Arc<AtomicUsize>) {
+/// A registry that wants a token, which its own service sells for these credentials, for so many requests.
+fn with_tokens(
+    tls: Option<SslContext>,
+    login: TokenLogin,
+    expires: usize,
+) -> (RegistryServer, std::sync::Arc<AtomicUsize>) {
     let uses = AtomicUsize::new(usize::MAX / 2);
     let tokens = std::sync::Arc::new(AtomicUsize::new(0));
     let sold = tokens.clone();
-    let server = RegistryServer::start(move |request| -> Option<RegistryAnswer> {
+    let scheme = if tls.is_some() { "https" } else { "http" };
+    let serve = move |request: &HttpRequest| -> Option<HttpAnswer> {
         let host = request.field("host").unwrap();
-        if request.target.starts_with("/token?") {
-            // me:hidden
-            if request.field("authorization") != Some("Basic bWU6aGlkZGVu") {
+        if request.target.starts_with("/token") {
+            let form = String::from_utf8(request.body.clone()).unwrap();
+            let is_right = match login {
+                // me:hidden
+                TokenLogin::Password => {
+                    request.field("authorization") == Some("Basic bWU6aGlkZGVu")
+                        && request.target.contains("scope=repository%3Adisks%2Fvm%3Apull")
+                }
+                TokenLogin::Identity => {
+                    request.method == "POST"
+                        && ["grant_type=refresh_token", "refresh_token=hidden%3Atoken", "service=s"]
+                            .iter()
+                            .all(|field| form.split('&').any(|found| found == *field))
+                        && form.contains("scope=repository%3Adisks%2Fvm%3Apull")
+                }
+            };
+            if !is_right {
                 return Some((401, String::new(), Vec::new()));
             }
-            assert!(
-                request.target.contains("scope=repository%3Adisks%2Fvm%3Apull"),
-                "{}",
-                request.target
-            );
             uses.store(0, Ordering::SeqCst);
             let number = sold.fetch_add(1, Ordering::SeqCst);
             return Some((200, String::new(), format!("{{\"token\":\"t{number}\"}}").into_bytes()));
@@ -355,11 +372,23 @@ fn with_tokens(expires: usize) -> (RegistryServer, std::sync::Arc<AtomicUsize>) 
             return None;
         }
         let field = format!(
-            "WWW-Authenticate: Bearer realm=\"http://{host}/token\",service=\"s\",scope=\"repository:disks/vm:pull\"\r\n"
+            "WWW-Authenticate: Bearer realm=\"{scheme}://{host}/token\",service=\"s\",\
+             scope=\"repository:disks/vm:pull\"\r\n"
         );
         Some((401, field, Vec::new()))
-    });
+    };
+    let server = match tls {
+        Some(context) => RegistryServer::secure(context, serve),
+        None => RegistryServer::start(serve),
+    };
     (server, tokens)
+}
+
+/// What a service of tokens wants.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum TokenLogin {
+    Password,
+    Identity,
 }
 
 /// `USER@` and the option for a password.
@@ -372,7 +401,7 @@ fn as_user(
     std::fs::write(file.path(), format!("{password}\n")).unwrap();
     let spec = format!(
         "oci://{user}@{}/disks/vm:v1#password-file={}",
-        server.address,
+        server.address(),
         file.path().display()
     );
     (spec, file)
@@ -382,17 +411,117 @@ fn as_user(
 fn tokens_are_bought_with_credentials_and_renewed_once() {
     let bytes = disk();
     for (expires, most) in [(1000, 1), (2, 3), (1, 3)] {
-        let (server, tokens) = with_tokens(expires);
+        let (server, tokens) = with_tokens(None, TokenLogin::Password, expires);
         push(&server, "v1", &[("", layer(&[("disk/a", &bytes)]))]);
         let (spec, _file) = as_user(&server, "me", "hidden");
         assert!(bytes_of(spec).unwrap() == bytes, "{expires}");
         assert!((1..=most).contains(&tokens.load(Ordering::SeqCst)), "{expires}");
     }
-    let (server, _) = with_tokens(0);
+    let (server, _) = with_tokens(None, TokenLogin::Password, 0);
     let (spec, _file) = as_user(&server, "me", "hidden");
     fails(spec, Kind::Refused, "401");
     let (spec, _file) = as_user(&server, "me", "wrong");
     fails(spec, Kind::Refused, "401");
+}
+
+#[test]
+fn registries_are_checked_against_the_authority() {
+    let authority = certificate("authority", 10, None);
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), authority.certificate.to_pem().unwrap()).unwrap();
+    let right = certificate("127.0.0.1", 10, Some(&authority));
+    let bytes = disk();
+    let (server, tokens) = with_tokens(Some(context(&right)), TokenLogin::Password, 1000);
+    push(&server, "v1", &[("", layer(&[("disk/a", &bytes)]))]);
+    let (spec, _file) = as_user(&server, "me", "hidden");
+    let ca = format!("&ca={}", file.path().display());
+    assert!(bytes_of(format!("{spec}{ca}")).unwrap() == bytes);
+    assert_eq!(tokens.load(Ordering::SeqCst), 1);
+    // The system does not know the authority.
+    fails(format!("{spec}&insecure=off"), Kind::Refused, "certificate verify failed");
+    // Without TLS nothing of a registry with TLS is used.
+    assert!(bytes_of(spec).is_err());
+    let other = certificate("127.0.0.2", 10, Some(&authority));
+    let (server, tokens) = with_tokens(Some(context(&other)), TokenLogin::Password, 1000);
+    push(&server, "v1", &[("", layer(&[("disk/a", &bytes)]))]);
+    let (spec, _file) = as_user(&server, "me", "hidden");
+    fails(format!("{spec}{ca}"), Kind::Refused, "mismatch");
+    assert_eq!((tokens.load(Ordering::SeqCst), server.requests().len()), (0, 0));
+}
+
+/// The image that a process of [`login_files_and_helpers_have_the_credentials`] reads.
+const CHILD_IMAGE: &str = "BLOCKHAUL_TEST_IMAGE";
+
+/// Variables count for a process: each case is read by one of its own.
+#[test]
+fn login_files_and_helpers_have_the_credentials() {
+    if let Ok(spec) = std::env::var(CHILD_IMAGE) {
+        match bytes_of(spec) {
+            Ok(bytes) => assert!(bytes == disk()),
+            Err(error) => panic!("{error}"),
+        }
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let helper = path("docker-credential-test");
+    let script = "#!/bin/sh\nread -r server; case \"$1 $server\" in\n\
+                  'get 127.0.0.1:'*) printf '{\"Username\":\"%s\",\"Secret\":\"%s\"}' \"$USER_OF_TEST\" hidden${MORE_OF_TEST};;\n\
+                  *) echo hidden; exit 1;; esac\n";
+    std::fs::write(&helper, script).unwrap();
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(&helper, mode).unwrap();
+    std::fs::create_dir_all(path(".docker")).unwrap();
+    let programs = format!("{}:{}", folder.path().display(), std::env::var("PATH").unwrap());
+    let read = |server: &RegistryServer, more: &[(&str, &str)]| {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", "oci::login_files_and_helpers_have_the_credentials"]);
+        command.env(CHILD_IMAGE, server.spec("disks/vm:v1")).env("PATH", &programs);
+        command.env("HOME", folder.path()).env("XDG_RUNTIME_DIR", folder.path());
+        command.env_remove("REGISTRY_AUTH_FILE").env_remove("DOCKER_CONFIG");
+        command.envs(more.iter().copied());
+        let output =
+            blockhaul_testkit::tools::output(&mut command, Duration::from_secs(60)).unwrap();
+        let said = blockhaul_testkit::tools::text(&[output.stdout, output.stderr].concat());
+        assert!(!said.contains("hidden"), "{said}");
+        (output.status.success(), said)
+    };
+    let docker = path(".docker/config.json");
+    for login in [TokenLogin::Password, TokenLogin::Identity] {
+        let (server, _) = with_tokens(None, login, 1000);
+        push(&server, "v1", &[("", layer(&[("disk/a", &disk())]))]);
+        let host = server.address();
+        let member = match login {
+            TokenLogin::Password => r#""auth":"bWU6aGlkZGVu""#,
+            TokenLogin::Identity => r#""identitytoken":"hidden:token""#,
+        };
+        let file = path("auth.json");
+        std::fs::write(&file, format!("{{\"auths\":{{\"{host}\":{{{member}}}}}}}")).unwrap();
+        let named = [("REGISTRY_AUTH_FILE", file.to_str().unwrap())];
+        let (is_read, said) = read(&server, &named);
+        assert!(is_read, "{login:?}: {said}");
+        let (is_read, said) = read(&server, &[]);
+        assert!(!is_read && said.contains("skopeo login"), "{said}");
+        let variables = match login {
+            TokenLogin::Password => [("USER_OF_TEST", "me"), ("MORE_OF_TEST", "")],
+            TokenLogin::Identity => [("USER_OF_TEST", "<token>"), ("MORE_OF_TEST", ":token")],
+        };
+        for text in [
+            format!("{{\"credHelpers\":{{\"{host}\":\"test\"}}}}"),
+            format!("{{\"auths\":{{\"{host}\":{{}}}},\"credsStore\":\"test\"}}"),
+        ] {
+            std::fs::write(&docker, &text).unwrap();
+            let (is_read, said) = read(&server, &variables);
+            assert!(is_read, "{login:?} {text}: {said}");
+        }
+        for (name, why) in [("absent", "cannot be run"), ("../x", "not allowed")] {
+            let text = format!("{{\"credHelpers\":{{\"{host}\":\"{name}\"}}}}");
+            std::fs::write(&docker, text).unwrap();
+            let (is_read, said) = read(&server, &[]);
+            assert!(!is_read && said.contains(why), "{said}");
+        }
+        std::fs::remove_file(&docker).unwrap();
+    }
 }
 
 #[test]
@@ -413,7 +542,7 @@ fn credentials_go_to_the_registry_and_its_service_alone() {
         let field = format!("WWW-Authenticate: Bearer realm=\"http://{host}/token\"\r\n");
         Some((401, field, Vec::new()))
     });
-    for (place, is_refused) in [(far.address, false), (asks.address, true)] {
+    for (place, is_refused) in [(far.address(), false), (asks.address(), true)] {
         let layer_digest = digest(&stored);
         let near = RegistryServer::start(move |request| {
             if request.field("authorization") != Some("Basic bWU6aGlkZGVu") {
@@ -519,7 +648,7 @@ fn images_that_skopeo_has_copied_are_read() {
     let folder = tempfile::tempdir().unwrap();
     let layout = folder.path().join("layout");
     let layout = layout.display();
-    let named = |tag: &str| format!("docker://{}/disks/vm:{tag}", server.address);
+    let named = |tag: &str| format!("docker://{}/disks/vm:{tag}", server.address());
     let copy = |words: &[&str]| {
         let mut command = skopeo.command();
         command.args([

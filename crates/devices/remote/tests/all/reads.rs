@@ -309,7 +309,7 @@ fn users_and_fields_are_sent_and_bad_files_are_named() {
     let password = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(password.path(), "w ord\n").unwrap();
     let url = |user: &str| {
-        format!("http://{user}@{}/#password-file={}", server.address, password.path().display())
+        format!("http://{user}@{}/#password-file={}", server.address(), password.path().display())
     };
     assert!(all_of(url("me")).unwrap() == content(1, SIZE));
     assert_eq!(refused(url("you")).kind(), Kind::Refused);

@@ -1,20 +1,20 @@
 //! A small registry (OCI distribution specification): it has images, takes images, wants tokens, and redirects.
 
 use std::collections::BTreeMap;
-use std::io::{BufReader, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::io::Write;
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
-use std::thread;
 
-use crate::server::{HttpRequest, read_request};
+use openssl::ssl::SslContext;
 
-/// A response: status, fields (each ended by CRLF), body.
-pub type RegistryAnswer = (u16, String, Vec<u8>);
+use crate::http_server::{
+    HttpAnswer, HttpConnection, HttpRequest, HttpServer, answer, read_body, response_bytes,
+};
 
 /// A field of responses that are sent in half.
 pub const CUT: &str = "X-Cut: yes\r\n";
 
-type RegistryChoice = dyn Fn(&HttpRequest) -> Option<RegistryAnswer> + Send + Sync;
+type RegistryChoice = dyn Fn(&HttpRequest) -> Option<HttpAnswer> + Send + Sync;
 
 /// The contents of a registry.
 #[derive(Debug, Default)]
@@ -28,7 +28,7 @@ pub struct RegistryContents {
 
 /// A registry on the loopback interface.
 pub struct RegistryServer {
-    pub address: SocketAddr,
+    server: HttpServer,
     shared: Arc<SharedRegistry>,
 }
 
@@ -36,7 +36,6 @@ struct SharedRegistry {
     contents: Mutex<RegistryContents>,
     /// Answers in place of the registry.
     choice: Box<RegistryChoice>,
-    requests: Mutex<Vec<HttpRequest>>,
 }
 
 pub fn digest(bytes: &[u8]) -> String {
@@ -47,25 +46,24 @@ pub fn digest(bytes: &[u8]) -> String {
 
 impl RegistryServer {
     pub fn start(
-        choice: impl Fn(&HttpRequest) -> Option<RegistryAnswer> + Send + Sync + 'static,
+        choice: impl Fn(&HttpRequest) -> Option<HttpAnswer> + Send + Sync + 'static,
     ) -> RegistryServer {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = listener.local_addr().unwrap();
-        let shared = Arc::new(SharedRegistry {
-            contents: Mutex::default(),
-            choice: Box::new(choice),
-            requests: Mutex::default(),
-        });
+        RegistryServer::serve(None, Box::new(choice))
+    }
+
+    /// Starts a registry with TLS.
+    pub fn secure(
+        context: SslContext,
+        choice: impl Fn(&HttpRequest) -> Option<HttpAnswer> + Send + Sync + 'static,
+    ) -> RegistryServer {
+        RegistryServer::serve(Some(context), Box::new(choice))
+    }
+
+    fn serve(tls: Option<SslContext>, choice: Box<RegistryChoice>) -> RegistryServer {
+        let shared = Arc::new(SharedRegistry { contents: Mutex::default(), choice });
         let all = shared.clone();
-        // It ends with the process.
-        thread::spawn(move || {
-            for stream in listener.incoming().flatten() {
-                let shared = all.clone();
-                stream.set_nodelay(true).unwrap();
-                thread::spawn(move || shared.talk(stream));
-            }
-        });
-        RegistryServer { address, shared }
+        let server = HttpServer::start(tls, move |_, request, stream| all.talk(stream, request));
+        RegistryServer { server, shared }
     }
 
     pub fn plain() -> RegistryServer {
@@ -73,11 +71,15 @@ impl RegistryServer {
     }
 
     pub fn spec(&self, image: &str) -> String {
-        format!("oci://{}/{image}", self.address)
+        format!("oci://{}/{image}", self.address())
+    }
+
+    pub fn address(&self) -> SocketAddr {
+        self.server.address
     }
 
     pub fn requests(&self) -> Vec<HttpRequest> {
-        self.shared.requests.lock().unwrap().clone()
+        self.server.requests()
     }
 
     pub fn contents(&self) -> std::sync::MutexGuard<'_, RegistryContents> {
@@ -106,37 +108,23 @@ impl RegistryServer {
     }
 }
 
-fn answer(status: u16) -> RegistryAnswer {
-    (status, String::new(), Vec::new())
-}
-
 impl SharedRegistry {
-    fn talk(&self, stream: TcpStream) {
-        let mut stream = BufReader::new(stream);
-        while let Some(request) = read_request(&mut stream) {
-            let Some(body) = read_body(&mut stream, &request) else { return };
-            self.requests.lock().unwrap().push(request.clone());
-            let chosen = (self.choice)(&request);
-            let (status, fields, body) = chosen.unwrap_or_else(|| self.serve(&request, body));
-            let length = body.len();
-            let mut bytes =
-                format!("HTTP/1.1 {status} Status\r\n{fields}Content-Length: {length}\r\n\r\n")
-                    .into_bytes();
-            if request.method != "HEAD" {
-                bytes.extend_from_slice(&body);
-            }
-            // The connection ends within the body.
-            let is_cut = fields.contains(CUT);
-            if is_cut {
-                bytes.truncate(bytes.len() - length / 2);
-            }
-            if stream.get_mut().write_all(&bytes).is_err() || is_cut {
-                return;
-            }
+    /// None: the connection ends.
+    fn talk(&self, stream: &mut HttpConnection, request: &HttpRequest) -> Option<()> {
+        let body = read_body(stream, request, usize::MAX)?;
+        let request = HttpRequest { body, ..request.clone() };
+        let answer = (self.choice)(&request).unwrap_or_else(|| self.serve(&request));
+        let mut bytes = response_bytes(&request, &answer);
+        // The connection ends within the body.
+        let is_cut = answer.1.contains(CUT);
+        if is_cut {
+            bytes.truncate(bytes.len() - answer.2.len() / 2);
         }
+        stream.get_mut().write_all(&bytes).ok()?;
+        (!is_cut).then_some(())
     }
 
-    fn serve(&self, request: &HttpRequest, body: Vec<u8>) -> RegistryAnswer {
+    fn serve(&self, request: &HttpRequest) -> HttpAnswer {
         let (path, query) = request.target.split_once('?').unwrap_or((&request.target, ""));
         let Some(path) = path.strip_prefix("/v2/") else { return answer(404) };
         let mut contents = self.contents.lock().unwrap();
@@ -146,7 +134,7 @@ impl SharedRegistry {
             return answer(200);
         }
         if let Some((name, upload)) = path.split_once("/blobs/uploads/") {
-            return take(&mut contents, request, (name, upload), wanted, body);
+            return take(&mut contents, request, (name, upload), wanted);
         }
         if let Some((_, digest)) = path.split_once("/blobs/") {
             return match contents.blobs.get(digest) {
@@ -156,6 +144,7 @@ impl SharedRegistry {
         }
         match request.method.as_str() {
             "PUT" => {
+                let body = request.body.clone();
                 let kind = request.field("content-type").unwrap_or_default().to_owned();
                 let (name, _) = path.split_once("/manifests/").unwrap();
                 let own = digest(&body);
@@ -193,14 +182,13 @@ fn take(
     request: &HttpRequest,
     (name, upload): (&str, &str),
     wanted: Option<&str>,
-    body: Vec<u8>,
-) -> RegistryAnswer {
+) -> HttpAnswer {
     let number = upload.parse().unwrap_or_else(|_| {
         contents.count += 1;
         contents.count
     });
     let part = contents.uploads.entry(number).or_default();
-    part.extend_from_slice(&body);
+    part.extend_from_slice(&request.body);
     let end = part.len().saturating_sub(1);
     let place = format!("Location: /v2/{name}/blobs/uploads/{number}\r\nRange: 0-{end}\r\n");
     match (request.method.as_str(), wanted) {
@@ -218,7 +206,7 @@ fn take(
 }
 
 /// A blob, or the end of it.
-pub fn send(request: &HttpRequest, bytes: &[u8]) -> RegistryAnswer {
+pub fn send(request: &HttpRequest, bytes: &[u8]) -> HttpAnswer {
     let first = request.field("range").and_then(|range| range.strip_prefix("bytes="));
     let first = first.and_then(|range| range.split_once('-')?.0.parse::<usize>().ok());
     match first {
@@ -229,25 +217,4 @@ pub fn send(request: &HttpRequest, bytes: &[u8]) -> RegistryAnswer {
         }
         None => (200, String::new(), bytes.to_vec()),
     }
-}
-
-fn read_body(stream: &mut BufReader<TcpStream>, request: &HttpRequest) -> Option<Vec<u8>> {
-    let mut body = Vec::new();
-    if let Some(length) = request.field("content-length") {
-        body.resize(length.parse().unwrap(), 0);
-        stream.read_exact(&mut body).ok()?;
-    } else if request.field("transfer-encoding").is_some() {
-        loop {
-            let mut line = String::new();
-            std::io::BufRead::read_line(stream, &mut line).ok().filter(|len| *len > 0)?;
-            let len = usize::from_str_radix(line.trim(), 16).unwrap();
-            let mut part = vec![0; len + 2];
-            stream.read_exact(&mut part).ok()?;
-            body.extend_from_slice(&part[..len]);
-            if len == 0 {
-                break;
-            }
-        }
-    }
-    Some(body)
 }

@@ -1,14 +1,14 @@
 //! A small HTTP server with one object, and faults.
 
-use std::collections::BTreeMap;
-use std::io::{BufReader, Read, Write};
-use std::net::{SocketAddr, TcpListener};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::io::Write;
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use openssl::ssl::{Ssl, SslContext, SslStream};
+use openssl::ssl::SslContext;
+
+use crate::http_server::{HttpRequest, HttpServer};
 
 /// A fault of one response.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -48,27 +48,6 @@ pub enum Fault {
     NoSize,
 }
 
-/// A request as it came.
-#[derive(Debug, Clone)]
-pub struct HttpRequest {
-    pub method: String,
-    pub target: String,
-    /// Names in lower case.
-    pub fields: BTreeMap<String, String>,
-}
-
-impl HttpRequest {
-    pub fn field(&self, name: &str) -> Option<&str> {
-        self.fields.get(name).map(String::as_str)
-    }
-
-    /// First and last byte of the range.
-    pub fn range(&self) -> Option<(u64, u64)> {
-        let (first, last) = self.field("range")?.strip_prefix("bytes=")?.split_once('-')?;
-        Some((first.parse().ok()?, last.parse().ok()?))
-    }
-}
-
 /// What the server has.
 #[derive(Debug, Clone)]
 pub struct ServedObject {
@@ -89,16 +68,7 @@ type FaultChoice = dyn Fn(usize, &HttpRequest, &Mutex<ServedObject>) -> Fault + 
 
 /// A server on the loopback interface.
 pub struct ObjectServer {
-    pub address: SocketAddr,
-    shared: Arc<SharedServer>,
-    scheme: &'static str,
-}
-
-struct SharedServer {
-    object: Mutex<ServedObject>,
-    fault: Box<FaultChoice>,
-    requests: Mutex<Vec<HttpRequest>>,
-    connections: AtomicUsize,
+    server: HttpServer,
 }
 
 impl ObjectServer {
@@ -120,83 +90,31 @@ impl ObjectServer {
         tls: Option<SslContext>,
         fault: Box<FaultChoice>,
     ) -> ObjectServer {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = listener.local_addr().unwrap();
-        let shared = Arc::new(SharedServer {
-            object: Mutex::new(object),
-            fault,
-            requests: Mutex::default(),
-            connections: AtomicUsize::new(0),
+        let object = Mutex::new(object);
+        let server = HttpServer::start(tls, move |number, request, stream| {
+            let fault = fault(number, request, &object);
+            let object = object.lock().unwrap().clone();
+            let ends = answer(stream.get_mut(), request, &object, &fault).unwrap_or(true);
+            (!ends).then_some(())
         });
-        let scheme = if tls.is_some() { "https" } else { "http" };
-        let all = shared.clone();
-        // It ends with the process.
-        thread::spawn(move || {
-            for stream in listener.incoming().flatten() {
-                let shared = all.clone();
-                shared.connections.fetch_add(1, Ordering::SeqCst);
-                let tls = tls.clone();
-                // Head and body are sent apart.
-                stream.set_nodelay(true).unwrap();
-                thread::spawn(move || match tls {
-                    None => shared.talk(stream),
-                    Some(context) => {
-                        let mut stream =
-                            SslStream::new(Ssl::new(&context).unwrap(), stream).unwrap();
-                        if stream.accept().is_ok() {
-                            shared.talk(stream);
-                        }
-                    }
-                });
-            }
-        });
-        ObjectServer { address, shared, scheme }
+        ObjectServer { server }
     }
 
     pub fn url(&self, path: &str) -> String {
-        format!("{}://{}{path}", self.scheme, self.address)
+        format!("{}://{}{path}", self.server.scheme(), self.server.address)
+    }
+
+    pub fn address(&self) -> SocketAddr {
+        self.server.address
     }
 
     pub fn requests(&self) -> Vec<HttpRequest> {
-        self.shared.requests.lock().unwrap().clone()
+        self.server.requests()
     }
 
     pub fn connections(&self) -> usize {
-        self.shared.connections.load(Ordering::SeqCst)
+        self.server.connections()
     }
-}
-
-impl SharedServer {
-    fn talk<S: Read + Write>(&self, stream: S) {
-        let mut stream = BufReader::new(stream);
-        while let Some(request) = read_request(&mut stream) {
-            let number = {
-                let mut requests = self.requests.lock().unwrap();
-                requests.push(request.clone());
-                requests.len() - 1
-            };
-            let fault = (self.fault)(number, &request, &self.object);
-            let object = self.object.lock().unwrap().clone();
-            if answer(stream.get_mut(), &request, &object, &fault).unwrap_or(true) {
-                return;
-            }
-        }
-    }
-}
-
-pub fn read_request(stream: &mut impl std::io::BufRead) -> Option<HttpRequest> {
-    let mut line = String::new();
-    stream.read_line(&mut line).ok().filter(|read| *read > 0)?;
-    let mut words = line.split(' ');
-    let (method, target) = (words.next()?.to_owned(), words.next()?.to_owned());
-    let mut fields = BTreeMap::new();
-    loop {
-        let mut line = String::new();
-        stream.read_line(&mut line).ok()?;
-        let Some((name, value)) = line.trim_end().split_once(':') else { break };
-        fields.insert(name.to_ascii_lowercase(), value.trim().to_owned());
-    }
-    Some(HttpRequest { method, target, fields })
 }
 
 /// Sends a response; whether the connection ends.

@@ -11,13 +11,13 @@ use openssl::x509::{X509, X509Builder, X509NameBuilder};
 
 use super::*;
 
-struct CertifiedKey {
+pub struct CertifiedKey {
     key: PKey<Private>,
-    certificate: X509,
+    pub certificate: X509,
 }
 
 /// A certificate for a name, valid until so many days from now, signed by an authority or by itself.
-fn certificate(name: &str, days: i64, by: Option<&CertifiedKey>) -> CertifiedKey {
+pub fn certificate(name: &str, days: i64, by: Option<&CertifiedKey>) -> CertifiedKey {
     let key = PKey::from_rsa(Rsa::generate(2048).unwrap()).unwrap();
     let mut subject = X509NameBuilder::new().unwrap();
     subject.append_entry_by_text("CN", name).unwrap();
@@ -45,7 +45,7 @@ fn certificate(name: &str, days: i64, by: Option<&CertifiedKey>) -> CertifiedKey
     CertifiedKey { key, certificate: builder.build() }
 }
 
-fn context(own: &CertifiedKey) -> SslContext {
+pub fn context(own: &CertifiedKey) -> SslContext {
     let mut context = SslContext::builder(SslMethod::tls_server()).unwrap();
     context.set_private_key(&own.key).unwrap();
     context.set_certificate(&own.certificate).unwrap();
@@ -83,8 +83,8 @@ fn servers_are_checked_against_the_authority() {
     insecure(server.url(&format!("/{ca}")), "self-signed");
     // No TLS behind https, and TLS behind http.
     let plain = ObjectServer::start(object(), |_, _, _| Fault::Drop);
-    let error = refused(format!("https://{}/", plain.address));
+    let error = refused(format!("https://{}/", plain.address()));
     assert!(error.to_string().contains("cannot connect"), "{error}");
     let server = ObjectServer::secure(object(), context(&right));
-    all_of(format!("http://{}/", server.address)).unwrap_err();
+    all_of(format!("http://{}/", server.address())).unwrap_err();
 }

@@ -5,23 +5,20 @@ use std::time::Duration;
 use blockhaul_block::Kind;
 use blockhaul_catalog::DeviceSpec;
 use blockhaul_transfer::{
-    TransferError, TransferErrorKind, TransferStep, has_journal, journal_name, shell_word,
-    without_passwords,
+    TransferError, TransferErrorKind, TransferStep, journal_name, shell_word, without_passwords,
 };
 
 /// Minimum duration of a failed copy for a hint about journals.
 pub const WORTH_A_JOURNAL: Duration = Duration::from_secs(60);
 
-/// The hint after a failed copy without a journal: the same command with one. `None` if a journal
-/// is not possible.
-pub fn journal_hint([source, target]: [&DeviceSpec; 2]) -> Option<String> {
+/// The hint after a failed copy to `target` without a journal: the same command with one.
+pub fn journal_hint(target: &DeviceSpec) -> Option<String> {
     let mut words = std::env::args_os();
     words.next()?;
     let ours = words.next()? == "copy";
-    let pipe = [source, target].contains(&&DeviceSpec::Pipe);
     let words: Vec<_> =
         words.map(|word| shell_word(&without_passwords(&word.to_string_lossy()))).collect();
-    (ours && !pipe && has_journal(target)).then(|| {
+    ours.then(|| {
         let journal = shell_word(&journal_name(target));
         let words = words.join(" ");
         format!("; to be able to resume next time: blockhaul copy --journal {journal} {words}")

@@ -122,12 +122,13 @@ pub(crate) fn run_reported(
     let watched = ObservedCopy { ends: shown_ends(&setup), progress, ..ObservedCopy::default() };
     let mut session = CopySession::start(&options.session, sink, vec![watched], setup.rate())?;
     let ends = setup.specs().map(DeviceSpec::clone);
+    let wants_journal = !has_journal && setup.can_have_journal();
     let control = setup.control();
     let pool = Pool::new(setup.memory());
     let started = std::time::Instant::now();
     let result = session.block_on(move || async move { setup.open().await?.run(pool).await });
-    let hint = if !has_journal && control.has_left_a_part() {
-        hints::journal_hint(ends.each_ref()).unwrap_or_default()
+    let hint = if wants_journal && control.has_left_a_part() {
+        hints::journal_hint(&ends[1]).unwrap_or_default()
     } else {
         String::new()
     };
