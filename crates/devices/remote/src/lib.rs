@@ -10,6 +10,7 @@
 //! - `store_object`: an object of an object store; `stores`: the stores of the vendors, and their credentials;
 //!   `aws_profile`: profiles in files; `store_list`: the objects of a bucket. `store_service`: connections of stores,
 //!   `store_failure`: their errors.
+//! - `page_blob`: page blobs of Azure, written at random places.
 //! - `chunks`: disks whose chunks are objects, written at random places.
 //! - `oci`: disks in images of container registries.
 //! - `place`: parts of object stores that are read as folders.
@@ -37,6 +38,7 @@ mod http_object;
 mod http_stream;
 mod identity;
 mod oci;
+mod page_blob;
 mod part_buffer;
 mod place;
 mod put_body;

@@ -21,7 +21,12 @@ use crate::store_service::StoreService;
 use crate::stores::{StoreBucket, StoreSettings, build};
 use crate::upload::Upload;
 use crate::upload_device::UploadDevice;
-use crate::{RemoteOptions, runtime};
+use crate::{RemoteOptions, page_blob, runtime};
+
+/// Whether the options say that the object is a page blob of Azure.
+fn is_page_blob(args: &ParamValues) -> bool {
+    args.text("blob-type") == Some(PAGE_BLOB)
+}
 
 /// A kind of object store.
 pub(crate) struct StoreBackend {
@@ -73,20 +78,30 @@ const S3_PARAMS: &[Param] = &[
     CONNECTIONS,
 ];
 const GCS_PARAMS: &[Param] = &[ENDPOINT, ANONYMOUS, CA, CONNECTIONS];
-const AZURE_PARAMS: &[Param] = &[
+const ACCOUNT: Param = Param {
+    name: "account",
+    kind: ParamKind::Text,
+    default: None,
+    doc: "The storage account; AZURE_STORAGE_ACCOUNT if not given.",
+};
+const AZURE_PARAMS: &[Param] = &[ACCOUNT, ENDPOINT, ANONYMOUS, CA, CONNECTIONS];
+const BLOB_PARAMS: &[Param] = &[
+    ACCOUNT,
     Param {
-        name: "account",
-        kind: ParamKind::Text,
-        default: None,
-        doc: "The storage account; AZURE_STORAGE_ACCOUNT if not given.",
+        name: "blob-type",
+        kind: ParamKind::Choice(&["BlockBlob", PAGE_BLOB]),
+        default: Some("BlockBlob"),
+        doc: "Type of the blob. A PageBlob is a disk for virtual machines: it is written at random places, in pages of \
+              512 bytes, by one program at a time, which has its lease, and it has holes. A copy makes one if there is none.",
     },
     ENDPOINT,
     ANONYMOUS,
     CA,
     CONNECTIONS,
 ];
+const PAGE_BLOB: &str = "PageBlob";
 
-/// The options of a kind of object store.
+/// The options of a kind of object store, for objects that are read and written as a whole.
 pub(crate) fn params(kind: StoreKind) -> &'static [Param] {
     match kind {
         StoreKind::S3 => S3_PARAMS,
@@ -124,7 +139,8 @@ impl Backend for StoreBackend {
                  machine"
             }
             StoreKind::Azure => {
-                "a blob in Azure Blob Storage, read, or written as a whole by a copy. Credentials are in AZURE_STORAGE_KEY, \
+                "a blob in Azure Blob Storage, read, or written as a whole by a copy; a page blob (blob-type=PageBlob) also at \
+                 random places. Credentials are in AZURE_STORAGE_KEY, \
                  AZURE_STORAGE_SAS_TOKEN or AZURE_STORAGE_CONNECTION_STRING, else those of a service principal, a \
                  workload or the machine"
             }
@@ -149,21 +165,25 @@ blockhaul copy qcow2:gs://BUCKET/disk.qcow2 disk.raw
                 r#"
 blockhaul copy disk.raw "az://CONTAINER/disk.raw?account=NAME"
 blockhaul serve --layer cow "az://CONTAINER/disk.raw?account=NAME"
+blockhaul serve "az://CONTAINER/vm1.raw?account=NAME&blob-type=PageBlob"
 "#
             }
         }
     }
 
     fn params(&self) -> &'static [Param] {
-        params(self.kind)
+        match self.kind {
+            StoreKind::Azure => BLOB_PARAMS,
+            kind => params(kind),
+        }
     }
 
     fn connecting(&self, settings: &ConnectionSettings) -> Option<Arc<dyn Backend>> {
         Some(Arc::new(StoreBackend::new(self.kind, self.options.connecting(settings))))
     }
 
-    fn target_making(&self, _: &BackendTarget) -> TargetMaking {
-        TargetMaking::Always
+    fn target_making(&self, target: &BackendTarget) -> TargetMaking {
+        if is_page_blob(&target.args) { TargetMaking::IfAbsent } else { TargetMaking::Always }
     }
 
     fn list(&self, target: &BackendTarget) -> Option<OpenFuture<Box<dyn ObjectList>>> {
@@ -193,6 +213,11 @@ async fn open_store(
 ) -> Result<OpenedDevice> {
     let typed = StoreDescription::parse(kind, target)?;
     let name = typed.name.clone();
+    if is_page_blob(&target.args) {
+        let (opened, preparation) = open_page_blob(target, typed, options).await?;
+        preparation.run().await?;
+        return Ok(opened);
+    }
     if target.intent.write {
         let text = "an object cannot be written at random places";
         let remedy = "copy to it as a whole, or write to a file";
@@ -208,6 +233,16 @@ async fn open_store(
     Ok(OpenedDevice { device: Arc::new(device.clone()), more: Some(Arc::new(device)) })
 }
 
+async fn open_page_blob(
+    target: &BackendTarget,
+    typed: StoreDescription,
+    options: RemoteOptions,
+) -> Result<(OpenedDevice, Preparation)> {
+    let (name, connections) = (typed.name.clone(), typed.connections);
+    let resource = typed.resource(StoreKind::Azure, options).await?;
+    page_blob::opening::open(target, &name, resource, connections).await
+}
+
 /// Opens the target of a copy: an object that is written as a whole.
 async fn open_upload(
     target: &BackendTarget,
@@ -215,6 +250,9 @@ async fn open_upload(
     options: RemoteOptions,
 ) -> Result<(OpenedDevice, Preparation)> {
     let typed = StoreDescription::parse(kind, target)?;
+    if is_page_blob(&target.args) {
+        return open_page_blob(target, typed, options).await;
+    }
     let Intent { target_size: Some(size), grows: false, extends: false, .. } = target.intent else {
         let text = "an object is written as a whole, from a source whose size is known";
         let remedy = "for an image copy as-qcow2:DEVICE to it; else copy to a file first";
@@ -353,9 +391,9 @@ impl StoreDescription {
     pub(crate) fn prepare(self, kind: StoreKind, options: RemoteOptions) -> Result<StoreResource> {
         let client = client(options, self.authority.as_deref(), self.connections)?;
         let service = StoreService { client, limit: options.timeout, has_answered: Arc::default() };
-        let StoreBucket { store, address } = build(kind, &self.settings, service)?;
+        let StoreBucket { store, address, account } = build(kind, &self.settings, service)?;
         let (key, limit) = (self.key, options.timeout);
-        Ok(StoreResource { store, kind, key, bucket: address, limit })
+        Ok(StoreResource { store, kind, key, bucket: address, limit, account })
     }
 }
 

@@ -15,6 +15,7 @@ use crate::device::RemoteObject;
 use crate::failure::{Failure, Repetitions};
 use crate::http_object::{PIECE, due};
 use crate::identity::identity_of;
+use crate::page_blob::requests::AzureAccount;
 use crate::store_failure::{StoreKind, failure};
 use crate::store_service::ObjectFields;
 
@@ -33,6 +34,8 @@ pub(crate) struct StoreResource {
     pub(crate) bucket: Arc<str>,
     /// Time for each [`PIECE`] of a response; zero: none.
     pub(crate) limit: Duration,
+    /// The account of an object of Azure.
+    pub(crate) account: Option<AzureAccount>,
 }
 
 impl StoreResource {

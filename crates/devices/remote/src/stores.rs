@@ -11,6 +11,7 @@ use object_store::{BackoffConfig, RetryConfig, StaticCredentialProvider};
 use crate::aws_profile::AwsProfile;
 use crate::crypto::OpenSslCrypto;
 use crate::failure::{PAUSE, REPEATS_MAX};
+use crate::page_blob::requests::AzureAccount;
 use crate::response::PAUSE_MAX;
 use crate::store_failure::{StoreKind, failure};
 use crate::store_object::WritableStore;
@@ -33,6 +34,8 @@ pub(crate) struct StoreBucket {
     pub(crate) store: Arc<dyn WritableStore>,
     /// URL of the service, or its scheme if it is the vendor's own, with the bucket.
     pub(crate) address: Arc<str>,
+    /// The account of a bucket of Azure.
+    pub(crate) account: Option<AzureAccount>,
 }
 
 impl StoreBucket {
@@ -42,7 +45,10 @@ impl StoreBucket {
         address: String,
     ) -> Result<StoreBucket> {
         match built {
-            Ok(store) => Ok(StoreBucket { store: Arc::new(store), address: address.into() }),
+            Ok(store) => {
+                let (store, address) = (Arc::new(store), address.into());
+                Ok(StoreBucket { store, address, account: None })
+            }
             Err(error) => Err(failure(kind, &error).error.with_kind(Kind::Invalid)),
         }
     }
@@ -181,7 +187,7 @@ fn azure(settings: &StoreSettings, service: StoreService) -> Result<StoreBucket>
         .with_container_name(&settings.bucket)
         .with_skip_signature(settings.is_anonymous)
         .with_crypto_provider(Arc::new(OpenSslCrypto))
-        .with_http_connector(service)
+        .with_http_connector(service.clone())
         .with_retry(retries());
     let connection = variable("AZURE_STORAGE_CONNECTION_STRING").unwrap_or_default();
     let part = |name: &str| {
@@ -204,13 +210,18 @@ fn azure(settings: &StoreSettings, service: StoreService) -> Result<StoreBucket>
             builder = builder.with_config(key, value);
         }
     }
-    let Some(account) = builder.get_config_value(&AzureConfigKey::AccountName) else {
+    let Some(name) = builder.get_config_value(&AzureConfigKey::AccountName) else {
         let text = "no storage account";
         let remedy = "name it with account=NAME or in AZURE_STORAGE_ACCOUNT";
         return Err(Error::new(Kind::Usage, text).with_remedy(remedy));
     };
-    let vendor = format!("https://{account}.blob.core.windows.net");
+    let vendor = format!("https://{name}.blob.core.windows.net");
     let endpoint = builder.get_config_value(&AzureConfigKey::Endpoint);
     let address = address(endpoint.as_deref(), &vendor, &settings.bucket);
-    StoreBucket::new(StoreKind::Azure, builder.build(), address)
+    let built = builder.build();
+    let credentials = built.as_ref().ok().map(|store| store.credentials().clone());
+    let credentials = credentials.filter(|_| !settings.is_anonymous);
+    let account = AzureAccount { name, service, credentials };
+    let bucket = StoreBucket::new(StoreKind::Azure, built, address)?;
+    Ok(StoreBucket { account: Some(account), ..bucket })
 }

@@ -61,6 +61,7 @@ impl FaultyFolder {
             key: Path::from("a/disk"),
             bucket: "memory".into(),
             limit: Duration::ZERO,
+            account: None,
         };
         FaultyFolder {
             inside: StoreFolder::new(resource, 4),

@@ -7,6 +7,7 @@ mod dav;
 mod dav_server;
 mod http_server;
 mod oci;
+mod page_blobs;
 mod random;
 mod reads;
 mod registry_server;

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use blockhaul_testkit::rng::Rng;
-use blockhaul_testkit::tools::{self, ScratchDir, text};
+use blockhaul_testkit::tools::{self, PeerServer, ScratchDir, text};
 
 use crate::served_disk::{ChildGuard, LIMIT, OURS};
 
@@ -310,38 +310,99 @@ fn objects_of_google_are_written_by_the_same_protocol(server: &ObjectServer) {
     assert!(!output.status.success() && said.contains("ignores conditions"), "{said}");
 }
 
-/// The parts in the record of an upload, in the order in which they were sent.
-fn recorded(server: &ObjectServer) -> Vec<String> {
-    let text = fs::read_to_string(server.scratch.file("j.upload")).unwrap_or_default();
-    let lines = text.split_inclusive('\n').filter(|line| line.ends_with('\n'));
-    let sent = lines.filter_map(|line| line.strip_prefix("sent "));
-    sent.map(|line| line.split(' ').next().unwrap().to_owned()).collect()
+/// Copies of `large.raw` with the journal `j`, which are killed.
+struct KilledCopies<'a> {
+    scratch: &'a ScratchDir,
+    /// A command with the credentials for the target.
+    command: &'a dyn Fn() -> Command,
+    target: &'a str,
 }
 
-fn copy_with_journal(server: &ObjectServer, target: &str) -> ChildGuard {
-    let mut command = server.command();
-    command.args(["copy", "--journal", "j", "large.raw", target]);
-    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    ChildGuard(command.spawn().unwrap())
-}
+impl KilledCopies<'_> {
+    /// The parts in the record of an upload, in the order in which they were sent.
+    fn recorded(&self) -> Vec<String> {
+        let text = fs::read_to_string(self.scratch.file("j.upload")).unwrap_or_default();
+        let lines = text.split_inclusive('\n').filter(|line| line.ends_with('\n'));
+        let sent = lines.filter_map(|line| line.strip_prefix("sent "));
+        sent.map(|line| line.split(' ').next().unwrap().to_owned()).collect()
+    }
 
-/// Copies with a journal, and kills the copy after this time; whether it had ended before.
-fn copy_and_kill(server: &ObjectServer, target: &str, after: Duration) -> bool {
-    let mut child = copy_with_journal(server, target);
-    std::thread::sleep(after);
-    let ended = child.0.try_wait().unwrap();
-    assert!(ended.is_none_or(|status| status.success()));
-    ended.is_some()
-}
+    fn start(&self) -> ChildGuard {
+        let mut command = (self.command)();
+        command.args(["copy", "--journal", "j", "large.raw", self.target]);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        ChildGuard(command.spawn().unwrap())
+    }
 
-/// Copies with a journal, and kills the copy when a part was sent.
-fn copy_and_kill_behind_a_part(server: &ObjectServer, target: &str) {
-    while recorded(server).is_empty() {
-        let mut child = copy_with_journal(server, target);
-        while recorded(server).is_empty() && child.0.try_wait().unwrap().is_none() {
-            std::thread::sleep(Duration::from_millis(1));
+    /// Copies, and kills the copy after this time; whether it had ended before.
+    fn kill_after(&self, time: Duration) -> bool {
+        let mut child = self.start();
+        std::thread::sleep(time);
+        let ended = child.0.try_wait().unwrap();
+        assert!(ended.is_none_or(|status| status.success()));
+        ended.is_some()
+    }
+
+    /// Copies, and kills the copy when a part was sent.
+    fn kill_behind_a_part(&self) {
+        while self.recorded().is_empty() {
+            let mut child = self.start();
+            while self.recorded().is_empty() && child.0.try_wait().unwrap().is_none() {
+                std::thread::sleep(Duration::from_millis(1));
+            }
         }
     }
+
+    /// Kills copies at random times, then ends the last one. No part is sent twice.
+    fn kill(&self, rng: &mut Rng, kills: usize) {
+        let (mut count, mut most) = (0, 0);
+        // On a slow machine the first part takes longer.
+        while count < kills || most == 0 && count < 10 * kills {
+            let before = self.recorded();
+            let after = Duration::from_millis(50 + rng.below(500 + 50 * count as u64));
+            if self.kill_after(after) {
+                continue;
+            }
+            count += 1;
+            let after = self.recorded();
+            assert!(after.is_empty() || after.starts_with(&before), "{before:?} {after:?}");
+            let mut once = after.clone();
+            once.sort_unstable();
+            once.dedup();
+            assert_eq!(once.len(), after.len(), "a part was sent again");
+            most = most.max(after.len());
+        }
+        assert!(most > 0, "no copy was killed behind its first part");
+        self.succeed(&["copy", "--journal", "j", "large.raw", self.target]);
+        self.succeed(&["compare", "large.raw", self.target]);
+        assert!(self.recorded().is_empty() && !self.scratch.file("j.upload").exists());
+    }
+
+    #[track_caller]
+    fn succeed(&self, words: &[&str]) {
+        let output = tools::output((self.command)().args(words), LIMIT).unwrap();
+        assert!(output.status.success(), "{words:?}: {}", text(&output.stderr));
+    }
+}
+
+/// A disk of 7 parts, of which the last ones are zeroes and a few bytes.
+fn make_large(scratch: &ScratchDir, rng: &mut Rng) -> Vec<u8> {
+    let mut bytes = rng.disk(30 << 20, 3_000_000, 60);
+    bytes.resize((48 << 20) + 512, 0);
+    bytes[48 << 20..].fill(7);
+    fs::write(scratch.file("large.raw"), &bytes).unwrap();
+    bytes
+}
+
+/// Kills of uploads to each service: `few`, or as many as a long test has.
+fn kills(few: usize, many: usize) -> usize {
+    if std::env::var_os("BLOCKHAUL_LONG").is_some() { many } else { few }
+}
+
+fn printed_seed() -> u64 {
+    let seed = blockhaul_testkit::rng::seed();
+    println!("BLOCKHAUL_SEED={seed:#x}");
+    seed
 }
 
 fn open_uploads(server: &ObjectServer) -> usize {
@@ -351,51 +412,39 @@ fn open_uploads(server: &ObjectServer) -> usize {
 }
 
 fn killed_uploads_are_continued(server: &ObjectServer) {
-    let seed = u64::from(std::process::id());
-    println!("seed {seed}");
-    let mut rng = Rng::new(seed);
-    // 7 parts, of which the last ones are zeroes and a few bytes.
-    let mut bytes = rng.disk(30 << 20, 3_000_000, 60);
-    bytes.resize((48 << 20) + 512, 0);
-    bytes[48 << 20..].fill(7);
-    fs::write(server.scratch.file("large.raw"), &bytes).unwrap();
+    let mut rng = Rng::new(printed_seed());
+    let mut bytes = make_large(&server.scratch, &mut rng);
     let target = "s3://disks/killed?connections=2";
-    let kills = if std::env::var_os("BLOCKHAUL_LONG").is_some() { 100 } else { 10 };
-    let (mut count, mut most) = (0, 0);
-    // On a slow machine the first part takes longer.
-    while count < kills || most == 0 && count < 10 * kills {
-        let before = recorded(server);
-        let after = Duration::from_millis(50 + rng.below(500 + 50 * count as u64));
-        if copy_and_kill(server, target, after) {
-            continue;
-        }
-        count += 1;
-        let after = recorded(server);
-        assert!(after.is_empty() || after.starts_with(&before), "{before:?} {after:?}");
-        let mut once = after.clone();
-        once.sort_unstable();
-        once.dedup();
-        assert_eq!(once.len(), after.len(), "a part was sent again");
-        most = most.max(after.len());
-    }
-    assert!(most > 0, "no copy was killed behind its first part");
-    server.succeed(&["copy", "--journal", "j", "large.raw", target]);
-    server.succeed(&["compare", "large.raw", target]);
-    assert!(recorded(server).is_empty() && !server.scratch.file("j.upload").exists());
+    let command = || server.command();
+    let copies = KilledCopies { scratch: &server.scratch, command: &command, target };
+    copies.kill(&mut rng, kills(10, 100));
     // A changed part is sent again.
-    copy_and_kill_behind_a_part(server, target);
+    copies.kill_behind_a_part();
     bytes[..10 << 20].fill(9);
     fs::write(server.scratch.file("large.raw"), &bytes).unwrap();
     let refused = ["copy", "--journal", "j", "large.raw", "s3://disks/other"];
     server.refuse(&refused, "record of another upload");
+    let open = open_uploads(server);
     server.succeed(&["copy", "--journal", "j", "large.raw", target]);
     server.succeed(&["compare", "large.raw", target]);
+    assert_eq!(open_uploads(server), open - 1, "a completed upload is still open");
     // An upload that is given up leaves nothing.
-    copy_and_kill_behind_a_part(server, target);
-    let open = open_uploads(server);
+    let before = open_uploads(server);
+    copies.kill_behind_a_part();
+    assert!(open_uploads(server) > before);
     server.succeed(&["copy", "--journal", "j", "--restart", "large.raw", target]);
     server.succeed(&["compare", "large.raw", target]);
-    assert!(open_uploads(server) < open, "{open} uploads were open");
+    assert_eq!(open_uploads(server), before, "an upload that was given up is still open");
+    // Google's interface.
+    let emulator = format!("127.0.0.1:{}", server.s3);
+    let command = || {
+        let mut command = server.command();
+        command.env("STORAGE_EMULATOR_HOST", &emulator);
+        command
+    };
+    let target = "gs://open/killed?connections=2";
+    KilledCopies { scratch: &server.scratch, command: &command, target }
+        .kill(&mut rng, kills(2, 30));
 }
 
 #[test]
@@ -496,12 +545,13 @@ fn blobs_of_azure_are_read_and_written() {
     let made = tools::output(Command::new(python).args(arguments), LIMIT).unwrap();
     assert!(made.status.success(), "{}", text(&made.stderr));
     let endpoint = format!("endpoint=http://127.0.0.1:{port}/{AZURE_ACCOUNT}");
-    let run = |words: &[&str]| {
+    let command = || {
         let mut command = Command::new(OURS);
-        command.current_dir(scratch.path()).args(words);
+        command.current_dir(scratch.path());
         command.env("AZURE_STORAGE_ACCOUNT", AZURE_ACCOUNT).env("AZURE_STORAGE_KEY", AZURE_KEY);
-        tools::output(&mut command, LIMIT).unwrap()
+        command
     };
+    let run = |words: &[&str]| tools::output(command().args(words), LIMIT).unwrap();
     let succeed = |words: &[&str]| {
         let output = run(words);
         assert!(output.status.success(), "{words:?}: {}", text(&output.stderr));
@@ -531,4 +581,103 @@ fn blobs_of_azure_are_read_and_written() {
     let output = run(&["copy", "disk.raw", &format!("az://nothing/x?{endpoint}")]);
     let said = text(&output.stderr);
     assert!(!output.status.success() && said.contains("ContainerNotFound"), "{said}");
+    let mut rng = Rng::new(printed_seed());
+    make_large(&scratch, &mut rng);
+    let target = format!("az://disks/killed?connections=2&{endpoint}");
+    KilledCopies { scratch: &scratch, command: &command, target: &target }
+        .kill(&mut rng, kills(2, 30));
+    page_blobs_are_written_at_random_places(&scratch, &command, &endpoint, &mut rng);
+}
+
+fn page_blobs_are_written_at_random_places(
+    scratch: &ScratchDir,
+    command: &dyn Fn() -> Command,
+    endpoint: &str,
+    rng: &mut Rng,
+) {
+    let run = |words: &[&str]| tools::output(command().args(words), LIMIT).unwrap();
+    let succeed = |words: &[&str]| {
+        let output = run(words);
+        assert!(output.status.success(), "{words:?}: {}", text(&output.stderr));
+        text(&output.stdout)
+    };
+    let refuse = |words: &[&str], why: &str| {
+        let output = run(words);
+        let said = text(&output.stderr);
+        assert!(!output.status.success() && said.contains(why), "{words:?}: {said}");
+    };
+    let page = lines("Page blobs of Azure");
+    assert!(page.len() > 2);
+    for line in page {
+        let line = line.replace(".raw?", &format!(".raw?{endpoint}&")).replace('"', "");
+        succeed(&line.split(' ').skip(1).collect::<Vec<_>>());
+    }
+    let blob = format!("az://disks/a b/page.raw?blob-type=PageBlob&{endpoint}");
+    let planned = succeed(&["copy", "--dry-run", "disk.raw", &blob]);
+    assert!(planned.contains("would create"), "{planned}");
+    refuse(&["info", &blob], "there is no such blob");
+    for source in ["disk.raw", "large.raw"] {
+        // The second one is larger.
+        let blob = blob.replace("page.raw", &format!("page of {source}"));
+        succeed(&["copy", "--verify", "--journal", "page", source, &blob]);
+        succeed(&["compare", source, &blob]);
+    }
+    succeed(&["copy", "disk.raw", &blob]);
+    let mapped: serde_json::Value =
+        serde_json::from_str(&succeed(&["map", "--json", &blob])).unwrap();
+    assert!(mapped.to_string().contains("hole"), "{mapped}");
+    let shown = succeed(&["info", &blob]);
+    assert!(shown.contains("ETag") && shown.contains("20972032"), "{shown}");
+    // Contents of earlier pages become zeroes.
+    let mut bytes = fs::read(scratch.file("disk.raw")).unwrap();
+    bytes[1 << 20..5 << 20].fill(0);
+    fs::write(scratch.file("disk.raw"), &bytes).unwrap();
+    succeed(&["copy", "--verify", "disk.raw", &blob]);
+    refuse(
+        &["copy", "small.raw", &blob.replace("page", "odd")],
+        "a multiple of 512 bytes, not 5000",
+    );
+    refuse(&["copy", "large.raw", &blob], "larger");
+    refuse(&["copy", "disk.raw", &blob.replace("page.raw", "small.raw")], "is a BlockBlob");
+    refuse(&["copy", "disk.raw", &blob.replace("disks", "nothing")], "ContainerNotFound");
+    refuse(&["serve", "-U", "sock", &blob.replace("page", "none")], "no such blob");
+    refuse(&["info", &blob.replace("PageBlob", "Page")], "blob-type");
+    refuse(&["info", &format!("chunks:{blob}")], "unknown option");
+    // A server, whose client writes at places that are no multiples of pages, too.
+    let socket = scratch.socket("page");
+    let mut server = command();
+    server.args(["serve", "-U"]).arg(&socket).arg(&blob);
+    let server = PeerServer::start(server, &socket).unwrap();
+    let other = rng.disk(bytes.len(), 100_000, 50);
+    fs::write(scratch.file("other.raw"), &other).unwrap();
+    for round in 0..8 {
+        let at = rng.below(bytes.len() as u64 - 300_000);
+        let at = if round % 2 == 0 { at & !511 } else { at } as usize;
+        let len = 1 + rng.below(299_999) as usize;
+        let range = format!("{at}:{len}");
+        succeed(&["copy", "--range", &range, "other.raw", &server.uri("")]);
+        bytes[at..at + len].copy_from_slice(&other[at..at + len]);
+    }
+    fs::write(scratch.file("disk.raw"), &bytes).unwrap();
+    succeed(&["compare", "disk.raw", &server.uri("")]);
+    // Who reads needs no lease.
+    succeed(&["compare", "disk.raw", &blob]);
+    let is_long = std::env::var_os("BLOCKHAUL_LONG").is_some();
+    if is_long {
+        refuse(&["copy", "large.raw", &blob], "another program has the lease");
+    }
+    assert!(server.stop().unwrap().success());
+    succeed(&["copy", "--range", "0:512", "other.raw", &blob]);
+    if is_long {
+        // The lease of a copy that was killed ends by itself.
+        let target = blob.replace("page.raw", "killed.raw");
+        let mut copy = command();
+        copy.args(["copy", "--journal", "page", "--rate", "8M", "large.raw", &target]);
+        let mut child = ChildGuard(copy.spawn().unwrap());
+        std::thread::sleep(Duration::from_secs(3));
+        assert!(child.0.try_wait().unwrap().is_none());
+        drop(child);
+        succeed(&["copy", "--journal", "page", "large.raw", &target]);
+        succeed(&["compare", "large.raw", &target]);
+    }
 }
