@@ -48,6 +48,8 @@ struct UploadState {
     filled: BTreeMap<u64, PartBuffer>,
     /// Parts that are being sent, and those that were sent.
     sent: BTreeMap<u64, Option<PartId>>,
+    /// SHA-256 of the parts, of an upload with a record.
+    digests: BTreeMap<u64, [u8; 32]>,
     failed: Option<Error>,
     /// Whether the object exists.
     is_complete: bool,
@@ -213,6 +215,9 @@ impl Upload {
     async fn send_part(&self, number: u64, payload: Bytes) -> Result<PartId> {
         let record = self.record.get().cloned();
         let digest = if record.is_some() { openssl::sha::sha256(&payload) } else { [0; 32] };
+        if record.is_some() {
+            self.lock().digests.insert(number, digest);
+        }
         if let Some(record) = &record
             && let Some((earlier, part)) = lock_record(record).sent.remove(&number)
             && earlier == digest
@@ -262,7 +267,13 @@ impl Upload {
             }
             let parts = self.all_sent().await?;
             let id = self.lock().id.clone().unwrap_or_default();
-            store.complete_multipart(key, &id, parts).await.map_err(failed)?;
+            if let Err(error) = store.complete_multipart(key, &id, parts).await.map_err(failed) {
+                // An earlier copy may have been killed behind its completion.
+                let may_exist = error.kind() == Kind::NotFound && self.record.get().is_some();
+                if !(may_exist && self.is_stored().await) {
+                    return Err(error);
+                }
+            }
             if let Some(record) = self.record.get().cloned()
                 && let Err(error) = blocking(move || lock_record(&record).remove()).await
             {
@@ -280,6 +291,23 @@ impl Upload {
             return Err(Error::new(Kind::Io, text).with_remedy(remedy));
         }
         Ok(Some(object))
+    }
+
+    /// Whether the object consists of the parts of this upload, by their digests.
+    async fn is_stored(&self) -> bool {
+        let Ok(object) = open(self.resource.clone()).await else { return false };
+        if object.size() != self.size {
+            return false;
+        }
+        for number in 0..self.parts() {
+            let mut bytes = vec![0; index(self.part_len(number))];
+            let digest = self.lock().digests.get(&number).copied();
+            let read = object.read(number * self.part, &mut bytes).await;
+            if read.is_err() || digest != Some(openssl::sha::sha256(&bytes)) {
+                return false;
+            }
+        }
+        true
     }
 
     /// Waits until all parts were sent.

@@ -330,7 +330,7 @@ impl KilledCopies<'_> {
     fn start(&self) -> ChildGuard {
         let mut command = (self.command)();
         command.args(["copy", "--journal", "j", "large.raw", self.target]);
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
         ChildGuard(command.spawn().unwrap())
     }
 
@@ -339,7 +339,11 @@ impl KilledCopies<'_> {
         let mut child = self.start();
         std::thread::sleep(time);
         let ended = child.0.try_wait().unwrap();
-        assert!(ended.is_none_or(|status| status.success()));
+        if ended.is_some_and(|status| !status.success()) {
+            let mut said = Vec::new();
+            child.0.stderr.take().unwrap().read_to_end(&mut said).unwrap();
+            panic!("a copy that goes on has failed: {}", text(&said));
+        }
         ended.is_some()
     }
 
@@ -359,7 +363,8 @@ impl KilledCopies<'_> {
         // On a slow machine the first part takes longer.
         while count < kills || most == 0 && count < 10 * kills {
             let before = self.recorded();
-            let after = Duration::from_millis(50 + rng.below(500 + 50 * count as u64));
+            let more = if most == 0 { 200 } else { 50 };
+            let after = Duration::from_millis(50 + rng.below(500 + more * count as u64));
             if self.kill_after(after) {
                 continue;
             }
@@ -376,6 +381,29 @@ impl KilledCopies<'_> {
         self.succeed(&["copy", "--journal", "j", "large.raw", self.target]);
         self.succeed(&["compare", "large.raw", self.target]);
         assert!(self.recorded().is_empty() && !self.scratch.file("j.upload").exists());
+        self.go_on_behind_the_end();
+    }
+
+    /// Goes on with the record of a copy that was killed when the service had completed the object.
+    fn go_on_behind_the_end(&self) {
+        let record = self.scratch.file("j.upload");
+        let mut saved = None;
+        for _ in 0..20 {
+            let mut child = self.start();
+            while child.0.try_wait().unwrap().is_none() {
+                if saved.is_none() && self.recorded().len() == 7 {
+                    saved = fs::read(&record).ok();
+                }
+            }
+            assert!(child.0.wait().unwrap().success());
+            let Some(saved) = &saved else { continue };
+            fs::write(&record, saved).unwrap();
+            self.succeed(&["copy", "--journal", "j", "large.raw", self.target]);
+            self.succeed(&["compare", "large.raw", self.target]);
+            assert!(!record.exists());
+            return;
+        }
+        panic!("no record had all parts");
     }
 
     #[track_caller]
