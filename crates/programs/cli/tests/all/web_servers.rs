@@ -8,7 +8,7 @@ use std::process::Command;
 
 use blockhaul_testkit::require_peer;
 use blockhaul_testkit::rng::Rng;
-use blockhaul_testkit::tools::{self, ScratchDir, text};
+use blockhaul_testkit::tools::{self, PeerServer, ScratchDir, text};
 
 use crate::remote::{http, ports, same, start};
 use crate::served_disk::{LIMIT, OURS, succeed};
@@ -51,7 +51,8 @@ http {
     access_log off;
     client_body_temp_path t1; proxy_temp_path t2; fastcgi_temp_path t3; uwsgi_temp_path t4; scgi_temp_path t5;
     proxy_cache_path cache keys_zone=slices:1m;
-    server { listen 127.0.0.1:PLAIN; root files; }
+    log_format ranges '$request $http_range';
+    server { listen 127.0.0.1:PLAIN; root files; access_log plain.log ranges; }
     server {
         listen 127.0.0.1:DAV;
         root files;
@@ -90,6 +91,7 @@ fn nginx_and_its_cache_of_slices_are_read() {
     for port in [plain, cache, cache] {
         read_all(&scratch, &format!("http://127.0.0.1:{port}"));
     }
+    reads_of_a_served_image_are_cached(&scratch, plain);
     refuse_list(&format!("dav://127.0.0.1:{plain}/"), "WebDAV");
     files_are_written(&scratch, dav);
     let disk = scratch.file("files/a disk.raw");
@@ -111,6 +113,63 @@ fn nginx_and_its_cache_of_slices_are_read() {
         let found = fs::read(&copied).unwrap();
         assert!(found == before || found == fresh);
     }
+}
+
+/// As a guest reads and writes a disk whose image is behind the server (`docs/recipes.md`).
+fn reads_of_a_served_image_are_cached(scratch: &ScratchDir, port: u16) {
+    let disk = scratch.file("files/a disk.raw");
+    let image = scratch.file("files/disk.qcow2");
+    succeed(&["copy", &format!("as-qcow2:{}", disk.display()), image.to_str().unwrap()]);
+    fs::set_permissions(&image, fs::Permissions::from_mode(0o644)).unwrap();
+    let url = format!("qcow2:http://127.0.0.1:{port}/disk.qcow2");
+    let layers = ["--layer", "cache?cache-on-read=true", "--layer", "cow"];
+    let args = [&layers[..], &[&url]].concat();
+    let server = PeerServer::blockhaul(OURS.as_ref(), &scratch.socket("guest"), &args).unwrap();
+    // The server logs a request when it has sent all of the response.
+    let requests = || {
+        let count = || fs::read_to_string(scratch.file("plain.log")).unwrap().lines().count();
+        loop {
+            let before = count();
+            std::thread::sleep(std::time::Duration::from_millis(200));
+            if count() == before {
+                return before;
+            }
+        }
+    };
+    let mut bytes = fs::read(&disk).unwrap();
+    // Blocks with data, some of them in one cluster.
+    let is_data = |at: &usize| bytes[*at..at + 4096].iter().any(|&byte| byte != 0);
+    let blocks: Vec<usize> = (0..8 << 20).step_by(300 << 10).filter(is_data).take(8).collect();
+    let found = scratch.file("block");
+    let read = |at: usize, expected: &[u8]| {
+        fs::write(&found, vec![1; (12 << 20) + 7]).unwrap();
+        let range = format!("{at}:4096");
+        succeed(&["copy", "--range", &range, &server.uri(""), found.to_str().unwrap()]);
+        assert!(fs::read(&found).unwrap()[at..at + 4096] == expected[at..at + 4096]);
+    };
+    let mut sent = requests();
+    for &at in &blocks {
+        read(at, &bytes);
+        let first = requests();
+        assert!(first > sent, "the block at {at} came from nowhere");
+        read(at, &bytes);
+        sent = requests();
+        let log = fs::read_to_string(scratch.file("plain.log")).unwrap();
+        assert_eq!(sent, first, "the block at {at} was requested again: {log}");
+    }
+    // What was written is read without a request, too, and the image stays as it is.
+    let before = fs::read(&image).unwrap();
+    let at = blocks[0];
+    bytes[at..at + 4096].fill(0x77);
+    fs::write(&found, &bytes).unwrap();
+    let range = format!("{at}:4096");
+    succeed(&["copy", "--range", &range, found.to_str().unwrap(), &server.uri("")]);
+    read(at, &bytes);
+    assert_eq!(requests(), sent);
+    assert!(fs::read(&image).unwrap() == before);
+    assert!(server.stop().unwrap().success());
+    fs::remove_file(&image).unwrap();
+    fs::remove_file(&found).unwrap();
 }
 
 fn refuse_list(url: &str, why: &str) {
