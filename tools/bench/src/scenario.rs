@@ -36,6 +36,7 @@ pub const BUILT_IN: &[(&str, &str)] = &[
     ("near-empty", include_str!("../../../bench/scenarios/near-empty.toml")),
     ("pipes", include_str!("../../../bench/scenarios/pipes.toml")),
     ("python-plugins", include_str!("../../../bench/scenarios/python-plugins.toml")),
+    ("remote", include_str!("../../../bench/scenarios/remote.toml")),
     ("requests", include_str!("../../../bench/scenarios/requests.toml")),
     ("rtt", include_str!("../../../bench/scenarios/rtt.toml")),
     ("served-image", include_str!("../../../bench/scenarios/served-image.toml")),

@@ -1,7 +1,8 @@
 //! Programs that scenarios need and no system ships: a driver of QEMU's jobs, a web server for
-//! files, many idle connections, and fixed workloads for counting instructions. They are
+//! files, a proxy that delays, many idle connections, and fixed workloads for counting instructions. They are
 //! subcommands of `bench helper`, which people do not see.
 
+pub mod delay;
 pub mod http;
 pub mod idle;
 pub mod job;
@@ -25,6 +26,17 @@ pub enum HelperCommand {
         /// TCP port
         #[arg(long)]
         port: u16,
+    },
+    /// Passes connections from a TCP port of the loopback address to another, with a delay, until it is killed
+    Delay {
+        /// The port of the server
+        to: u16,
+        /// TCP port for clients
+        #[arg(long)]
+        port: u16,
+        /// Time that a response takes longer, in milliseconds
+        #[arg(long)]
+        delay_ms: u64,
     },
     /// Opens connections to an NBD server and keeps them for a while
     Idle {
@@ -53,6 +65,9 @@ impl HelperCommand {
         match self {
             HelperCommand::Job(job) => job.run(),
             HelperCommand::Http { dir, port } => http::serve(dir, *port),
+            HelperCommand::Delay { to, port, delay_ms } => {
+                delay::serve(*port, *to, std::time::Duration::from_millis(*delay_ms))
+            }
             HelperCommand::Idle { uri, connections, keep_ms } => {
                 idle::keep(uri, *connections, std::time::Duration::from_millis(*keep_ms))
             }
