@@ -44,7 +44,7 @@ const PACKAGES: &str = "\
     nbdkit-plugin-libvirt nbdkit-plugin-dev gcc libc6-dev \
     libcurl4-gnutls-dev xorriso openssh-client openssh-server libnbd-bin python3-libnbd nbd-server \
     qemu-utils qemu-system-common fio e2fsprogs dosfstools mtools gnutls-bin jq file bsdextrautils \
-    socat fdisk strace restic nginx apache2-bin caddy skopeo bash \
+    socat fdisk strace restic rclone nginx apache2-bin caddy skopeo bash \
     dash coreutils diffutils findutils grep gzip hostname iproute2 mawk mount perl-base procps \
     python3-minimal sed tar util-linux xfsprogs xz-utils";
 
@@ -52,7 +52,7 @@ const PACKAGES: &str = "\
 const PROGRAMS: &str = "\
     nbdkit nbdcopy nbdinfo nbddump nbdfuse nbdsh nbd-server qemu-img qemu-io qemu-nbd \
     qemu-storage-daemon fio mkfs.ext4 mkfs.xfs mke2fs e2fsck dumpe2fs debugfs fsck.vfat mdir certtool file \
-    hexdump jq psktool python3 restic sfdisk socat strace nginx apache2 caddy \
+    hexdump jq psktool python3 rclone restic sfdisk socat strace nginx apache2 caddy \
     skopeo";
 
 /// Programs whose versions are printed.

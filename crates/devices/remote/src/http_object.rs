@@ -149,7 +149,7 @@ pub(crate) fn due(limit: Duration) -> Option<Instant> {
 }
 
 /// The result of `work`, unless it takes longer than `limit`; zero: none.
-async fn within<T>(limit: Duration, work: impl Future<Output = T>) -> Option<T> {
+pub(crate) async fn within<T>(limit: Duration, work: impl Future<Output = T>) -> Option<T> {
     if limit.is_zero() { Some(work.await) } else { timeout(limit, work).await.ok() }
 }
 

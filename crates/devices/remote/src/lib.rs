@@ -13,7 +13,7 @@
 //! - `page_blob`: page blobs of Azure, written at random places.
 //! - `chunks`: disks whose chunks are objects, written at random places.
 //! - `oci`: disks in images of container registries.
-//! - `place`: parts of object stores that are read as folders.
+//! - `place`: parts of object stores that are folders of files. `rest_place`: servers of restic's REST protocol.
 //! - `upload`: an object that is written; `part_buffer`: a part of it; `upload_record`: how far it is, in a file.
 //!   `upload_device`: the device of what is written as a whole. `identity`: numbers of remote files.
 //! - `client`: connections, TLS and proxies; `crypto`: digests and signatures. `runtime`: the thread that carries out all requests.
@@ -43,6 +43,7 @@ mod part_buffer;
 mod place;
 mod put_body;
 mod response;
+mod rest_place;
 mod runtime;
 mod service_words;
 mod store_backend;
@@ -58,7 +59,8 @@ mod upload_record;
 use std::sync::Arc;
 use std::time::Duration;
 
-pub use place::ObjectPlace;
+pub use place::{ObjectPlace, RemotePlace};
+pub use rest_place::RestPlace;
 
 use chunks::backend::ChunkBackend;
 use http_backend::HttpBackend;

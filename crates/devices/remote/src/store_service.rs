@@ -16,6 +16,7 @@ use object_store::client::{
 };
 use reqwest::{Body, Client, Request};
 
+use crate::place::SENT_PIECE;
 use crate::response::{PAUSE_MAX, retry_after};
 use crate::service_words::ServiceWords;
 
@@ -33,7 +34,7 @@ const TEXT_MAX: usize = 300;
 #[derive(Debug, Clone)]
 pub(crate) struct StoreService {
     pub(crate) client: Client,
-    /// Time for a response to begin; zero: none.
+    /// Time for a response to begin, and for each [`SENT_PIECE`] of the request; zero: none.
     pub(crate) limit: Duration,
     /// Whether a server has answered: before, one that is not there is an error at once.
     pub(crate) has_answered: Arc<AtomicBool>,
@@ -167,17 +168,19 @@ impl HttpService for StoreService {
         if request.headers().get(AUTHORIZATION).is_some_and(is_empty) {
             request.headers_mut().remove(AUTHORIZATION);
         }
+        let pieces = request.body().content_length() / SENT_PIECE;
+        let limit = self.limit * u32::try_from(1 + pieces).unwrap_or(u32::MAX);
         let request = Request::try_from(request.map(Body::wrap));
         let request =
             request.map_err(|error| HttpError::new(HttpErrorKind::Unknown, error.without_url()))?;
         if is_metadata {
-            let answered = tokio::time::timeout(METADATA_TIME, self.send(request)).await;
+            let answered = tokio::time::timeout(METADATA_TIME, self.send(request, limit)).await;
             return match answered {
                 Ok(Ok(response)) if response.status().is_success() => Ok(response),
                 _ => Err(HttpError::new(HttpErrorKind::Unknown, AbsentCredentials)),
             };
         }
-        let response = self.send(request).await?;
+        let response = self.send(request, limit).await?;
         if matches!(response.status().as_u16(), 429 | 503)
             && let Some(pause) = retry_after(response.headers())
         {
@@ -200,13 +203,13 @@ impl HttpService for StoreService {
 }
 
 impl StoreService {
-    async fn send(&self, request: Request) -> Result<HttpResponse, HttpError> {
+    async fn send(&self, request: Request, limit: Duration) -> Result<HttpResponse, HttpError> {
         let sending = self.client.execute(request);
-        let sent = if self.limit.is_zero() {
+        let sent = if limit.is_zero() {
             sending.await
         } else {
             let late = |_| HttpError::new(HttpErrorKind::Timeout, ResponseTimeout);
-            tokio::time::timeout(self.limit, sending).await.map_err(late)?
+            tokio::time::timeout(limit, sending).await.map_err(late)?
         };
         let response = sent.map_err(|error| {
             let again = self.has_answered.load(Ordering::Relaxed);

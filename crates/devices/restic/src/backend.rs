@@ -5,7 +5,7 @@ use std::sync::Arc;
 use blockhaul_block::{Device, Error, Kind, Result};
 use blockhaul_catalog::{
     Backend, BackendTarget, ConnectionSettings, Intent, ObjectList, OpenFuture, OpenedDevice,
-    Param, ParamKind, ParamValues, Preparation, TargetMaking,
+    Param, ParamKind, ParamValues, Preparation, TargetMaking, without_login_password,
 };
 
 use crate::ResticOptions;
@@ -14,11 +14,14 @@ use crate::content::FileContent;
 use crate::device::ResticDevice;
 use crate::list::SnapshotList;
 use crate::loads::BlobLoads;
+#[cfg(feature = "remote")]
+use crate::object_storage::RemoteStorage;
 use crate::password::PasswordSource;
 use crate::repository::{Repository, RepositoryReader};
 use crate::snapshot::{self, SnapshotFilter};
 use crate::storage::{DirectoryStorage, RepositoryStorage};
 use crate::tree;
+use crate::writer::pack::PACK_SIZE;
 use crate::writer::person::Person;
 use crate::writer::place::{BackupPlace, BackupRequest};
 use crate::writer::plan::BackupPlan;
@@ -104,7 +107,7 @@ impl Backend for ResticBackend {
 
     fn summary(&self) -> &'static str {
         "a file in a snapshot of a restic repository, read-only: SNAPSHOT is latest or the beginning of an identifier; or new, \
-         for a copy to a new snapshot. REPO is a directory, or a place in s3://, gs:// or az:// with the options of these. blockhaul info --list restic:REPO \
+         for a copy to a new snapshot. REPO is a directory, a place in s3://, gs:// or az:// with the options of these, or rest:https://HOST/PATH/. blockhaul info --list restic:REPO \
          lists snapshots and files"
     }
 
@@ -241,7 +244,7 @@ impl ResticDescription {
             Error::new(Kind::Usage, text).with_remedy("write auto, max or off")
         })?;
         Ok(ResticDescription {
-            name: format!("restic:{text}").into(),
+            name: without_login_password(&format!("restic:{text}")).into(),
             repository: repository.to_owned(),
             others: args.others().to_vec(),
             options,
@@ -326,6 +329,7 @@ impl ResticDescription {
             parent: self.parent,
             compression: self.compression,
             init: self.init,
+            pack_size: PACK_SIZE,
         };
         Ok(BackupPlace { storage, password, request, person: Person::here() })
     }
@@ -361,6 +365,10 @@ pub(crate) fn store_place(
     Ok((name, typed.place()?, folder))
 }
 
+/// What a repository behind a REST server begins with.
+#[cfg(feature = "remote")]
+const REST: &str = "rest:";
+
 #[cfg(feature = "remote")]
 fn object_storage(
     location: &str,
@@ -369,7 +377,12 @@ fn object_storage(
 ) -> Result<Arc<dyn RepositoryStorage>> {
     let ResticOptions { connect_timeout, timeout } = options;
     let limits = blockhaul_remote::RemoteOptions { connect_timeout, timeout };
-    Ok(Arc::new(blockhaul_remote::ObjectPlace::open(location, typed, limits)?))
+    if let Some(url) = location.strip_prefix(REST) {
+        let place = blockhaul_remote::RestPlace::open(url, typed, limits)?;
+        return Ok(Arc::new(RemoteStorage::new(place, &without_login_password(location))));
+    }
+    let place = blockhaul_remote::ObjectPlace::open(location, typed, limits)?;
+    Ok(Arc::new(RemoteStorage::new(place, location)))
 }
 
 #[cfg(not(feature = "remote"))]

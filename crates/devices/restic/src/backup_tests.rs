@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use blockhaul_block::{Device as _, Error, Kind, Reply, Request};
+use blockhaul_block::{Error, Kind, Reply, Request};
 use blockhaul_catalog::{DeviceSpec, Intent};
 use blockhaul_io::Reservation;
 use blockhaul_testkit::require_peer;
@@ -19,11 +19,9 @@ use crate::fault::RepositoryFault;
 use crate::peer_tests::{MIB, Repository, disk};
 use crate::repository::RepositoryReader;
 use crate::storage::{DirectoryStorage, RepositoryStorage};
+use crate::test_place::{copy_to, place as place_of};
 use crate::test_support::{TestWrite, back_up, files_below, on_a_worker, open, registry};
-use crate::writer::person::Person;
-use crate::writer::place::{BackupPlace, BackupRequest};
-use crate::writer::plan::BackupPlan;
-use crate::writer::session::CompressionMode;
+use crate::writer::pack::PACK_SIZE;
 
 impl Repository {
     /// The contents of a file in the newest snapshot, as restic restores it.
@@ -348,7 +346,7 @@ fn disks_above_2_tib_have_chunks_of_4_mib() {
 }
 
 /// A lock of another program.
-fn foreign_lock(repository: &Repository, lock: &serde_json::Value) -> Digest {
+pub(crate) fn foreign_lock(repository: &Repository, lock: &serde_json::Value) -> Digest {
     let password = crate::peer_tests::PASSWORD.as_bytes();
     let storage = Arc::new(DirectoryStorage::new(repository.scratch.file("repo")));
     let reader = RepositoryReader::open(storage, password).unwrap();
@@ -432,6 +430,10 @@ impl RepositoryStorage for FailingStorage {
         self.inner.range(file, at, len)
     }
 
+    fn size(&self, file: &str) -> Result<u64, RepositoryFault> {
+        self.inner.size(file)
+    }
+
     fn check_writable(&self) -> Result<(), RepositoryFault> {
         Ok(())
     }
@@ -469,28 +471,9 @@ fn back_up_failing(
 ) -> Result<(), Error> {
     let inner = DirectoryStorage::new(place);
     let storage = Arc::new(FailingStorage { inner, left: AtomicUsize::new(steps) });
-    let request = BackupRequest {
-        host: None,
-        tags: Vec::new(),
-        parent: None,
-        compression: CompressionMode::Auto,
-        init: true,
-    };
-    let password = crate::peer_tests::PASSWORD.as_bytes().to_vec();
-    let place = BackupPlace { storage, password, request, person: Person::here() };
-    let plan = BackupPlan::check(place, "disk", size)?;
-    let device = plan.device("disk");
-    let target = device.clone();
-    let requests: Vec<_> = writes.to_vec();
-    plan.begin(&device)?;
-    let written = on_a_worker(move || async move {
-        for write in requests {
-            device.submit(write.request()).await?;
-        }
-        device.submit(Request::flush()).await.map(drop)
-    });
-    drop(target);
-    written
+    let mut place = place_of(storage, PACK_SIZE);
+    place.password = crate::peer_tests::PASSWORD.into();
+    copy_to(place, size, writes)
 }
 
 #[test]

@@ -24,7 +24,7 @@ pub enum RepositoryFault {
     },
     /// The repository that is written was moved, replaced or removed.
     RepositoryGone {
-        /// Its directory.
+        /// Its directory, or its place at a service.
         place: String,
     },
     /// A format that this program does not know.
@@ -98,14 +98,13 @@ impl RepositoryFault {
     fn remedy(&self) -> &'static str {
         match self {
             RepositoryFault::NoRepository => {
-                "name the directory that has the file config; restic init makes a repository"
+                "name the place that has the file config; restic init makes a repository"
             }
             RepositoryFault::WrongPassword { .. } => {
                 "check the password: password-file=FILE, or RESTIC_PASSWORD_FILE in the environment"
             }
             RepositoryFault::RepositoryGone { .. } => {
-                "check that the file system of the repository is mounted and that it has its folders, then run the command \
-                 again"
+                "check that the repository is there (its file system mounted, with all folders), then run the command again"
             }
             RepositoryFault::UnknownVersion(_) => "use a newer program, or restic",
             RepositoryFault::MissingFile { .. } => {
@@ -131,7 +130,7 @@ impl fmt::Display for RepositoryFault {
             RepositoryFault::RepositoryGone { place } => {
                 write!(
                     f,
-                    "the repository is gone: {place} or a folder in it was moved, replaced or removed"
+                    "the repository is gone: {place} or a part of it was moved, replaced or removed"
                 )
             }
             RepositoryFault::WrongPassword { keys: 0, damaged: 0 } => {

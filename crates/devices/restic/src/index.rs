@@ -182,6 +182,15 @@ impl BlobIndex {
         self.starts = starts;
     }
 
+    /// Bytes of memory.
+    #[cfg(test)]
+    pub(crate) fn heap_bytes(&self) -> usize {
+        self.entries.capacity() * size_of::<BlobEntry>()
+            + self.copies.0.capacity() * size_of::<BlobEntry>()
+            + self.packs.capacity() * size_of::<Digest>()
+            + self.starts.capacity() * size_of::<u32>()
+    }
+
     /// The names of all packs, by their numbers.
     pub(crate) fn packs(&self) -> &[Digest] {
         &self.packs
@@ -284,20 +293,26 @@ impl IndexBlob {
         let at = u32::try_from(self.offset).ok()?;
         let len = u32::try_from(self.length).ok()?;
         at.checked_add(len)?;
-        let contents = u64::from(len).checked_sub(OVERHEAD as u64)?;
         let is_compressed = self.uncompressed_length > 0;
-        let plain = if is_compressed { self.uncompressed_length } else { contents };
-        let (most, tree) = match self.kind {
-            BlobKind::Data => (DATA_MAX, 0),
-            BlobKind::Tree => (TREE_MAX, TREE),
-        };
-        if plain == 0 || plain > most || contents > most + (most >> 6) + 1024 {
-            return None;
-        }
-        let plain = u32::try_from(plain).ok()? | if is_compressed { COMPRESSED } else { 0 };
-        let place = BlobPlace { pack: tree, at, len, plain };
-        Some(BlobEntry { digest: shortened(&self.id), place })
+        let plain = checked_length(self.kind, len, self.uncompressed_length)?;
+        let place = BlobPlace::new(0, at, len, plain, is_compressed);
+        Some(BlobEntry::new(blob_key(self.kind, &self.id), place))
     }
+}
+
+/// Bytes of the contents of a blob with `len` encrypted bytes. `packed`: those before compression; zero: it is not
+/// compressed. None: a blob cannot have these lengths.
+pub(crate) fn checked_length(kind: BlobKind, len: u32, packed: u64) -> Option<u32> {
+    let contents = u64::from(len).checked_sub(OVERHEAD as u64)?;
+    let plain = if packed > 0 { packed } else { contents };
+    let most = match kind {
+        BlobKind::Data => DATA_MAX,
+        BlobKind::Tree => TREE_MAX,
+    };
+    if plain == 0 || plain > most || contents > most + (most >> 6) + 1024 {
+        return None;
+    }
+    u32::try_from(plain).ok()
 }
 
 impl IndexBuilder {
@@ -346,6 +361,7 @@ impl IndexBuilder {
             is_copy
         });
         entries.shrink_to_fit();
+        self.index.packs.shrink_to_fit();
         self.index.find_starts();
         self.index
     }

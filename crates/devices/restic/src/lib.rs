@@ -5,7 +5,7 @@
 //! files say where in which pack a blob is. Readers lock nothing: files never change, and a pack that `restic prune`
 //! removes is at worst an error.
 //!
-//! - `storage`: places of repositories; `object_storage`: those in object stores. `cipher`, `key_file`, `password`: encryption, and keys that passwords open.
+//! - `storage`: places of repositories; `object_storage`: those of services. `parallel`: work on many files. `cipher`, `key_file`, `password`: encryption, and keys that passwords open.
 //! - `repository`: files, decrypted and checked. `digest`, `index`, `snapshot`, `tree`: their contents.
 //! - `content`: the blobs of a file, and its holes. `loads` fetches blobs, `cache` keeps them, `ahead` notices sequential
 //!   readers.
@@ -23,6 +23,8 @@ mod backup_tests;
 mod cache;
 mod cipher;
 mod content;
+#[cfg(test)]
+mod crash_tests;
 mod device;
 mod digest;
 mod fault;
@@ -32,12 +34,17 @@ mod index;
 mod key_file;
 mod list;
 mod loads;
+#[cfg(test)]
+mod many_packs_tests;
+mod parallel;
 mod password;
 #[cfg(test)]
 mod peer_tests;
 mod repository;
 mod snapshot;
 mod storage;
+#[cfg(test)]
+mod test_place;
 #[cfg(test)]
 mod test_support;
 #[cfg(test)]
@@ -52,6 +59,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use fault::RepositoryFault;
+pub use writer::beside::{ResticFile, check_file_names};
 pub use writer::store::{
     ResticBackup, ResticDisk, ResticPoint, ResticStore, check_disk_names, check_point_name,
 };

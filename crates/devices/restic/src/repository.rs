@@ -1,7 +1,6 @@
 //! An open repository: its files, decrypted and checked.
 
 use std::io::Read as _;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use blockhaul_block::{Error, Kind};
@@ -12,6 +11,7 @@ use crate::digest::Digest;
 use crate::fault::{RepositoryFault, Result, pack_file};
 use crate::index::{BlobCopies, BlobIndex, BlobKind, BlobPlace, IndexBuilder, IndexPart};
 use crate::key_file;
+use crate::parallel::try_each;
 use crate::storage::{CONFIG, RepositoryStorage};
 
 /// The folder of index files.
@@ -79,10 +79,15 @@ impl RepositoryReader {
     /// # Errors
     /// The storage fails.
     pub(crate) fn names(&self, folder: &str) -> Result<Vec<Digest>> {
-        let found = self.storage.list(folder)?;
-        let mut names: Vec<_> = found.iter().filter_map(|name| Digest::parse(name)).collect();
-        names.sort_unstable();
-        Ok(names)
+        Ok(digests(&self.storage.list(folder)?))
+    }
+
+    /// The names of all packs whose names begin with one of these bytes, in order; others may be among them.
+    ///
+    /// # Errors
+    /// The storage fails.
+    pub(crate) fn packs(&self, begins: &[u8]) -> Result<Vec<Digest>> {
+        Ok(digests(&self.storage.packs(begins)?))
     }
 
     /// The place of the files.
@@ -101,6 +106,11 @@ impl RepositoryReader {
     /// No random bytes are left.
     pub(crate) fn seal(&self, text: &[u8]) -> Result<Vec<u8>> {
         Ok(self.key.seal(text).map_err(unsealed)?)
+    }
+
+    /// Decrypts bytes. None: they fail authentication.
+    pub(crate) fn open_sealed(&self, sealed: &[u8]) -> Option<Vec<u8>> {
+        self.key.open(sealed)
     }
 
     /// Writes a file whose name is its digest, durably.
@@ -280,33 +290,26 @@ struct IndexParts {
     /// A file was removed after it was listed.
     is_missing: bool,
     damaged: Option<String>,
-    failed: Option<RepositoryFault>,
 }
 
 impl IndexParts {
     /// Reads all index files, several at a time.
     fn read(reader: &RepositoryReader) -> Result<IndexParts> {
         let names = reader.names(INDEX)?;
-        let (next, parts) = (AtomicUsize::new(0), Mutex::new(IndexParts::default()));
-        let threads = std::thread::available_parallelism().map_or(1, usize::from).min(THREADS_MAX);
-        std::thread::scope(|scope| {
-            for _ in 0..threads.min(names.len()) {
-                scope.spawn(|| {
-                    while let Some(name) = names.get(next.fetch_add(1, Ordering::Relaxed)) {
-                        let part = reader.index_part(name);
-                        parts.lock().unwrap_or_else(PoisonError::into_inner).add(*name, part);
-                    }
-                });
-            }
-        });
-        let mut parts = parts.into_inner().unwrap_or_else(PoisonError::into_inner);
-        parts.failed.take().map_or(Ok(parts), Err)
+        let parts = Mutex::new(IndexParts::default());
+        let threads = reader.parallel().min(THREADS_MAX);
+        try_each(threads, &names, |name| {
+            let part = reader.index_part(name);
+            let mut parts = parts.lock().unwrap_or_else(PoisonError::into_inner);
+            parts.add(*name, part)
+        })?;
+        Ok(parts.into_inner().unwrap_or_else(PoisonError::into_inner))
     }
 
-    fn add(&mut self, name: Digest, part: Result<IndexPart>) {
+    fn add(&mut self, name: Digest, part: Result<IndexPart>) -> Result<()> {
         match part {
             Ok(part) => self.builder.add(name, part),
-            Err(RepositoryFault::Other(error)) => self.failed = Some(error.into()),
+            Err(RepositoryFault::Other(error)) => return Err(error.into()),
             // Replaced by another one at this moment.
             Err(RepositoryFault::MissingFile { file }) => {
                 self.is_missing = true;
@@ -317,7 +320,15 @@ impl IndexParts {
                 self.damaged = Some(format!("{INDEX}/{name}"));
             }
         }
+        Ok(())
     }
+}
+
+/// The names of files that are digests, in order.
+fn digests(names: &[String]) -> Vec<Digest> {
+    let mut digests: Vec<_> = names.iter().filter_map(|name| Digest::parse(name)).collect();
+    digests.sort_unstable();
+    digests
 }
 
 /// Encryption has failed.

@@ -7,6 +7,7 @@ use serde::Deserialize;
 
 use crate::digest::Digest;
 use crate::fault::{RepositoryFault, Result};
+use crate::parallel::try_each;
 use crate::repository::RepositoryReader;
 
 /// The folder of snapshots.
@@ -108,17 +109,14 @@ impl SnapshotFilter {
 /// # Errors
 /// A snapshot cannot be read.
 pub(crate) fn all(reader: &RepositoryReader, filter: &SnapshotFilter) -> Result<Vec<Snapshot>> {
-    let mut found = Vec::new();
-    for id in reader.names(FOLDER)? {
-        let snapshot = match Snapshot::load(reader, id) {
+    let loaded = try_each(reader.parallel(), &reader.names(FOLDER)?, |id| {
+        match Snapshot::load(reader, *id) {
             // It was removed after the list was made.
-            Err(RepositoryFault::MissingFile { .. }) => continue,
-            loaded => loaded?,
-        };
-        if filter.takes(&snapshot) {
-            found.push(snapshot);
+            Err(RepositoryFault::MissingFile { .. }) => Ok(None),
+            loaded => loaded.map(|loaded| Some(loaded).filter(|snapshot| filter.takes(snapshot))),
         }
-    }
+    });
+    let mut found: Vec<_> = loaded?.into_iter().flatten().collect();
     found.sort_unstable_by_key(|snapshot| (snapshot.time, snapshot.id));
     Ok(found)
 }

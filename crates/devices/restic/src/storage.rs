@@ -7,14 +7,17 @@ use std::os::unix::fs::{DirBuilderExt as _, FileExt as _, MetadataExt as _, Perm
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use blockhaul_block::{Error, Kind};
+use blockhaul_block::Error;
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, fsync, linkat, mkdirat, openat, statat};
 use rustix::io::Errno;
 
 use crate::fault::{RepositoryFault, Result};
+use crate::parallel::try_each;
 
 /// The file that makes a place a repository.
 pub(crate) const CONFIG: &str = "config";
+/// Longest such file.
+pub(crate) const CONFIG_MAX: u64 = 1 << 20;
 /// The folders of a repository.
 pub(crate) const FOLDERS: [&str; 5] = ["data", "index", "keys", "locks", "snapshots"];
 
@@ -41,49 +44,51 @@ pub(crate) trait RepositoryStorage: Send + Sync + 'static {
     /// [`RepositoryFault::MissingFile`]; the file is shorter, or the storage fails.
     fn range(&self, file: &str, at: u64, len: usize) -> Result<Vec<u8>>;
 
-    /// Refuses a place in which this program cannot write.
+    /// Bytes of a file.
     ///
     /// # Errors
-    /// [`Kind::Unsupported`]
-    fn check_writable(&self) -> Result<()> {
-        let text = "restic: repositories in object stores are read only";
-        let remedy = "write to a repository in a directory";
-        Err(Error::new(Kind::Unsupported, text).with_remedy(remedy).into())
+    /// [`RepositoryFault::MissingFile`]; the storage fails.
+    fn size(&self, file: &str) -> Result<u64>;
+
+    /// The names of all packs whose names begin with one of these bytes, in any order; others may be among them.
+    ///
+    /// # Errors
+    /// The storage fails.
+    fn packs(&self, begins: &[u8]) -> Result<Vec<String>> {
+        let list = |byte: &u8| self.list(&format!("data/{byte:02x}"));
+        Ok(try_each(self.parallel(), begins, list)?.concat())
     }
+
+    /// Refuses a place in which this program cannot write, as far as it shows without a write.
+    ///
+    /// # Errors
+    /// The place is read-only.
+    fn check_writable(&self) -> Result<()>;
 
     /// Makes the place and the folders of a new repository, where they are absent.
     ///
     /// # Errors
     /// The storage fails.
-    fn make(&self) -> Result<()> {
-        self.check_writable()
-    }
+    fn make(&self) -> Result<()>;
 
     /// Binds all writes that follow to the repository that has this place now.
     ///
     /// # Errors
     /// [`RepositoryFault::NoRepository`]; the storage fails.
-    fn hold(&self) -> Result<()> {
-        self.check_writable()
-    }
+    fn hold(&self) -> Result<()>;
 
     /// Checks that the repository of [`RepositoryStorage::hold`] still has its place.
     ///
     /// # Errors
     /// [`RepositoryFault::RepositoryGone`]; the storage fails.
-    fn check_held(&self) -> Result<()> {
-        self.check_writable()
-    }
+    fn check_held(&self) -> Result<()>;
 
     /// Writes a file as a whole, durably. No other program sees part of it. A file of this name that exists stays. False: it
     /// exists. Folders of packs alone are made.
     ///
     /// # Errors
     /// [`RepositoryFault::RepositoryGone`]; the storage fails.
-    fn put_new(&self, file: &str, bytes: &[u8]) -> Result<bool> {
-        let _ = (file, bytes);
-        self.check_writable().map(|()| false)
-    }
+    fn put_new(&self, file: &str, bytes: &[u8]) -> Result<bool>;
 
     /// Writes a file whose name is that of its contents: one that exists is the same.
     ///
@@ -97,10 +102,7 @@ pub(crate) trait RepositoryStorage: Send + Sync + 'static {
     ///
     /// # Errors
     /// The storage fails.
-    fn remove(&self, file: &str) -> Result<()> {
-        let _ = file;
-        self.check_writable()
-    }
+    fn remove(&self, file: &str) -> Result<()>;
 }
 
 /// Requests to a file system that are worth having under way.
@@ -271,6 +273,12 @@ impl RepositoryStorage for DirectoryStorage {
             Err(error) => Err(failed(file, &self.path.join(file), error)),
             Ok(()) => Ok(bytes),
         }
+    }
+
+    fn size(&self, file: &str) -> Result<u64> {
+        let path = self.path.join(file);
+        let found = fs::metadata(&path).map_err(|error| failed(file, &path, error))?;
+        Ok(found.len())
     }
 
     fn check_writable(&self) -> Result<()> {

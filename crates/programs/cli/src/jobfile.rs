@@ -71,6 +71,8 @@ pub struct JobFileSyntax {
     sides: &'static [&'static str],
     /// Further keys of a disk with a text.
     texts: &'static [&'static str],
+    /// Further keys of a disk with a list of names of files.
+    lists: &'static [&'static str],
     /// Further keys of a disk that are true or false.
     flags: &'static [&'static str],
     /// Options that have no meaning here.
@@ -83,6 +85,7 @@ pub struct JobFileSyntax {
 const COPY: JobFileSyntax = JobFileSyntax {
     sides: &["source", "target"],
     texts: &[],
+    lists: &[],
     flags: &[],
     refused: &[],
     command: "copy",
@@ -92,6 +95,7 @@ const COPY: JobFileSyntax = JobFileSyntax {
 const PULL: JobFileSyntax = JobFileSyntax {
     sides: &["source"],
     texts: &["store", "bitmap", "parent", "point", "checkpoint", "mode"],
+    lists: &["files"],
     flags: &["digests"],
     refused: &[
         "journal",
@@ -156,7 +160,7 @@ pub struct JobFileDisk {
     pub options: TransferOptions,
     /// The image that the source is.
     pub image: ImageFormatArgs,
-    /// Keys that are not options of `copy`, as text.
+    /// Keys that are not options of `copy`, as text; lists with one name a line.
     pub keys: BTreeMap<String, String>,
 }
 
@@ -327,10 +331,10 @@ impl JobFileReader<'_> {
         table: &DeTable<'_>,
         others: &[&str],
     ) -> Result<Vec<OptionEntry>, CommandFailure> {
-        let JobFileSyntax { texts, flags, .. } = self.shape;
+        let JobFileSyntax { texts, lists, flags, .. } = self.shape;
         let own = table.iter().filter(|(key, _)| {
             let key = key.get_ref().as_ref();
-            ![others, texts, flags].iter().any(|keys| keys.contains(&key))
+            ![others, texts, lists, flags].iter().any(|keys| keys.contains(&key))
         });
         own.map(|(key, value)| self.option(key, value, false)).collect()
     }
@@ -344,6 +348,16 @@ impl JobFileReader<'_> {
             let text = if self.shape.texts.contains(&name) {
                 let text = value.get_ref().as_str().map(str::to_string);
                 text.ok_or_else(|| self.wrong(at, format!("key {name} must be a string")))?
+            } else if self.shape.lists.contains(&name) {
+                let line = |name: &DeValue<'_>| {
+                    name.as_str().filter(|name| !name.contains('\n')).map(str::to_string)
+                };
+                let lines = value.get_ref().as_array().and_then(|list| {
+                    list.iter().map(|name| line(name.get_ref())).collect::<Option<Vec<_>>>()
+                });
+                let wrong =
+                    || self.wrong(at, format!("key {name} must be a list of names of files"));
+                lines.ok_or_else(wrong)?.join("\n")
             } else if self.shape.flags.contains(&name) {
                 let on = value.get_ref().as_bool();
                 let wrong = || self.wrong(at, format!("key {name} must be true or false"));

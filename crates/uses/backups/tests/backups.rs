@@ -40,6 +40,7 @@ fn request(folder: &Path, context: &BackupContext) -> PullRequest {
         checkpoint: None,
         mode: PullMode::Auto,
         with_digests: true,
+        files: Vec::new(),
     };
     PullRequest { disks: vec![disk], default_point: "monday".into(), restart: false }
 }

@@ -78,9 +78,9 @@ pub(crate) trait ObjectFolder: Send + Sync + 'static {
 
 /// The objects of a store whose names begin with a prefix.
 pub(crate) struct StoreFolder {
-    resource: StoreResource,
+    pub(crate) resource: StoreResource,
     /// One for each request that may be under way.
-    turns: Semaphore,
+    pub(crate) turns: Semaphore,
 }
 
 impl StoreFolder {
@@ -89,11 +89,26 @@ impl StoreFolder {
         StoreFolder { resource, turns: Semaphore::new(connections) }
     }
 
-    fn at(&self, name: &str) -> Path {
+    /// The name of an object in the store.
+    pub(crate) fn at(&self, name: &str) -> Path {
         Path::from_iter(self.resource.key.parts().chain(Path::from(name).parts()))
     }
 
-    /// The names of the objects in a folder, without it.
+    /// The names of the objects and folders in a folder, without it.
+    ///
+    /// # Errors
+    /// The service fails.
+    pub(crate) async fn names_in(&self, folder: &str) -> Result<Vec<String>> {
+        let _turn = self.turns.acquire().await;
+        let prefix = self.at(folder);
+        let listed = self.resource.store.list_with_delimiter(Some(&prefix)).await;
+        let listed = listed.map_err(|error| unlisted(self.resource.kind, &error))?;
+        let objects = listed.objects.iter().map(|object| &object.location);
+        let all = objects.chain(&listed.common_prefixes);
+        Ok(all.filter_map(|name| name.filename().map(str::to_owned)).collect())
+    }
+
+    /// The names of the objects below a folder, without it.
     pub(crate) fn names_below(&self, folder: &Path) -> BoxStream<'static, Result<String>> {
         let prefix = Path::from_iter(self.resource.key.parts().chain(folder.parts()));
         let kind = self.resource.kind;
@@ -119,7 +134,7 @@ impl StoreFolder {
         }
     }
 
-    fn failed(&self, error: &object_store::Error) -> Error {
+    pub(crate) fn failed(&self, error: &object_store::Error) -> Error {
         failure(self.resource.kind, error).error
     }
 }
@@ -204,7 +219,7 @@ fn unlisted(kind: StoreKind, error: &object_store::Error) -> Error {
 }
 
 /// Whether an error says that an object does not exist in its bucket.
-fn is_absent(error: &Error) -> bool {
+pub(crate) fn is_absent(error: &Error) -> bool {
     error.kind() == Kind::NotFound && !is_bucket_missing(error)
 }
 

@@ -108,8 +108,8 @@ pub(crate) fn create(storage: &dyn RepositoryStorage, password: &[u8]) -> Result
     let key = CipherKey::random().map_err(unsealed)?;
     let file = key_file(&key, password)?;
     let key_name = format!("{}/{}", key_file::FOLDER, Digest::of(&file));
-    storage.put(&key_name, &file)?;
-    let made = write_config(storage, &key);
+    // Not as a file that may be replaced: a service that ignores the condition is noticed before `config` is written.
+    let made = storage.put_new(&key_name, &file).and_then(|_| write_config(storage, &key));
     if !matches!(made, Ok(true))
         && let Err(fault) = storage.remove(&key_name)
     {

@@ -11,6 +11,8 @@ use std::time::Duration;
 use blockhaul_block::{Error, Kind};
 use blockhaul_wire::printable;
 use jiff::Timestamp;
+use rustix::io::Errno;
+use rustix::process::{Pid, test_kill_process};
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
@@ -54,6 +56,7 @@ struct LockFile {
 pub(crate) struct RepositoryLock {
     shared: Arc<SharedLock>,
     thread: Option<JoinHandle<()>>,
+    is_alone: bool,
 }
 
 struct SharedLock {
@@ -97,14 +100,22 @@ impl RepositoryLock {
         let state = Mutex::new(LockState { file, refreshed, is_ended: false });
         let (reader, person) = (reader.clone(), person.clone());
         let shared = Arc::new(SharedLock { reader, person, state, wake: Condvar::new() });
-        let mut lock = RepositoryLock { shared: shared.clone(), thread: None };
+        let mut lock = RepositoryLock { shared: shared.clone(), thread: None, is_alone: false };
         // The lock is removed if this fails.
-        others(&shared.reader)?;
+        let found = others(&shared.reader)?;
+        let (now, host) = (Timestamp::now(), &shared.person.host);
+        lock.is_alone =
+            !found.iter().any(|(name, other)| Some(*name) != file && other.may_live(now, host));
         let thread = std::thread::Builder::new().name("restic lock".to_owned());
         let started = thread.spawn(move || shared.refresh_until_end());
         let failed = |error| Error::system("cannot start a thread", error);
         lock.thread = Some(started.map_err(failed)?);
         Ok(lock)
+    }
+
+    /// Whether no other program seemed to add files when the repository was locked.
+    pub(crate) fn is_alone(&self) -> bool {
+        self.is_alone
     }
 
     /// Checks that no other program has removed the lock until now. Blocks.
@@ -251,6 +262,17 @@ impl LockFile {
     }
 }
 
+impl LockFile {
+    /// Whether its program seems to run. Of one on this host, a process that does not exist has ended, or is in another
+    /// container: so this is no reason to remove the lock.
+    fn may_live(&self, now: Timestamp, host: &str) -> bool {
+        let process = i32::try_from(self.pid).ok().and_then(Pid::from_raw);
+        let has_ended =
+            process.is_none_or(|process| test_kill_process(process) == Err(Errno::SRCH));
+        !(self.is_stale(now) || self.hostname == host && has_ended)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -270,5 +292,13 @@ mod tests {
         assert!(lock(-1802).is_stale(now));
         assert!(!lock(-1790).is_stale(now));
         assert!(!lock(7200).is_stale(now));
+        // A process that runs, and one that has ended.
+        let with = |pid: u32, host: &str| LockFile { pid, hostname: host.into(), ..lock(-10) };
+        let mut ended = process::Command::new("true").spawn().unwrap();
+        ended.wait().unwrap();
+        assert!(with(process::id(), "here").may_live(now, "here"));
+        assert!(!with(ended.id(), "here").may_live(now, "here"));
+        assert!(with(ended.id(), "there").may_live(now, "here"));
+        assert!(!LockFile { pid: process::id(), ..lock(-1802) }.may_live(now, "here"));
     }
 }

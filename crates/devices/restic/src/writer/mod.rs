@@ -5,26 +5,29 @@
 //!
 //! - `session`: one backup: its lock, its packs, its snapshot. `pack`: blobs in a file; `session_index`: known blobs.
 //! - `disk`: the chunks of a disk; `parent`: an earlier backup of it; `bases`: those that copies of parts build on. `device`: the target of a copy.
+//! - `orphans`: packs that no index names.
 //! - `place`: a repository, opened, then locked. `plan`: checks of one disk before anything is written; `store`: several disks
-//!   in one snapshot. `lock`: locks. `init`: new repositories. `person`: host and user.
+//!   in one snapshot, with the files `beside` them. `lock`: locks. `init`: new repositories. `person`: host and user.
 //! - `tree_text`, `snapshot_text`: directories and snapshots.
 
 mod bases;
+pub(crate) mod beside;
 pub(crate) mod device;
 pub(crate) mod disk;
 pub(crate) mod init;
 mod lock;
-mod pack;
+mod orphans;
+pub(crate) mod pack;
 mod parent;
 pub(crate) mod person;
 pub(crate) mod place;
 pub(crate) mod plan;
-mod polynomial;
+pub(crate) mod polynomial;
 pub(crate) mod session;
 mod session_index;
-mod snapshot_text;
+pub(crate) mod snapshot_text;
 pub(crate) mod store;
-mod tree_text;
+pub(crate) mod tree_text;
 
 use blockhaul_block::{Error, Kind};
 

@@ -11,6 +11,7 @@ use crate::snapshot::{self, Snapshot, SnapshotFilter};
 use crate::storage::RepositoryStorage;
 use crate::writer::init;
 use crate::writer::lock::RepositoryLock;
+use crate::writer::orphans::OrphanPacks;
 use crate::writer::person::Person;
 use crate::writer::session::{BackupSession, CompressionMode};
 
@@ -25,6 +26,8 @@ pub(crate) struct BackupRequest {
     pub(crate) compression: CompressionMode,
     /// A repository that does not exist is made.
     pub(crate) init: bool,
+    /// Bytes of blobs from which on a pack is complete.
+    pub(crate) pack_size: usize,
 }
 
 /// The repository of a backup.
@@ -67,7 +70,8 @@ impl BackupPlace {
                 Ok(None)
             }
             Err(RepositoryFault::NoRepository) => {
-                let remedy = "name the directory that has the file config, or add init=on to make a repository";
+                let remedy =
+                    "name the place that has the file config, or add init=on to make a repository";
                 Err(Error::from(RepositoryFault::NoRepository).with_remedy(remedy))
             }
             Ok(reader) => {
@@ -123,8 +127,10 @@ impl BackupPlace {
         // The index must not name packs that another program removed before the lock.
         let is_same = reader.names(INDEX)? == names;
         let repository = if is_same { repository } else { Repository::load(reader.clone())? };
-        let compression = self.request.compression;
-        Ok(Arc::new(BackupSession::new(reader, lock, repository.into_index(), compression)))
+        let index = repository.into_index();
+        let orphans = OrphanPacks::find(&reader, &index, lock.is_alone())?;
+        let form = (self.request.compression, self.request.pack_size);
+        Ok(Arc::new(BackupSession::new(reader, lock, index, orphans, form)))
     }
 }
 

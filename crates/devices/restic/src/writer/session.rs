@@ -1,6 +1,6 @@
 //! A backup from its lock to its snapshot.
 
-use std::collections::{BTreeMap, HashSet, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
@@ -16,6 +16,7 @@ use crate::index::{BlobIndex, BlobKind};
 use crate::repository::{INDEX, RepositoryReader, uncompressed};
 use crate::snapshot;
 use crate::writer::lock::RepositoryLock;
+use crate::writer::orphans::OrphanPacks;
 use crate::writer::pack::{FullPack, OpenPack, PackBlob, SealedBlob};
 use crate::writer::session_index::{FoundBlob, SessionIndex};
 use crate::writer::snapshot_text::{SnapshotFacts, SnapshotHead, snapshot_text};
@@ -60,6 +61,8 @@ pub(crate) struct BackupSession {
     reader: RepositoryReader,
     lock: RepositoryLock,
     compression: CompressionMode,
+    /// Bytes of blobs from which on a pack is complete.
+    pack_size: usize,
     begun: Timestamp,
     index: RwLock<SessionIndex>,
     /// Packs of data and of directories.
@@ -68,6 +71,8 @@ pub(crate) struct BackupSession {
     turn: Condvar,
     recent: Mutex<VecDeque<(Digest, BlobBytes)>>,
     failed: Mutex<Option<RepositoryFault>>,
+    /// Packs that no index names, and that another program may be about to name: those that are used are named.
+    orphans: Mutex<HashMap<Digest, Vec<PackBlob>>>,
     /// The snapshots that were made.
     published: Mutex<Vec<Digest>>,
     figures: BackupFigures,
@@ -88,7 +93,7 @@ struct PackState {
     writes: usize,
     /// Packs that no index file names.
     unlisted: Vec<(Digest, Vec<PackBlob>)>,
-    /// All packs that were written.
+    /// All packs that were written, or found without an index.
     written: Vec<Digest>,
     blobs: usize,
     listed: std::time::Instant,
@@ -99,26 +104,39 @@ impl BackupSession {
         reader: RepositoryReader,
         lock: RepositoryLock,
         index: BlobIndex,
-        compression: CompressionMode,
+        orphans: OrphanPacks,
+        (compression, pack_size): (CompressionMode, usize),
     ) -> BackupSession {
         let listed = blockhaul_io::now();
+        let mut index = SessionIndex::new(index);
+        for (pack, blobs) in &orphans.packs {
+            index.add_absent(*pack, blobs);
+        }
+        let OrphanPacks { packs, is_ours } = orphans;
+        let (unlisted, orphans) = if is_ours {
+            (packs, HashMap::new())
+        } else {
+            (Vec::new(), packs.into_iter().collect())
+        };
         BackupSession {
             reader,
             lock,
             compression,
+            pack_size,
             begun: Timestamp::now(),
-            index: RwLock::new(SessionIndex::new(index)),
+            index: RwLock::new(index),
             open: Default::default(),
             packs: Mutex::new(PackState {
                 writes: 0,
-                unlisted: Vec::new(),
-                written: Vec::new(),
-                blobs: 0,
+                written: unlisted.iter().map(|(pack, _)| *pack).collect(),
+                blobs: unlisted.iter().map(|(_, blobs)| blobs.len()).sum(),
+                unlisted,
                 listed,
             }),
             turn: Condvar::new(),
             recent: Mutex::default(),
             failed: Mutex::default(),
+            orphans: Mutex::new(orphans),
             published: Mutex::default(),
             figures: BackupFigures::default(),
         }
@@ -164,7 +182,7 @@ impl BackupSession {
         // Directories are in packs of their own.
         let is_tree = blob.kind == BlobKind::Tree;
         let mut open = lock(&self.open[usize::from(is_tree)]);
-        if !open.add(blob) {
+        if !open.add(blob, self.pack_size) {
             return Ok(());
         }
         let full = std::mem::take(&mut *open);
@@ -201,7 +219,7 @@ impl BackupSession {
         self.reader.storage().put(&pack_file(&pack.name.to_string()), &pack.bytes)
     }
 
-    /// Writes an index file with the packs that none names.
+    /// Writes index files with the packs that none names.
     fn list(&self, state: &mut PackState) -> Result<()> {
         if state.unlisted.is_empty() {
             return Ok(());
@@ -213,14 +231,24 @@ impl BackupSession {
             }
             entry
         };
-        let packs = state.unlisted.iter().map(|(name, blobs)| {
-            json!({ "id": name, "blobs": blobs.iter().map(blob).collect::<Vec<_>>() })
-        });
-        let text = json!({ "packs": packs.collect::<Vec<_>>() });
-        let text = serde_json::to_vec(&text).map_err(unserialized)?;
         self.reader.storage().check_held()?;
-        self.reader.put(INDEX, &text)?;
-        state.unlisted.clear();
+        while !state.unlisted.is_empty() {
+            let mut blobs = 0;
+            let has_room = |(_, more): &&(Digest, Vec<PackBlob>)| {
+                let is_first = blobs == 0;
+                blobs += more.len();
+                is_first || blobs <= INDEX_BLOBS
+            };
+            let some: Vec<_> = state.unlisted.iter().take_while(has_room).collect();
+            let packs = some.iter().map(|(name, blobs)| {
+                json!({ "id": name, "blobs": blobs.iter().map(blob).collect::<Vec<_>>() })
+            });
+            let text = json!({ "packs": packs.collect::<Vec<_>>() });
+            let text = serde_json::to_vec(&text).map_err(unserialized)?;
+            self.reader.put(INDEX, &text)?;
+            let count = some.len();
+            state.unlisted.drain(..count);
+        }
         state.blobs = 0;
         state.listed = blockhaul_io::now();
         Ok(())
@@ -265,6 +293,7 @@ impl BackupSession {
         for (_, file) in files {
             self.check_blobs(file.content, &mut packs)?;
         }
+        self.adopt(&packs);
         let root = TreeFolder::with_files(files)?;
         let tree = root.save(&|text| {
             let digest = Digest::of(text);
@@ -298,6 +327,13 @@ impl BackupSession {
         Ok(id)
     }
 
+    /// Notes that an index file must name those of these packs that none names.
+    fn adopt(&self, packs: &HashSet<Digest>) {
+        let mut orphans = lock(&self.orphans);
+        let used: Vec<_> = orphans.extract_if(|pack, _| packs.contains(pack)).collect();
+        lock(&self.packs).unlisted.extend(used);
+    }
+
     fn check_bases(&self, facts: &SnapshotFacts) -> Result<()> {
         let own = lock(&self.published).clone();
         facts.bases.check(&self.reader, &facts.host, &own)
@@ -311,17 +347,14 @@ impl BackupSession {
 
     /// Checks that these packs are there: a lock does not bind every program.
     fn check_packs(&self, packs: HashSet<Digest>) -> Result<()> {
-        let mut folders: BTreeMap<u8, Vec<Digest>> = BTreeMap::new();
-        for pack in packs {
-            folders.entry(pack.0[0]).or_default().push(pack);
+        let mut begins: Vec<u8> = packs.iter().map(|pack| pack.0[0]).collect();
+        begins.sort_unstable();
+        begins.dedup();
+        let found = self.reader.packs(&begins)?;
+        match packs.iter().find(|pack| found.binary_search(pack).is_err()) {
+            Some(pack) => Err(RepositoryFault::missing(&pack_file(&pack.to_string()))),
+            None => Ok(()),
         }
-        for (number, packs) in folders {
-            let found = self.reader.names(&format!("data/{number:02x}"))?;
-            if let Some(pack) = packs.iter().find(|pack| found.binary_search(pack).is_err()) {
-                return Err(RepositoryFault::missing(&pack_file(&pack.to_string())));
-            }
-        }
-        Ok(())
     }
 
     /// Checks that the repository has all blobs of a file, and notes their packs: the snapshot of a backup must not name

@@ -53,6 +53,17 @@ impl SessionIndex {
 
     /// Adds the blobs of a pack that was written.
     pub(crate) fn add(&mut self, pack: Digest, blobs: &[PackBlob]) {
+        self.add_some(pack, blobs.iter());
+    }
+
+    /// Adds the blobs of a pack that no index names, unless the repository has them elsewhere.
+    pub(crate) fn add_absent(&mut self, pack: Digest, blobs: &[PackBlob]) {
+        let absent: Vec<_> =
+            blobs.iter().filter(|blob| self.find(blob.kind, &blob.digest).is_none()).collect();
+        self.add_some(pack, absent.into_iter());
+    }
+
+    fn add_some<'a>(&mut self, pack: Digest, blobs: impl Iterator<Item = &'a PackBlob>) {
         // More packs than a repository can have: the snapshot is refused, because blobs are missing.
         let Some(number) = self.index.add_pack(pack) else { return };
         for blob in blobs {

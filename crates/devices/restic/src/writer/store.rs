@@ -14,6 +14,7 @@ use crate::digest::Digest;
 use crate::fault::RepositoryFault;
 use crate::snapshot::{self, Snapshot};
 use crate::writer::bases::KeptBases;
+use crate::writer::beside::ResticFile;
 use crate::writer::device::{BackupDevice, DiskBackup};
 use crate::writer::disk::{self, DiskImage};
 use crate::writer::parent::{self, ParentFile};
@@ -26,6 +27,9 @@ use crate::writer::tree_text::{FileNode, checked_path};
 /// Tags of a disk: the name of its point, and that of the bitmap that began then.
 const POINT: &str = ":point=";
 const CHECKPOINT: &str = ":checkpoint=";
+/// Time limits of requests to services.
+const CONNECT_TIME: Duration = Duration::from_secs(10);
+const RESPONSE_TIME: Duration = Duration::from_secs(60);
 const FUTURE: &str =
     "correct the clock; restic forget removes the snapshot; or make a full backup with --full";
 
@@ -119,6 +123,8 @@ pub struct ResticBackup {
     session: Arc<BackupSession>,
     facts: SnapshotFacts,
     disks: Vec<StoreDisk>,
+    /// Their paths in the snapshot, and the files beside the disks.
+    files: Vec<(String, ResticFile)>,
 }
 
 struct StoreDisk {
@@ -139,9 +145,7 @@ impl ResticStore {
     /// # Errors
     /// The name or an option is wrong, or the repository cannot be read or is locked.
     pub fn open(text: &str) -> Result<ResticStore> {
-        // Repositories that can be written are directories.
-        let (connect_timeout, timeout) = (Duration::ZERO, Duration::ZERO);
-        let options = ResticOptions { connect_timeout, timeout };
+        let options = ResticOptions { connect_timeout: CONNECT_TIME, timeout: RESPONSE_TIME };
         let backend: Arc<dyn blockhaul_catalog::Backend> = Arc::new(ResticBackend::new(options));
         let registry = Registry { backends: vec![backend], ..Registry::default() };
         let (_, target) = registry.target(&DeviceSpec::parse(text.as_ref())?, Intent::TARGET)?;
@@ -211,16 +215,20 @@ impl ResticStore {
         })
     }
 
-    /// Locks the repository, or makes it, and begins the backup of these disks. Blocks.
+    /// Locks the repository, or makes it, and begins the backup of these disks, with files beside them. Blocks.
     ///
     /// # Errors
     /// A name cannot be that of a file, a point does not exist, the repository is locked, or its storage fails.
-    pub fn begin(self, disks: Vec<ResticDisk>) -> Result<ResticBackup> {
+    pub fn begin(self, disks: Vec<ResticDisk>, files: Vec<ResticFile>) -> Result<ResticBackup> {
         let name = self.name.clone();
-        self.begin_disks(disks).map_err(|error| error.on(&name))
+        self.begin_disks(disks, files).map_err(|error| error.on(&name))
     }
 
-    fn begin_disks(mut self, disks: Vec<ResticDisk>) -> Result<ResticBackup> {
+    fn begin_disks(
+        mut self,
+        disks: Vec<ResticDisk>,
+        files: Vec<ResticFile>,
+    ) -> Result<ResticBackup> {
         check_disk_names(disks.iter().map(|disk| &disk.name[..]))?;
         for disk in &disks {
             check_point_name(&disk.point)?;
@@ -256,6 +264,7 @@ impl ResticStore {
         let parents = prepared.iter().filter_map(|(.., parent, _)| parent.as_ref());
         let parents: Vec<_> = parents.map(|parent| parent.snapshot.id).collect();
         let found = self.found.take().map(|found| found.repository);
+        let files = files.into_iter().map(|file| (self.path(&file.name), file)).collect();
         let session = self.place.begin(found, &parents)?;
         let facts = SnapshotFacts {
             host: self.place.host().to_owned(),
@@ -277,7 +286,7 @@ impl ResticStore {
             StoreDisk { disk, path, device, is_complete: AtomicBool::new(false) }
         });
         let disks = disks.collect();
-        Ok(ResticBackup { name: self.name, session, facts, disks })
+        Ok(ResticBackup { name: self.name, session, facts, disks, files })
     }
 }
 
@@ -321,6 +330,12 @@ impl ResticBackup {
         let lists = lists.collect::<Result<Vec<_>, RepositoryFault>>()?;
         let Person { uid, gid, .. } = Person::here();
         let time = Timestamp::now();
+        let beside = self.files.iter().map(|(_, file)| file.save(&self.session));
+        let beside = beside.collect::<Result<Vec<_>, RepositoryFault>>()?;
+        let beside = self.files.iter().zip(&beside).map(|((path, file), content)| {
+            let (size, time) = (file.size(), file.time);
+            (path.as_str(), FileNode { size, content, time, owner: [uid, gid] })
+        });
         let files: Vec<_> = disks
             .iter()
             .zip(&lists)
@@ -328,6 +343,7 @@ impl ResticBackup {
                 let node = FileNode { size: disk.disk.size, content, time, owner: [uid, gid] };
                 (disk.path.as_str(), node)
             })
+            .chain(beside)
             .collect();
         let mut facts = self.facts.clone();
         for StoreDisk { disk, .. } in disks {

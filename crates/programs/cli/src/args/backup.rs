@@ -409,6 +409,8 @@ JOB FILES
               copy all of it [default: auto]
   digests     false: write no digests of the files, which saves reading them
               once more [default: true]
+  files       list of small files that are kept beside the disk; only with
+              restic:REPO#DIRECTORY
   and options of copy by their long names, for example discard-source, verify,
   retries. Keys before the first table apply to all disks together, as in files
   of copy --job: rate, parallel, metrics and others.

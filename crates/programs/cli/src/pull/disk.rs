@@ -56,6 +56,13 @@ pub(super) fn pull_disk(
         point,
         checkpoint,
         mode,
+        files: disk
+            .keys
+            .get("files")
+            .into_iter()
+            .flat_map(|files| files.lines())
+            .map(Into::into)
+            .collect(),
         with_digests: disk.keys.get("digests").is_none_or(|on| on == "true"),
     })
 }

@@ -20,6 +20,8 @@ mod dump;
 mod error_lines;
 mod escapes;
 mod examples;
+#[cfg(all(feature = "restic", feature = "remote"))]
+mod fault_proxy;
 mod help;
 mod http_volumes;
 #[cfg(feature = "formats")]
@@ -63,6 +65,8 @@ mod reports;
 mod restic;
 #[cfg(feature = "restic")]
 mod restic_backups;
+#[cfg(all(feature = "restic", feature = "remote"))]
+mod restic_services;
 mod serve;
 mod served_disk;
 mod service;

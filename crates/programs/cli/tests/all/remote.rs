@@ -168,6 +168,8 @@ fn objects_of_s3_are_read_and_written() {
     crate::chunks::disks_in_chunks_are_written_at_random_places(&server);
     #[cfg(feature = "restic")]
     crate::restic::repositories_in_s3_are_read(&server);
+    #[cfg(feature = "restic")]
+    crate::restic_services::repositories_in_s3_are_written(&server);
     killed_uploads_are_continued(&server);
 }
 

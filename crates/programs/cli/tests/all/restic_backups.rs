@@ -72,9 +72,15 @@ fn a_backup_that_is_killed_leaves_a_right_repository() {
     fs::write(&disk, &bytes).unwrap();
     let disk = disk.to_str().unwrap();
     let target = repository.spec("new/disk?init=on");
-    let mut rng = Rng::new(6);
-    let mut kills = 0;
-    for round in 0..if long() { 50 } else { 5 } {
+    let seed = u64::from(std::process::id());
+    println!("seed {seed}");
+    let mut rng = Rng::new(seed);
+    let (mut kills, least) = (0, if long() { 200 } else { 5 });
+    for round in 0.. {
+        if kills >= least {
+            break;
+        }
+        assert!(round < 20 * least, "{kills} of {round} runs were killed");
         let mut copy = repository.command(&["copy", "--no-progress", disk, &target]);
         let mut copy = copy.stdin(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
         std::thread::sleep(Duration::from_millis(rng.below(600)));
@@ -94,11 +100,13 @@ fn a_backup_that_is_killed_leaves_a_right_repository() {
         let latest = repository.spec("latest/disk");
         repository.succeed(&["compare", disk, &latest]);
         assert_eq!(repository.restic(&["list", "locks", "--no-lock"]), "", "round {round}");
+        // Packs of the copy that was killed have an index now.
+        let said = repository.restic(&["check"]);
+        assert!(!said.contains("additional files"), "round {round}: {said}");
         let at = rng.below(47) as usize * (1 << 20) + 77;
         rng.fill(&mut bytes[at..at + (1 << 19)]);
         fs::write(disk, &bytes).unwrap();
     }
-    assert!(kills > 1, "{kills}");
     repository.restic(&["check", "--read-data"]);
     let restored = repository.scratch.file("restored");
     for snapshot in repository.snapshots().as_array().unwrap() {
@@ -205,6 +213,9 @@ fn pulls_with_bitmaps_are_snapshots_of_all_disks() {
     let disk = PAGE.split("```toml\n").nth(1).unwrap().split("```").next().unwrap();
     let disk = disk.replace("nbd+unix:///vda?socket=/run/vm1.nbd", &uri);
     let disk = disk.replace("restic:backups#vm1?init=on", &store);
+    let xml = repository.scratch.file("vm1.xml");
+    fs::write(&xml, "<domain/>").unwrap();
+    let disk = disk.replace("vm1.xml", xml.to_str().unwrap());
     assert!(disk.contains(&uri) && disk.contains(&store), "{disk}");
     fs::write(&job, disk.clone() + &disk.replace("\"vda\"", "\"vdb\"")).unwrap();
     let job = job.to_str().unwrap();
@@ -224,7 +235,8 @@ fn pulls_with_bitmaps_are_snapshots_of_all_disks() {
     let snapshots = repository.snapshots();
     let snapshots = snapshots.as_array().unwrap();
     assert_eq!(snapshots.len(), 2);
-    assert_eq!(snapshots[1]["paths"], serde_json::json!(["/vms/one/vda", "/vms/one/vdb"]));
+    let paths = ["/vms/one/vda", "/vms/one/vdb", "/vms/one/vm1.xml"];
+    assert_eq!(snapshots[1]["paths"], serde_json::json!(paths));
     assert_eq!(snapshots[1]["parent"], snapshots[0]["id"]);
     for point in ["monday", "tuesday"] {
         for name in ["vda", "vdb"] {
@@ -233,6 +245,10 @@ fn pulls_with_bitmaps_are_snapshots_of_all_disks() {
             repository.succeed(&["compare", "--strict", &machine.file(point), &device]);
         }
     }
+    // The file beside the disks, as restic and we read it.
+    assert_eq!(repository.restic(&["dump", "latest", "/vms/one/vm1.xml"]), "<domain/>");
+    let beside = repository.spec("latest/vms/one/vm1.xml");
+    repository.succeed(&["compare", xml.to_str().unwrap(), &beside]);
     // A bitmap of another backup, and a point that exists.
     let refused = |more: &[&str], words: &str| {
         let output = repository.run(&[&["pull", job][..], more].concat());
@@ -300,6 +316,22 @@ fn a_disk_whose_copy_fails_is_left_out_of_the_snapshot() {
     fs::write(&job, disk("vda", "") + &disk("vda", "")).unwrap();
     let said = text(&repository.run(&pull).stderr);
     assert!(said.contains("another disk also has the name"), "{said}");
+    let beside = |files: &str| disk("vda", &format!("files = {files}")) + &disk("vdx", "");
+    for (files, words) in [
+        ("['/nonexistent/a.xml']", "cannot read /nonexistent/a.xml"),
+        ("['x/vdx']", "has the name of disk vdx"),
+        ("'a.xml'", "must be a list of names of files"),
+    ] {
+        fs::write(&job, beside(files)).unwrap();
+        let output = repository.run(&["pull", job.to_str().unwrap()]);
+        let said = text(&output.stderr);
+        assert!(!output.status.success() && said.contains(words), "{files}: {said}");
+    }
+    let plain = repository.scratch.file("plain").display().to_string();
+    fs::write(&job, beside("['a.xml']").replace(&store, &plain)).unwrap();
+    let said = text(&repository.run(&["pull", job.to_str().unwrap()]).stderr);
+    assert!(said.contains("no files beside the disk"), "{said}");
+    assert!(!repository.scratch.file("plain").exists());
     let inside = disk("vda", "").replace("#vm?", "#vm/vdx?") + &disk("vdx", "");
     fs::write(&job, inside).unwrap();
     assert!(repository.run(&["pull", job.to_str().unwrap()]).status.success());

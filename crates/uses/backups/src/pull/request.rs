@@ -53,6 +53,8 @@ pub struct PullDisk {
     pub mode: PullMode,
     /// The point gets digests.
     pub with_digests: bool,
+    /// Files that are kept beside the disk: only where the store is a repository.
+    pub files: Vec<PathBuf>,
 }
 
 /// The disks of one machine, which are pulled together.
@@ -77,6 +79,14 @@ impl PullRequest {
                     let error = BackupError::of_file(BackupStep::Plan, &error);
                     error.with_kind(BackupErrorKind::Request).in_store(&disk.store).of_disk(index)
                 })?;
+            } else if let Some(file) = disk.files.first() {
+                let text = format!(
+                    "a store in a directory has no files beside the disk, such as {}: leave out files, or choose a store of \
+                     restic",
+                    file.display()
+                );
+                let error = BackupError::new(BackupErrorKind::Request, BackupStep::Plan, text);
+                return Err(error.in_store(&disk.store).of_disk(index));
             }
             let same = |other: &&PullDisk| {
                 full(&other.store) == full(&disk.store)

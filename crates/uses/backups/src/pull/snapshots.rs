@@ -1,12 +1,13 @@
 //! Stores in repositories of restic: the disks of one directory of a repository are pulled into one snapshot.
 
+use std::collections::BTreeMap;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use blockhaul_block::{Error, Result};
 use blockhaul_catalog::{DeviceSpec, Stack};
-use blockhaul_restic::{ResticBackup, ResticDisk, ResticPoint, ResticStore};
+use blockhaul_restic::{ResticBackup, ResticDisk, ResticFile, ResticPoint, ResticStore};
 use blockhaul_store::{BackupPoint, FullBackup, PointContent, Store};
 use blockhaul_transfer::{CopyRequest, Endpoint, TransferOptions};
 use tempfile::NamedTempFile;
@@ -24,14 +25,23 @@ pub(crate) fn is_repository(store: &Path) -> bool {
 /// The name of a disk or a point.
 pub(super) fn check_names(disk: &PullDisk, disks: &[PullDisk], default_point: &str) -> Result<()> {
     let beside = disks.iter().filter(|other| other.store == disk.store);
-    blockhaul_restic::check_disk_names(beside.map(|other| &other.name[..]))?;
+    blockhaul_restic::check_disk_names(beside.clone().map(|other| &other.name[..]))?;
+    blockhaul_restic::check_file_names(&disk.files, beside.map(|other| &other.name[..]))?;
     let points = [disk.point.as_deref(), disk.checkpoint.as_deref(), Some(default_point)];
     points.into_iter().flatten().try_for_each(blockhaul_restic::check_point_name)
 }
 
 /// The open repositories of a pull.
 #[derive(Default)]
-pub(super) struct SnapshotStores(Vec<(PathBuf, ResticStore)>);
+pub(super) struct SnapshotStores(Vec<OpenStore>);
+
+/// An open repository.
+struct OpenStore {
+    name: PathBuf,
+    store: ResticStore,
+    /// The files beside the disks, by their paths.
+    files: BTreeMap<PathBuf, ResticFile>,
+}
 
 /// The target of a disk that becomes part of a snapshot.
 pub(super) struct SnapshotTarget {
@@ -43,21 +53,27 @@ pub(super) struct SnapshotTarget {
 }
 
 impl SnapshotStores {
-    /// The points of a disk. Blocks.
+    /// The points of a disk; the files beside it are read. Blocks.
     ///
     /// # Errors
-    /// The repository cannot be opened.
+    /// The repository cannot be opened, or a file cannot be read.
     pub(super) fn points(&mut self, disk: &PullDisk) -> Result<Store> {
-        let at = self.0.iter().position(|(name, _)| *name == disk.store);
+        let at = self.0.iter().position(|open| open.name == disk.store);
         let at = match at {
             Some(at) => at,
             None => {
                 let text = disk.store.to_str().ok_or_else(Error::misfit)?;
-                self.0.push((disk.store.clone(), ResticStore::open(text)?));
+                let (name, store) = (disk.store.clone(), ResticStore::open(text)?);
+                self.0.push(OpenStore { name, store, files: BTreeMap::new() });
                 self.0.len() - 1
             }
         };
-        let store = &self.0[at].1;
+        let OpenStore { store, files, .. } = &mut self.0[at];
+        for file in &disk.files {
+            if !files.contains_key(file) {
+                files.insert(file.clone(), ResticFile::read(file)?);
+            }
+        }
         let newest = store.newest_size(&disk.name)?.unwrap_or(0);
         let points = (1..).zip(store.points(&disk.name)).map(|(number, point)| {
             let ResticPoint { name, checkpoint, created } = point;
@@ -77,11 +93,12 @@ impl SnapshotStores {
         planned: &[(usize, &PullDisk, &PointPlan)],
     ) -> Result<Vec<(usize, SnapshotTarget)>, (usize, Error)> {
         let mut targets = Vec::with_capacity(planned.len());
-        for (name, store) in self.0 {
+        for OpenStore { name, store, files } in self.0 {
             let mine: Vec<_> = planned.iter().filter(|(_, disk, _)| disk.store == name).collect();
             let Some((first, ..)) = mine.first() else { continue };
             let disks = mine.iter().map(|(_, disk, plan)| restic_disk(disk, plan)).collect();
-            let backup = Arc::new(store.begin(disks).map_err(|error| (*first, error))?);
+            let files = files.into_values().collect();
+            let backup = Arc::new(store.begin(disks, files).map_err(|error| (*first, error))?);
             for (number, (index, _, plan)) in mine.into_iter().enumerate() {
                 let ranges = ranges(plan).map_err(|error| (*index, error))?;
                 targets.push((*index, SnapshotTarget { backup: backup.clone(), number, ranges }));
