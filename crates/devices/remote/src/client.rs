@@ -12,6 +12,8 @@ use crate::files::read_text;
 
 /// Time after which an idle connection is closed: servers and balancers close theirs after 60 s or later.
 const IDLE_MAX: Duration = Duration::from_secs(30);
+/// Bytes of a request that have the time of a response: a part of an upload.
+pub(crate) const SENT_PIECE: usize = 8 << 20;
 /// Largest file with certificates: a few times those of a system.
 const AUTHORITIES_MAX: u64 = 4 << 20;
 

@@ -17,8 +17,6 @@ use crate::store_backend::{StoreDescription, params};
 use crate::store_failure::StoreKind;
 use crate::{RemoteOptions, runtime};
 
-/// Bytes of a request that have the time of a response: a part of an upload.
-pub(crate) const SENT_PIECE: usize = 8 << 20;
 /// Attempts to create a file that is neither there nor can be made, and to remove one.
 const ATTEMPTS: u32 = 6;
 /// Longest file that is created.

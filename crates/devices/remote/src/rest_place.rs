@@ -12,11 +12,11 @@ use reqwest::header::{ACCEPT, CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderVal
 use reqwest::{Body, Method, Response, StatusCode, Url};
 use tokio::sync::Semaphore;
 
-use crate::client::client;
+use crate::client::{SENT_PIECE, client};
 use crate::failure::{Failure, NextStep, Repetitions};
 use crate::http_backend::{CA, CONNECTIONS, connections, is_local};
 use crate::http_object::{HttpResource, basic, lost, within};
-use crate::place::{CREATED_MAX, RemotePlace, SENT_PIECE, other_bytes, unconfirmed};
+use crate::place::{CREATED_MAX, RemotePlace, other_bytes, unconfirmed};
 use crate::response::{ContentRange, refusal};
 use crate::{RemoteOptions, runtime};
 

@@ -16,7 +16,7 @@ use object_store::client::{
 };
 use reqwest::{Body, Client, Request};
 
-use crate::place::SENT_PIECE;
+use crate::client::SENT_PIECE;
 use crate::response::{PAUSE_MAX, retry_after};
 use crate::service_words::ServiceWords;
 

@@ -7,10 +7,13 @@ use blockhaul_remote::RemotePlace;
 
 use crate::fault::{RepositoryFault, Result};
 use crate::parallel::try_each;
-use crate::storage::{CONFIG, CONFIG_MAX, RepositoryStorage};
+use crate::storage::{CONFIG, RepositoryStorage};
 
 /// Folders of packs that are listed one by one: a list of all has 1000 names in each response.
 const FOLDERS_MAX: usize = 16;
+
+/// Longest file `config`.
+const CONFIG_MAX: u64 = 1 << 20;
 
 /// A place of a service.
 pub(crate) struct RemoteStorage<P> {

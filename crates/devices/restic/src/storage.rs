@@ -16,8 +16,6 @@ use crate::parallel::try_each;
 
 /// The file that makes a place a repository.
 pub(crate) const CONFIG: &str = "config";
-/// Longest such file.
-pub(crate) const CONFIG_MAX: u64 = 1 << 20;
 /// The folders of a repository.
 pub(crate) const FOLDERS: [&str; 5] = ["data", "index", "keys", "locks", "snapshots"];
 
