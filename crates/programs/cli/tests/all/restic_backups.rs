@@ -1,5 +1,6 @@
 //! Backups to repositories of restic: killed, out of space, and pulled with bitmaps.
 
+use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
@@ -335,4 +336,89 @@ fn a_disk_whose_copy_fails_is_left_out_of_the_snapshot() {
     let inside = disk("vda", "").replace("#vm?", "#vm/vdx?") + &disk("vdx", "");
     fs::write(&job, inside).unwrap();
     assert!(repository.run(&["pull", job.to_str().unwrap()]).status.success());
+}
+
+/// What a trace says of names that files got, and of files and folders that were synced.
+#[derive(Default)]
+struct SyncOrder {
+    /// Descriptors of files without names that were synced.
+    synced: HashSet<String>,
+    /// Folders with names that were given in these lines, and not synced since.
+    pending: Vec<(String, usize)>,
+    /// Calls that have begun, by their threads.
+    begun: HashMap<String, (String, usize)>,
+    names: usize,
+}
+
+impl SyncOrder {
+    /// A call without its thread, from its first line to its end.
+    fn call(&mut self, call: &str, begun: usize, ended: usize) {
+        let (name, arguments) = call.split_once('(').unwrap_or_default();
+        let number = |text: &str| text.split('<').next().unwrap().to_owned();
+        let path = |text: &str| {
+            text.split('<').nth(1).unwrap_or_default().split('>').next().unwrap().to_owned()
+        };
+        if name == "fsync" || name == "fdatasync" {
+            let folder = path(arguments);
+            if folder.contains('#') {
+                self.synced.insert(number(arguments));
+            }
+            self.pending.retain(|(other, at)| *other != folder || *at > begun);
+        } else if name == "linkat" {
+            let parts: Vec<_> = arguments.split(", ").collect();
+            let file = parts[1].trim_matches('"').rsplit('/').next().unwrap();
+            assert!(self.synced.remove(file), "{call}: the file was not synced");
+            let folder = path(parts[2]);
+            let is_first =
+                |earlier: &str| self.pending.iter().all(|(other, _)| !other.contains(earlier));
+            let is_index = folder.ends_with("/index");
+            if is_index || folder.ends_with("/snapshots") {
+                assert!(is_first("/repo/data/"), "{call}: {:?}", self.pending);
+                assert!(is_index || is_first("/repo/index"), "{call}: {:?}", self.pending);
+            }
+            self.names += 1;
+            self.pending.push((folder, ended));
+        }
+    }
+
+    fn line(&mut self, number: usize, line: &str) {
+        let Some((thread, call)) = line.split_once(' ') else { return };
+        let call = call.trim_start();
+        if let Some(part) = call.strip_suffix(" <unfinished ...>") {
+            self.begun.insert(thread.to_owned(), (part.to_owned(), number));
+        } else if call.starts_with("<...") {
+            let (part, begun) = self.begun.remove(thread).unwrap_or_default();
+            self.call(&part, begun, number);
+        } else {
+            self.call(call, number, number);
+        }
+    }
+}
+
+/// What the model of the crash tests in the crate takes for granted.
+#[test]
+fn each_file_is_durable_before_a_file_that_names_it_exists() {
+    let repository = Repository::new(require_peer!("restic"));
+    let strace = require_peer!("strace");
+    let disk = repository.scratch.file("disk.raw");
+    fs::write(&disk, Rng::new(8).disk(60 << 20, 3 << 20, 90)).unwrap();
+    let trace = repository.scratch.file("trace");
+    let mut command = strace.command();
+    command.args([
+        "-f",
+        "-y",
+        "-e",
+        "trace=linkat,renameat,renameat2,rename,fsync,fdatasync",
+        "-o",
+    ]);
+    command.arg(&trace).args([OURS, "copy"]).arg(&disk).arg(repository.spec("new/disk?init=on"));
+    command.env("RESTIC_PASSWORD_FILE", repository.scratch.file("password"));
+    let output = tools::output(&mut command, LIMIT).unwrap();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let trace = fs::read_to_string(trace).unwrap();
+    let mut order = SyncOrder::default();
+    trace.lines().enumerate().for_each(|(number, line)| order.line(number, line));
+    // Key, config, lock, packs, index and snapshot.
+    assert!(order.names >= 8, "{trace}");
+    assert!(order.pending.is_empty(), "{:?}", order.pending);
 }

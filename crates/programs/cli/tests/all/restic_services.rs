@@ -135,8 +135,8 @@ impl Service<'_> {
     /// The line of the page with this word, with another place.
     fn the_page_is_right(&self, word: &str, place: (&str, &str)) {
         let section = PAGE.split("### Object stores and REST servers\n```\n").nth(1).unwrap();
-        let lines = section.split("```").next().unwrap().lines();
-        let line = lines.filter(|line| line.contains(word)).next_back().unwrap();
+        let mut lines = section.split("```").next().unwrap().lines();
+        let line = lines.rfind(|line| line.contains(word)).unwrap();
         let line = line.replace("/var/images/vm.raw", "disk.raw").replace(place.0, place.1);
         let line = line.replace("blockhaul ", &format!("'{OURS}' "));
         assert!(!line.contains("HOST"), "{line}");
@@ -218,9 +218,9 @@ impl Service<'_> {
         let before = self.snapshots("faults");
         self.disk(60);
         let full = |status, text| {
-            move |line: &str| match line.starts_with(sends) && line.contains("/data/") {
-                true => RequestFate::Refused(status, text),
-                false => RequestFate::Passed,
+            move |line: &str| {
+                let is_pack = line.starts_with(sends) && line.contains("/data/");
+                if is_pack { RequestFate::Refused(status, text) } else { RequestFate::Passed }
             }
         };
         self.proxy.set(full("507 Insufficient Storage", "no space is left"));
