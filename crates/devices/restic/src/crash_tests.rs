@@ -49,7 +49,7 @@ impl ModelDisk {
         }
     }
 
-    /// What is there after the next start. `has_power`: the process alone has ended.
+    /// What is there after the next start. `has_power`: the process alone has ended, by itself or not.
     fn restarted(&self, has_power: bool, rng: &mut Rng) -> ModelDisk {
         if has_power {
             return ModelDisk {
@@ -243,7 +243,7 @@ fn run(seed: u64, restic: Option<&PeerProgram>) -> usize {
         let outcome = copy_to(place(storage.clone(), 1 << 20), size, writes);
         let has_power = rng.chance(40);
         ended += usize::from(outcome.is_err());
-        disk = storage.lock().restarted(has_power || outcome.is_ok(), &mut rng);
+        disk = storage.lock().restarted(has_power, &mut rng);
         if !disk.files.contains_key(CONFIG) {
             assert!(makes && known.is_empty(), "seed {seed}, round {round}");
             // A key without a repository is removed by hand.
