@@ -111,10 +111,8 @@ impl VddkDisk {
         let path = self.options.changes.clone().filter(|_| self.known.get().is_none());
         let Some(path) = path else { return Ok(None) };
         let lost = |lost| Error::new(Kind::Io, "vddk: changes= was not read").because(lost);
-        let read = blockhaul_io::offload(move || ChangedAreas::read(&path)).await;
-        let changes = read.map_err(lost)??;
-        changes.check(size)?;
-        Ok(Some(changes))
+        let read = blockhaul_io::offload(move || ChangedAreas::read(&path, size)).await;
+        Ok(Some(read.map_err(lost)??))
     }
 
     /// What has changed, if that is known.

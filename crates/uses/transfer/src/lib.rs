@@ -9,7 +9,7 @@
 //! - A [`TransferError`] is data: its kind, the step, the side, and a remedy. Front ends choose exit statuses.
 //!
 //! `option_table` has the options by their names, for front ends that read texts.
-//! `ranges` reads lists of changes that other programs print. `journal`, `manifest_file` and `rate_limit` are
+//! `ranges` reads lists of changes (crate `change-lists`). `journal`, `manifest_file` and `rate_limit` are
 //! files beside a copy. [`FileFormat`] tells files that hold a disk in a format of their own. `description` compares and redacts descriptions of devices.
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]

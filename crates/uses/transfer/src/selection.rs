@@ -17,8 +17,9 @@ use crate::ranges::RangeList;
 pub(crate) struct CopySelection {
     /// Only this: offset and length.
     range: Option<(u64, u64)>,
-    /// Only what this list says.
+    /// Only what this list says, until the size of the source is known.
     list: Option<RangeList>,
+    has_list: bool,
     /// It need not be complete.
     partial: bool,
     /// The target is meant to have nothing else.
@@ -49,6 +50,7 @@ impl CopySelection {
         let alone = options.ranges_alone;
         Ok(CopySelection {
             range: options.range,
+            has_list: list.is_some(),
             list,
             partial,
             alone,
@@ -70,12 +72,12 @@ impl CopySelection {
 
     /// Whether a list says what is copied onto an earlier copy.
     pub(crate) fn has_list_over_copy(&self) -> bool {
-        self.list.is_some() && !self.alone
+        self.has_list && !self.alone
     }
 
     /// Whether the target keeps what is not copied.
     pub(crate) fn is_some(&self) -> bool {
-        self.is_increment() || self.range.is_some() || self.list.is_some()
+        self.is_increment() || self.range.is_some() || self.has_list
     }
 
     /// Checks that the list of ranges is one of a source of `size` bytes, and sets its ranges.
@@ -83,7 +85,7 @@ impl CopySelection {
     /// # Errors
     /// Why it is not, with a remedy.
     pub(crate) fn fit(&mut self, size: u64, options: &mut EngineOptions) -> Result<(), String> {
-        if let Some(list) = &self.list {
+        if let Some(list) = self.list.take() {
             self.ranges = Some(list.fit(size, self.partial)?.into());
             self.set(options);
         }

@@ -172,9 +172,9 @@ pub struct CopyArgs {
 
     /// Copy only the ranges in this list; - reads standard input
     ///
-    /// The rest of the target does not change. The list is in JSON lines with offset and length, or
-    /// the output of nbdinfo --map --json, rbd diff --format json, thin_delta, QueryChangedDiskAreas
-    /// (VMware), VDI.list_changed_blocks (XAPI), or SnapshotMetadata (CSI).
+    /// The rest of the target does not change. The list has lines or JSON with offset and length, or is
+    /// from nbdinfo --map --json, rbd diff, thin_delta, thin_dump, QueryChangedDiskAreas (VMware),
+    /// list_changed_blocks (XAPI), ListChangedBlocks (EBS), or SnapshotMetadata (CSI).
     #[arg(long, value_name = "FILE|-", group = "list", conflicts_with_all = ["range", "bitmap", "since", "manifest"],
           help_heading = "Parts of a disk")]
     pub ranges: Option<PathBuf>,

@@ -171,6 +171,13 @@ fn lists_of_another_disk_are_refused() {
             format!("a volume of {size} bytes (volume_capacity_bytes), but the source has 4194304");
         lab.refused(lab.list(&csi(size)), &words);
     }
+    let page =
+        json!({ "ChangedBlocks": [{ "BlockIndex": 0 }], "BlockSize": 524288, "VolumeSize": 1 });
+    lab.refused(
+        lab.list(&page.to_string()),
+        "a volume of 1073741824 bytes (VolumeSize), but the source has 4194304 bytes",
+    );
+    lab.refused(lab.list("0 4194305\n"), "has 4194304 bytes, but the range ends at 4194305");
     // 64 blocks: the second one, and the last one.
     lab.copied(lab.list("QAAAAAAAAAE=\n"), &[BLOCK..2 * BLOCK, 63 * BLOCK..64 * BLOCK]);
     lab.refused(
@@ -393,6 +400,14 @@ fn listed(rng: &mut Rng, kind: usize, size: u64, all: &[(u64, u64)], lies: bool)
                 .collect();
             (Value::from(list).to_string(), true)
         }
+        // rbd diff, as a table.
+        6 => {
+            let mut text = "Offset Length Type\n".to_string();
+            for (at, len) in all {
+                text += &format!("{at}   {len}  data\n");
+            }
+            (text, false)
+        }
         // Lines.
         _ => (
             lines(all.iter().map(|(at, len)| json!({ "offset": at, "length": len })).collect()),
@@ -431,10 +446,10 @@ fn cut_and_lying_lists_never_succeed_with_another_disk() {
             lab = Lab::new(MIB + rng.below(48) * BLOCK + rng.below(2) * 512);
         }
         let size = lab.source.len() as u64;
-        let kind = round % 7;
+        let kind = round % 8;
         let mut all = areas(&mut rng, size, BLOCK);
         let way = rng.below(5);
-        let lies = way == 1 && ![2, 5, 6].contains(&kind);
+        let lies = way == 1 && ![2, 5, 6, 7].contains(&kind);
         let mut list = listed(&mut rng, kind, size, &all, lies);
         let mut whole = !lies;
         match way {
@@ -443,8 +458,10 @@ fn cut_and_lying_lists_never_succeed_with_another_disk() {
                 let end = rng.below(list.text.len() as u64) as usize;
                 whole = list.text[end..].trim().is_empty();
                 list.text.truncate(end);
-                let lines = list.text.lines().filter(|line| line.ends_with('}')).count();
-                if !list.is_whole {
+                if kind == 6 {
+                    list.areas.truncate(list.text.matches('\n').count().saturating_sub(1));
+                } else if !list.is_whole {
+                    let lines = list.text.lines().filter(|line| line.ends_with('}')).count();
                     list.areas.truncate(lines);
                 }
             }

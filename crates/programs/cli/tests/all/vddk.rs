@@ -202,11 +202,12 @@ fn wrong_lists_of_changes_are_one_line() {
     let lab = Lab::new("", "size=1M stride=1M data=50");
     for (text, part) in [
         ("[]x", "expected value"),
-        ("{}", "not an answer of QueryChangedDiskAreas"),
-        (r#"{"changedArea": [{"start": 0, "length": 2097152}]}"#, "changes= ends at 2097152"),
+        ("{}", "line 1: not a range with offset and length: {}"),
+        ("[]", "not an answer of QueryChangedDiskAreas"),
+        (r#"{"changedArea": [{"start": 0, "length": 2097152}]}"#, "the range ends at 2097152"),
         (
             r#"{"changedArea": [{"start": 0, "length": 512}]}"#,
-            "changes=: no answer has startOffset and length",
+            "no answer of QueryChangedDiskAreas has startOffset and length",
         ),
         (
             r#"{"startOffset": 0, "length": 524288, "changedArea": []}"#,

@@ -12,6 +12,8 @@ use crate::printable::one_line;
 
 /// What of the end of its messages is kept, in bytes.
 const MESSAGES: usize = 4096;
+/// Bytes of output that are read behind a list that is refused, to learn whether the command fails.
+const REST_MAX: u64 = 1 << 20;
 /// Time for its messages to end after the command: what it has started may keep them open.
 const PATIENCE: Duration = Duration::from_secs(1);
 
@@ -24,12 +26,15 @@ pub(super) fn shown(script: &str) -> String {
     }
 }
 
-/// The standard output of a script of `/bin/sh`, up to one byte more than `most`. What it writes on standard
-/// error goes to ours, too. It ends with this program.
+/// What `parse` makes of the standard output of a script of `/bin/sh`. What it writes on standard error goes to
+/// ours, too. It ends with this program.
 ///
 /// # Errors
-/// If it cannot be run, or fails: with its status and the last line of its messages.
-pub(super) fn output(script: &str, most: u64) -> Result<Vec<u8>, String> {
+/// If it cannot be run, or fails: with its status and the last line of its messages. Else the error of `parse`.
+pub(super) fn read_output<T>(
+    script: &str,
+    parse: impl FnOnce(&mut dyn Read) -> Result<T, String>,
+) -> Result<T, String> {
     let started = ShellProcess::start(script);
     let mut process = started.map_err(|error| format!("cannot run: {}", plain(&error)))?;
     let messages = process.take_messages();
@@ -40,17 +45,23 @@ pub(super) fn output(script: &str, most: u64) -> Result<Vec<u8>, String> {
     };
     let started = std::thread::Builder::new().name("messages".into()).spawn(pass_on);
     started.map_err(|error| format!("cannot start a thread: {}", plain(&error)))?;
-    let mut bytes = Vec::new();
-    if let Some(from) = process.output() {
-        let read = from.take(most.saturating_add(1)).read_to_end(&mut bytes);
-        read.map_err(|error| format!("cannot read the output: {}", plain(&error)))?;
-    }
-    if bytes.len() as u64 > most {
-        return Ok(bytes);
-    }
+    let parsed = match process.output() {
+        None => parse(&mut std::io::empty()),
+        Some(output) => {
+            let parsed = parse(&mut *output);
+            if parsed.is_err() {
+                // A command that fails is the reason for a list that is cut off, and has a message of its own.
+                let rest = std::io::copy(&mut output.take(REST_MAX), &mut std::io::sink());
+                if rest.is_ok_and(|rest| rest == REST_MAX) {
+                    return parsed;
+                }
+            }
+            parsed
+        }
+    };
     let status = process.wait().map_err(|error| format!("cannot wait: {}", plain(&error)))?;
     if status.success() {
-        return Ok(bytes);
+        return parsed;
     }
     let last = receiver.recv_timeout(PATIENCE).unwrap_or_default();
     let last = String::from_utf8_lossy(&last);
@@ -83,11 +94,20 @@ fn pass_on(mut from: impl Read) -> Vec<u8> {
 mod tests {
     use super::*;
 
+    /// The whole output, of at most 9 bytes.
+    fn output(script: &str) -> Result<Vec<u8>, String> {
+        read_output(script, |from| {
+            let mut bytes = Vec::new();
+            from.take(10).read_to_end(&mut bytes).map_err(|error| error.to_string())?;
+            if bytes.len() > 9 { Err("too long".to_string()) } else { Ok(bytes) }
+        })
+    }
+
     #[test]
     fn the_output_of_a_command_that_succeeds() {
-        assert_eq!(output("echo warning >&2; printf '[%s' ]", 9).unwrap(), b"[]");
-        assert_eq!(output("yes", 9).unwrap().len(), 10);
-        assert_eq!(output("cat", 9).unwrap(), b"");
+        assert_eq!(output("echo warning >&2; printf '[%s' ]").unwrap(), b"[]");
+        assert_eq!(output("yes").unwrap_err(), "too long");
+        assert_eq!(output("cat").unwrap(), b"");
     }
 
     #[test]
@@ -95,7 +115,7 @@ mod tests {
         let scratch = blockhaul_testkit::tools::ScratchDir::new().unwrap();
         let file = scratch.file("pid");
         let script = format!("sleep 1000 & echo $! >{}; yes", file.display());
-        assert_eq!(output(&script, 9).unwrap().len(), 10);
+        assert_eq!(output(&script).unwrap_err(), "too long");
         let pid = std::fs::read_to_string(&file).unwrap();
         // A process that nobody has waited for has no command line.
         let line = std::fs::read(format!("/proc/{}/cmdline", pid.trim()));
@@ -113,7 +133,7 @@ mod tests {
             ("echo []; exit 1", "exit status 1"),
             ("/no/such/program", "exit status 127"),
         ] {
-            let error = output(script, 99).unwrap_err();
+            let error = output(script).unwrap_err();
             assert!(error.contains("the command failed") && error.contains(said), "{error}");
         }
     }
