@@ -35,6 +35,7 @@ const LEFT_OUT: &[(&str, &str)] = &[
     ("vddk:", "needs VMware's library; the program's tests take the simulated one"),
     ("disk.sh", "scripts/mod.rs runs the page's script"),
     ("pull --libvirt", "needs libvirt; platforms/libvirt.rs"),
+    ("blockhaul follow", "needs a provider; follow.rs of the program carries out the page"),
     ("pull --qmp", "needs QEMU; the program's tests of machines"),
     ("systemctl ", "needs a running systemd; platforms/timer starts the units"),
     ("pull vm1.toml --metrics", "needs the file; the program's tests of runs of backups"),

@@ -27,6 +27,8 @@ const EXCEPTIONS: &[(&str, &str)] = &[
     ("devices/vddk", "devices/isolated"),
     ("uses/backups", "uses/engine"),
     ("uses/backups", "uses/transfer"),
+    ("uses/follow", "uses/engine"),
+    ("uses/follow", "uses/transfer"),
     ("uses/inspect", "uses/transfer"),
     ("uses/metrics", "uses/engine"),
     ("uses/metrics", "uses/server"),

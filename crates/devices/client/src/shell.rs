@@ -47,6 +47,14 @@ impl ShellProcess {
         self.child.stderr.take()
     }
 
+    /// Its status, if it has ended.
+    ///
+    /// # Errors
+    /// Those of the system call.
+    pub fn try_wait(&mut self) -> std::io::Result<Option<ExitStatus>> {
+        self.child.try_wait()
+    }
+
     /// Waits for its end.
     ///
     /// # Errors

@@ -33,6 +33,7 @@ mod ctl;
 mod devices;
 mod doctor;
 mod exit;
+mod follow;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
 mod generate;
@@ -131,6 +132,9 @@ fn run() -> ExitCode {
         CliCommand::Copy(args) => report("copy: ", copy::run(&args, &groups)),
         CliCommand::Pull(args) => report("pull: ", pull::run(&args)),
         CliCommand::Restore(args) => report("restore: ", restore::run(&args, &groups)),
+        CliCommand::Follow { plan, set, dry_run } => {
+            report("follow: ", follow::run(&plan, &set, dry_run))
+        }
         CliCommand::Chain(args) => report("chain: ", chain::run(&args)),
         CliCommand::Info(args) => {
             // Like nbdinfo, whose status 2 is an answer.

@@ -193,7 +193,7 @@ impl TransferOptions {
     }
 
     /// The settings of connections to both sides.
-    pub(crate) fn connections(&self) -> ConnectionSettings {
+    pub fn connections(&self) -> ConnectionSettings {
         let contexts = self.bitmap.iter().cloned().collect();
         ConnectionSettings { timeout: self.timeout, min_rate: self.min_rate, contexts }
     }

@@ -100,6 +100,20 @@ pub enum CliCommand {
     ///
     /// Manage a directory that blockhaul pull has written.
     Chain(ChainArgs),
+    /// Move the disks of a machine in use: rounds of changes, then the cut-over
+    ///
+    /// Copy what has changed in rounds, until the predicted downtime fits. Then stop the machine, copy the last
+    /// round, verify it, and start the machine. The same command resumes a move. See docs/warm-moves.md.
+    Follow {
+        /// File with the machine, its disks and commands
+        plan: PathBuf,
+        /// Set a key of the plan, for example downtime=10s
+        #[arg(long, value_name = "KEY=VALUE")]
+        set: Vec<String>,
+        /// Show what would be done, and run nothing
+        #[arg(long)]
+        dry_run: bool,
+    },
     /// Show size and properties of a device
     ///
     /// For exports of NBD servers, print what nbdinfo prints, byte for byte. For all other devices,

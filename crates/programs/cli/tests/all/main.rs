@@ -22,6 +22,7 @@ mod escapes;
 mod examples;
 #[cfg(all(feature = "restic", feature = "remote"))]
 mod fault_proxy;
+mod follow;
 mod help;
 mod http_volumes;
 #[cfg(feature = "formats")]

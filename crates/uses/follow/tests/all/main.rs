@@ -1,0 +1,3 @@
+//! Moves of simulated machines, in virtual time.
+
+mod simulation;
