@@ -1,3 +1,4 @@
 //! Moves of simulated machines, in virtual time.
+#![allow(clippy::unwrap_used)]
 
 mod simulation;
