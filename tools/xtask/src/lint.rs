@@ -85,6 +85,11 @@ const CLOCK_HOMES: &[(&str, &str)] = &[
     ("crates/uses/jobs/src/job.rs", "the time of day at which a job has ended"),
     ("crates/uses/backups/src/pull/decision.rs", "points whose time lies in the future"),
     ("crates/uses/backups/src/machine", "waits for a machine, on the thread of the caller"),
+    ("crates/uses/follow/src/command.rs", "waits for a command, on the thread of the caller"),
+    (
+        "crates/uses/follow/src/run.rs",
+        "measures rounds and waits for the cut-over, on the thread of the caller",
+    ),
     ("crates/uses/metrics/src/text.rs", "metrics with the time of day"),
     ("crates/uses/transfer/src/rate_limit.rs", "a thread that reads a rate limit again"),
     ("crates/programs/cli", "threads of the program itself; dates in reports and names"),
