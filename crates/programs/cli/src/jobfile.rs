@@ -14,7 +14,7 @@ use blockhaul_transfer::{
     find_option, number, toml_fault,
 };
 use toml::Spanned;
-use toml::de::{DeTable, DeValue};
+use toml::de::{DeArray, DeTable, DeValue};
 
 use crate::args::{CopyOption, ImageFormatArgs, total_memory};
 use crate::exit::{self, CommandFailure, plain};
@@ -378,12 +378,10 @@ impl JobFileReader<'_> {
     ) -> Result<OptionEntry, CommandFailure> {
         let name = key.get_ref().as_ref();
         let at = key.span().start;
-        let is_table = |value: &DeValue<'_>| matches!(value, DeValue::Table(_));
-        if is_table(value.get_ref())
-            || matches!(value.get_ref(), DeValue::Array(list) if list.iter().any(|one| is_table(one.get_ref())))
-        {
-            let text = format!("unknown table {name}; tables are [[disk]] and [defaults]");
-            return Err(self.wrong(at, text));
+        let of_tables = |list: &DeArray<'_>| list.iter().any(|one| one.get_ref().is_table());
+        if value.get_ref().is_table() || value.get_ref().as_array().is_some_and(of_tables) {
+            let why = format!("unknown table {name}; tables are [[disk]] and [defaults]");
+            return Err(self.wrong(at, why));
         }
         self.check_name(name, common).map_err(|text| self.wrong(at, text))?;
         let value = match value.get_ref() {
