@@ -39,14 +39,20 @@ pub fn ports<const N: usize>() -> [u16; N] {
 
 /// Sends a request; the response until the connection ends.
 pub fn http(port: u16, head: &str, body: &[u8]) -> String {
-    let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
+    try_http(port, head, body).unwrap()
+}
+
+fn try_http(port: u16, head: &str, body: &[u8]) -> std::io::Result<String> {
+    let mut stream = TcpStream::connect(("127.0.0.1", port))?;
     let length = body.len();
-    write!(stream, "{head} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n")
-        .unwrap();
-    stream.write_all(body).unwrap();
+    write!(
+        stream,
+        "{head} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n"
+    )?;
+    stream.write_all(body)?;
     let mut response = Vec::new();
-    stream.read_to_end(&mut response).unwrap();
-    text(&response)
+    stream.read_to_end(&mut response)?;
+    Ok(text(&response))
 }
 
 pub fn start(command: &mut Command, port: u16) -> ChildGuard {
@@ -96,7 +102,9 @@ impl ObjectServer {
         // A bucket is a directory here.
         for bucket in ["disks", "open"] {
             let make = format!("POST /buckets/{bucket}/");
-            while !http(filer, &make, b"").starts_with("HTTP/1.1 201") {
+            // A server that starts ends connections.
+            let is_made = |answer: String| answer.starts_with("HTTP/1.1 201");
+            while !try_http(filer, &make, b"").is_ok_and(is_made) {
                 assert!(begun.elapsed() < START, "no bucket");
                 std::thread::sleep(Duration::from_millis(100));
             }
@@ -307,9 +315,15 @@ fn objects_of_google_are_written_by_the_same_protocol(server: &ObjectServer) {
         }
     }
     // This server ignores the conditions of Google's interface.
-    let output = run(&["copy", "disk.raw", "chunks:gs://open/chunks"]);
-    let said = text(&output.stderr);
-    assert!(!output.status.success() && said.contains("ignores conditions"), "{said}");
+    let repository = "restic:gs://open/backups#new/vda?init=on&password-command=echo%20x";
+    let targets = ["chunks:gs://open/chunks", repository];
+    for target in &targets[..if cfg!(feature = "restic") { 2 } else { 1 }] {
+        let output = run(&["copy", "disk.raw", target]);
+        let said = text(&output.stderr);
+        assert!(!output.status.success() && said.contains("ignores conditions"), "{said}");
+    }
+    let left = server.succeed(&["info", "--list", "s3://open/backups"]);
+    assert_eq!(left, "");
 }
 
 /// Copies of `large.raw` with the journal `j`, which are killed.
@@ -608,6 +622,16 @@ fn blobs_of_azure_are_read_and_written() {
     succeed(&["copy", "--verify", "disk.raw", &format!("{chunks}&size=1M")]);
     succeed(&["copy", "--verify", "disk.raw", &chunks]);
     succeed(&["compare", "disk.raw", &chunks]);
+    #[cfg(feature = "restic")]
+    for range in [&[][..], &["--range", "1M:64k"]] {
+        let place = |snapshot: &str| {
+            let password = "password-command=echo%20x";
+            format!("restic:az://disks/backups#{snapshot}/vda?{password}&{endpoint}")
+        };
+        let target = place("new") + "&init=on";
+        succeed(&[&["copy"], range, &["disk.raw", &target]].concat());
+        succeed(&["compare", "disk.raw", &place("latest")]);
+    }
     let output = run(&["copy", "disk.raw", &format!("az://nothing/x?{endpoint}")]);
     let said = text(&output.stderr);
     assert!(!output.status.success() && said.contains("ContainerNotFound"), "{said}");
