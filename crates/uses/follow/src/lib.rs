@@ -11,6 +11,7 @@
 
 mod command;
 mod error;
+mod limits;
 mod machine;
 mod plan;
 mod platform;
@@ -20,10 +21,9 @@ mod run;
 mod state_file;
 
 pub use error::{FollowError, FollowErrorKind};
-pub use machine::{
-    FollowAction, FollowLimits, FollowMachine, FollowPhase, FollowState, FollowedDisk, RoundCopy,
-};
-pub use plan::{CutOver, FollowDisk, FollowPlan, VerifyScope};
-pub use platform::{CopyFigures, FollowPlatform, FollowResult, run_follow};
-pub use prediction::{RoundFigures, predict};
+pub use limits::{FollowLimits, VerifyScope};
+pub use machine::{FollowAction, FollowMachine, FollowPhase, FollowState, FollowedDisk, RoundCopy};
+pub use plan::{CutOver, FollowDisk, FollowPlan};
+pub use platform::{FollowPlatform, FollowResult, run_follow};
+pub use prediction::{CopyFigures, RoundFigures, predict};
 pub use run::{FollowControl, FollowRun, follow, run_plan};

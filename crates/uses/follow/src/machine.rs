@@ -3,8 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use crate::error::{FollowError, FollowErrorKind};
-use crate::plan::VerifyScope;
-use crate::prediction::{RoundFigures, link_model, predict};
+use crate::limits::{FollowLimits, VerifyScope};
+use crate::prediction::{CopyFigures, RoundFigures, link_model, predict};
 use crate::protocol::{EPOCH_MAX, Operation, ProviderRequest, RequestedDisk, RoundOffer, VERSION};
 
 /// Attempts of a round whose connections are lost.
@@ -13,19 +13,6 @@ const ATTEMPTS: u32 = 5;
 const LONGEST_HOLD: f64 = 1e7;
 /// A round is not shorter than the one before if it has more than this part of its bytes.
 const SHORTER: f64 = 0.9;
-
-/// When a move ends its rounds.
-#[derive(Debug, Clone, PartialEq)]
-pub struct FollowLimits {
-    /// Seconds of downtime that are allowed.
-    pub downtime: f64,
-    /// Maximum number of rounds before the last one.
-    pub rounds: u32,
-    /// Seconds since 1970 at which rounds end.
-    pub until: Option<f64>,
-    /// What is read again after the last round.
-    pub verify: VerifyScope,
-}
 
 /// Steps of a move.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Serialize, Deserialize)]
@@ -277,6 +264,12 @@ impl FollowMachine {
                 "the provider must offer each disk of the plan once",
             ));
         }
+        let mut sources: Vec<_> = offers.iter().map(|offer| &offer.source).collect();
+        sources.sort_unstable();
+        if let Some(twice) = sources.windows(2).find(|pair| pair[0] == pair[1]) {
+            let text = format!("the provider offers {:?} as the source of two disks", twice[0]);
+            return Err(FollowError::provider(text));
+        }
         let before = self.state.offers.take();
         for (index, offer) in offers.iter().enumerate() {
             let resumed = before.as_ref().map(|before| &before[index]);
@@ -355,17 +348,17 @@ impl FollowMachine {
     ///
     /// # Errors
     /// [`FollowErrorKind::NoConvergence`]: rounds do not get shorter. The round is complete all the same.
-    pub fn round_copied(&mut self, bytes: u64, seconds: f64, now: f64) -> Result<(), FollowError> {
+    pub fn round_copied(&mut self, copied: CopyFigures, now: f64) -> Result<(), FollowError> {
         let copies = self.copies();
         let full = |copy: &RoundCopy| Some((copy.offer.disk.clone(), copy.full.clone()?));
-        // The clock may have been set: a round takes at least the time that was measured.
-        let interval = self.state.epoch_time.map(|before| (self.state.asked - before).max(1e-3));
+        let interval = self.state.epoch_time.map(|before| self.since(before, self.state.asked));
         let mut figures = RoundFigures {
             number: self.state.rounds.len() as u32 + 1,
             full: copies.iter().filter_map(full).collect(),
-            bytes,
+            bytes: copied.bytes,
+            read: copied.read,
             make_seconds: self.state.make_seconds,
-            copy_seconds: seconds,
+            copy_seconds: copied.seconds,
             interval,
             predicted: None,
             last: self.is_last(),
@@ -417,7 +410,9 @@ impl FollowMachine {
         let dirty = self.state.rounds.last().and_then(RoundFigures::dirty_rate).unwrap_or_default();
         let left = self.limits.downtime - model.cost;
         let link = if left > 0.0 {
-            format!("a link of {:.0} MB/s", (last / left).max(dirty) / 1e6)
+            // All that is read, also for the verification.
+            let bytes = (predicted - model.cost) * model.rate;
+            format!("a link of {:.0} MB/s", (bytes / left).max(dirty) / 1e6)
         } else {
             format!("a provider that takes less than {:.1} s for a round", model.cost)
         };
@@ -436,8 +431,16 @@ impl FollowMachine {
 
     /// The predicted downtime in seconds, if the machine is stopped now.
     pub fn predicted(&self, now: f64) -> Option<f64> {
-        let since = now - self.state.epoch_time?;
+        let since = self.since(self.state.epoch_time?, now);
         predict(&self.state.rounds, since, self.verify_bytes())
+    }
+
+    /// The seconds between two times, the first of which is that of the last complete round. The clock may have been set:
+    /// it is at least the time that the round took.
+    fn since(&self, before: f64, now: f64) -> f64 {
+        let last = self.state.rounds.last();
+        let least = last.map_or(0.0, |round| round.make_seconds + round.copy_seconds);
+        (now - before).max(least).max(1e-3)
     }
 
     /// Bytes of disks that are read again, besides those of the last round; `None`: not even those.

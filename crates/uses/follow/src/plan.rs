@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use blockhaul_catalog::DeviceSpec;
-use blockhaul_transfer::parse_duration;
+use blockhaul_transfer::{parse_duration, same_place};
 use jiff::Timestamp;
 use jiff::civil::DateTime;
 use jiff::tz::TimeZone;
@@ -14,24 +14,12 @@ use serde::Deserialize;
 use toml::{Table, Value};
 
 use crate::error::{FollowError, FollowErrorKind};
-use crate::machine::FollowLimits;
+use crate::limits::{FollowLimits, VerifyScope};
 
 /// Longer files cannot be plans.
 const LENGTH_MAX: u64 = 1 << 20;
 /// Maximum number of disks.
 const DISKS_MAX: usize = 256;
-
-/// What is read again after the last round.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum VerifyScope {
-    /// Nothing.
-    None,
-    /// What the last round has written.
-    Written,
-    /// All of both disks.
-    All,
-}
 
 /// When the machine is stopped, once its predicted downtime is short enough.
 #[derive(Debug, Clone, PartialEq)]
@@ -237,8 +225,15 @@ impl PlanFile {
         if self.rounds == 0 {
             return Err("rounds: at least 1".into());
         }
+        if self.stop.is_none() && matches!(cut_over, CutOver::Now | CutOver::At(_)) {
+            return Err(
+                "stop: without a command that stops the machine, cut-over must be signal or file PATH: stop the \
+                 machine before"
+                    .into(),
+            );
+        }
         let mut names = HashSet::new();
-        let mut disks = Vec::new();
+        let mut disks: Vec<FollowDisk> = Vec::new();
         for PlanDisk { name, target } in self.disk {
             let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
             if name.is_empty() || name.starts_with('.') || !name.chars().all(is_plain) {
@@ -251,6 +246,10 @@ impl PlanFile {
                 .map_err(|error| format!("disk {name}: target: {}", error.text()))?;
             if spec == DeviceSpec::Pipe {
                 return Err(format!("disk {name}: target: a pipe cannot keep what is not copied"));
+            }
+            let is_same = |other: &&FollowDisk| same_place(&other.target, &spec);
+            if let Some(other) = disks.iter().find(is_same) {
+                return Err(format!("disks {} and {name} have the same target", other.name));
             }
             disks.push(FollowDisk { name, target: spec });
         }
@@ -279,8 +278,7 @@ impl PlanFile {
 mod tests {
     use super::*;
 
-    const PLAN: &str =
-        "machine = 'vm'\nprovider = './p'\nstate = 's'\n[[disk]]\nname = 'vda'\ntarget = 'a.raw'\n";
+    const PLAN: &str = "machine = 'vm'\nstop = ':'\nprovider = './p'\nstate = 's'\n[[disk]]\nname = 'vda'\ntarget = 'a.raw'\n";
 
     #[test]
     fn settings_take_precedence() {
@@ -316,13 +314,17 @@ mod tests {
             ("'vda'", "'../vda'", "a name has letters"),
             ("'a.raw'", "'-'", "a pipe cannot keep"),
             ("'a.raw'", "''", "target: "),
-            ("[[disk]]", "x = y\n[[disk]]", "line 4: "),
+            ("[[disk]]", "x = y\n[[disk]]", "line 5: "),
             ("machine = 'vm'\n", "", "missing field `machine`"),
+            ("stop = ':'\n", "", "cut-over must be signal or file PATH"),
         ] {
             let error = FollowPlan::parse(&PLAN.replace(old, new), &[]).unwrap_err();
             assert!(error.contains(said), "{new}: {error}");
         }
         let two = format!("{PLAN}[[disk]]\nname = 'vda'\ntarget = 'b.raw'\n");
         assert!(FollowPlan::parse(&two, &[]).unwrap_err().contains("used twice"));
+        let two = format!("{PLAN}[[disk]]\nname = 'vdb'\ntarget = './a.raw'\n");
+        let error = FollowPlan::parse(&two, &[]).unwrap_err();
+        assert!(error.contains("disks vda and vdb have the same target"), "{error}");
     }
 }

@@ -4,17 +4,8 @@ use serde::Serialize;
 
 use crate::error::FollowError;
 use crate::machine::{FollowAction, FollowMachine, FollowPhase, FollowState, RoundCopy};
-use crate::prediction::RoundFigures;
+use crate::prediction::{CopyFigures, RoundFigures};
 use crate::protocol::{ProviderRequest, RoundOffer};
-
-/// The figures of the copies of a round.
-#[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct CopyFigures {
-    /// Bytes that were copied.
-    pub bytes: u64,
-    /// Elapsed seconds.
-    pub seconds: f64,
-}
 
 /// A machine that is moved, its disks and targets.
 pub trait FollowPlatform {
@@ -162,8 +153,7 @@ fn step(
             match platform.copy(&copies) {
                 Err(error) => machine.copy_failed(error)?,
                 Ok(figures) => {
-                    let complete =
-                        machine.round_copied(figures.bytes, figures.seconds, platform.now());
+                    let complete = machine.round_copied(figures, platform.now());
                     if let Some(figures) = machine.state().rounds.last() {
                         platform.round(figures);
                     }

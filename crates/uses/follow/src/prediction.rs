@@ -7,6 +7,17 @@ const RECENT: usize = 4;
 /// The power of the time by which changes grow, before two increments show it.
 const POWER_UNKNOWN: f64 = 0.5;
 
+/// The figures of the copies of a round.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct CopyFigures {
+    /// Bytes that were written to the targets.
+    pub bytes: u64,
+    /// Bytes that were read.
+    pub read: u64,
+    /// Elapsed seconds.
+    pub seconds: f64,
+}
+
 /// The figures of a round.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct RoundFigures {
@@ -14,8 +25,10 @@ pub struct RoundFigures {
     pub number: u32,
     /// The disks that were copied in full, and why.
     pub full: Vec<(String, String)>,
-    /// Bytes that were copied.
+    /// Bytes that were written to the targets.
     pub bytes: u64,
+    /// Bytes that were read: more, if targets have some of them already.
+    pub read: u64,
     /// Seconds that the provider took.
     pub make_seconds: f64,
     /// Seconds that the copies took.
@@ -36,7 +49,7 @@ impl RoundFigures {
 
     /// Bytes per second of the copies.
     pub fn rate(&self) -> f64 {
-        self.bytes as f64 / self.copy_seconds.max(1e-6)
+        self.read as f64 / self.copy_seconds.max(1e-6)
     }
 
     /// Bytes per second that the machine has changed.
@@ -59,12 +72,12 @@ pub(crate) struct LinkModel {
 pub(crate) fn link_model(rounds: &[RoundFigures]) -> Option<LinkModel> {
     let recent = &rounds[rounds.len().saturating_sub(RECENT)..];
     // The rate is that of the largest round: the cost of a round is a small part of its time.
-    let largest = recent.iter().max_by_key(|round| round.bytes)?;
+    let largest = recent.iter().max_by_key(|round| round.read)?;
     let last = recent.last()?;
     let rate = largest.rate().max(1.0);
     let others: Vec<_> = recent.iter().filter(|round| round.number != largest.number).collect();
     let cost = |round: &RoundFigures| {
-        round.make_seconds + (round.copy_seconds - round.bytes as f64 / rate).max(0.0)
+        round.make_seconds + (round.copy_seconds - round.read as f64 / rate).max(0.0)
     };
     let cost = match others.len() {
         0 => last.make_seconds,

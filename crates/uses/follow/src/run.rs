@@ -5,9 +5,10 @@ use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
 
+use blockhaul_block::{Error, Kind};
 use blockhaul_catalog::{DeviceSpec, Intent, Registry};
 use blockhaul_change_lists::ChangeList;
-use blockhaul_engine::{CopyProgress, EngineOptions};
+use blockhaul_engine::{CopyProgress, EngineOptions, Manifest};
 use blockhaul_io::{Pool, Runtime, RuntimeConfig, plain};
 use blockhaul_transfer::{
     CopyRequest, Endpoint, TransferError, TransferErrorKind, TransferOptions, file_of, shell_word,
@@ -15,10 +16,11 @@ use blockhaul_transfer::{
 
 use crate::command::run_command;
 use crate::error::{FollowError, FollowErrorKind};
+use crate::limits::VerifyScope;
 use crate::machine::{FollowMachine, FollowPhase, FollowState, RoundCopy};
-use crate::plan::{CutOver, FollowPlan, VerifyScope};
-use crate::platform::{CopyFigures, FollowPlatform, FollowResult, run_follow};
-use crate::prediction::RoundFigures;
+use crate::plan::{CutOver, FollowPlan};
+use crate::platform::{FollowPlatform, FollowResult, run_follow};
+use crate::prediction::{CopyFigures, RoundFigures};
 use crate::protocol::{ProviderRequest, ReplyReader, RoundOffer};
 use crate::state_file::{StateDir, TargetMark};
 
@@ -199,48 +201,67 @@ impl FollowRun<'_> {
             options.bitmap = copy.offer.bitmap.clone();
         } else if self.plan.adopt
             && round == 1
-            && self.target_file(copy.disk).is_some_and(|file| file.exists())
+            && self.target_file(copy.disk).is_none_or(|file| file.exists())
         {
             let manifest = self.dir.file(&format!("{name}.adopted"));
-            let text = self.manifest(copy.disk, source)?;
-            std::fs::write(&manifest, text).map_err(|error| {
-                let text = format!("cannot write {}: {}", manifest.display(), plain(&error));
-                FollowError::new(FollowErrorKind::State, text)
-            })?;
+            let found = self.manifest(&self.plan.disks[copy.disk].target, source.size)?;
+            self.dir.write_text(&format!("{name}.adopted"), &found.to_string())?;
             options.journal = None;
             options.since = Some(manifest);
         }
         Ok(options)
     }
 
-    /// The digests of what a target has.
-    fn manifest(&self, disk: usize, source: &OfferedSource) -> Result<String, FollowError> {
-        let registry = self.registry.clone();
-        let spec = self.plan.disks[disk].target.clone();
+    /// The digests of a disk of this size.
+    fn manifest(&self, spec: &DeviceSpec, size: u64) -> Result<Manifest, FollowError> {
+        let (registry, device) = (self.registry.clone(), spec.clone());
         let progress = self.control.progress();
-        let size = source.size;
         let made = self.runtime.block_on(move || async move {
-            let stack = registry.open(&spec, Vec::new(), Intent::READ).await?;
-            let options = EngineOptions::default();
-            let pool = Pool::new(options.memory());
-            if stack.device().facts().size != size {
-                let text = "it does not have the size of the disk: leave out adopt";
-                return Err(blockhaul_block::Error::new(blockhaul_block::Kind::Invalid, text));
+            let stack = registry.open(&device, Vec::new(), Intent::READ).await?;
+            let pool = Pool::new(EngineOptions::default().memory());
+            let found = stack.device().facts().size;
+            if found < size {
+                let text = format!("it has {found} bytes, and the disk has {size}");
+                return Err(Error::new(Kind::Invalid, text));
             }
+            // A target may be larger.
+            let ranges = (found > size).then(|| Arc::from([(0, size)]));
+            let options = EngineOptions { ranges, ..EngineOptions::default() };
             let made = blockhaul_engine::manifest(&stack, None, &options, &pool, &progress).await;
             made.map_err(|failed| failed.error)
         });
-        made.map(|manifest| manifest.to_string()).map_err(|error| {
-            let text = format!("cannot read the target: {}", error.located());
+        made.map_err(|error| {
+            let text = format!("cannot read {spec}: {}", error.located());
             FollowError::new(FollowErrorKind::Copy(TransferErrorKind::Open), text)
         })
     }
 
-    /// Copies one disk; the bytes that were written.
-    fn copy_disk(&self, copy: &RoundCopy) -> Result<u64, FollowError> {
+    /// Compares a disk with its target by digests, and keeps them. Where they differ, if they do.
+    fn compare(&self, copy: &RoundCopy) -> Result<Option<String>, FollowError> {
+        let OfferedSource { spec, size } = OfferedSource::new(&copy.offer)?;
+        let disk = &self.plan.disks[copy.disk];
+        let [source, target] = std::thread::scope(|scope| {
+            let source = scope.spawn(|| self.manifest(&spec, size));
+            let target = self.manifest(&disk.target, size);
+            [source.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)), target]
+        });
+        let (source, target) = (source?, target?);
+        let differences = source.differences(&target);
+        match differences.iter().find(|&&(at, _)| at < size) {
+            Some((at, len)) => Ok(Some(format!("in the {len} bytes at offset {at}"))),
+            None => {
+                self.dir.write_text(&format!("{}.manifest", disk.name), &source.to_string())?;
+                Ok(None)
+            }
+        }
+    }
+
+    /// Copies one disk; the bytes that were written, and read.
+    fn copy_disk(&self, copy: &RoundCopy) -> Result<(u64, u64), FollowError> {
         let source = OfferedSource::new(&copy.offer)?;
         let options = self.options(copy, &source)?;
         let target = self.plan.disks[copy.disk].target.clone();
+        let reads_all = options.since.is_some();
         let (registry, progress) = (self.registry.clone(), self.control.progress());
         // The server is asked for the bitmap, too.
         let connecting = registry.clone().connecting(&options.connections());
@@ -250,9 +271,7 @@ impl FollowRun<'_> {
             let stack = opened.map_err(|error| {
                 let text = format!("cannot open the source {spec}: {}", error.located());
                 let kind = match error.kind() {
-                    blockhaul_block::Kind::TimedOut | blockhaul_block::Kind::Disconnected => {
-                        TransferErrorKind::Connection
-                    }
+                    Kind::TimedOut | Kind::Disconnected => TransferErrorKind::Connection,
                     _ => TransferErrorKind::Open,
                 };
                 FollowError::new(FollowErrorKind::Copy(kind), text)
@@ -277,7 +296,8 @@ impl FollowRun<'_> {
         for warning in &report.warnings {
             log::warn!("{}: {warning}", copy.offer.disk);
         }
-        Ok(report.summary.data)
+        let written = report.summary.data;
+        Ok((written, if reads_all { copy.offer.size } else { written }))
     }
 }
 
@@ -300,13 +320,7 @@ impl OfferedSource {
 
 /// A name for a file that is another one for each epoch.
 fn file_name(epoch: &str) -> String {
-    epoch
-        .bytes()
-        .map(|byte| match byte {
-            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' => char::from(byte).to_string(),
-            other => format!("_{other:02x}"),
-        })
-        .collect()
+    blake3::hash(epoch.as_bytes()).to_hex()[..32].to_string()
 }
 
 impl FollowPlatform for FollowRun<'_> {
@@ -388,9 +402,14 @@ impl FollowPlatform for FollowRun<'_> {
             threads.into_iter().map(join).collect()
         });
         self.control.forget_copies();
-        let bytes = outcomes.into_iter().sum::<Result<u64, FollowError>>()?;
+        let mut figures = CopyFigures::default();
+        for outcome in outcomes {
+            let (written, read) = outcome?;
+            figures.bytes += written;
+            figures.read += read;
+        }
         self.mark_targets();
-        Ok(CopyFigures { bytes, seconds: begin.elapsed().as_secs_f64() })
+        Ok(CopyFigures { seconds: begin.elapsed().as_secs_f64(), ..figures })
     }
 
     fn hold(&mut self, until: Option<f64>) -> Result<bool, FollowError> {
@@ -424,26 +443,10 @@ impl FollowPlatform for FollowRun<'_> {
             return Ok(None);
         }
         for copy in copies {
-            let source = OfferedSource::new(&copy.offer)?;
-            let (registry, progress) = (self.registry.clone(), self.control.progress());
-            let target = self.plan.disks[copy.disk].target.clone();
-            let compared = self.runtime.block_on(move || async move {
-                let one = registry.open(&source.spec, Vec::new(), Intent::READ).await?;
-                let other = registry.open(&target, Vec::new(), Intent::READ).await?;
-                let options = EngineOptions::default();
-                let pool = Pool::new(options.memory());
-                blockhaul_engine::compare(&one, &other, &options, &pool, &progress)
-                    .await
-                    .map_err(|failed| failed.error)
-            });
+            let found = self.compare(copy).map_err(|error| error.of_disk(&copy.offer.disk));
             self.control.forget_copies();
-            let found = compared.map_err(|error| {
-                let text = format!("cannot compare source and target: {}", error.located());
-                FollowError::new(FollowErrorKind::Copy(TransferErrorKind::Other), text)
-                    .of_disk(&copy.offer.disk)
-            })?;
-            if let Some(at) = found.differs_at {
-                return Ok(Some((copy.disk, format!("at offset {at}"))));
+            if let Some(why) = found? {
+                return Ok(Some((copy.disk, why)));
             }
         }
         Ok(None)

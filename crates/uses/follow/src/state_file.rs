@@ -126,11 +126,17 @@ impl StateDir {
 
     /// Writes a file in JSON, durably.
     pub(crate) fn write(&self, name: &str, value: &impl Serialize) -> Result<(), FollowError> {
+        let text = serde_json::to_string_pretty(value)
+            .map_err(|error| failed("cannot write", &self.file(name), &error.to_string()))?;
+        self.write_text(name, &(text + "\n"))
+    }
+
+    /// Writes a file, durably.
+    pub(crate) fn write_text(&self, name: &str, text: &str) -> Result<(), FollowError> {
         let path = self.file(name);
         let written = || -> std::io::Result<()> {
             let mut fresh = tempfile::NamedTempFile::new_in(&self.path)?;
-            serde_json::to_writer_pretty(&mut fresh, value)?;
-            fresh.write_all(b"\n")?;
+            fresh.write_all(text.as_bytes())?;
             fresh.as_file().sync_all()?;
             fresh.persist(&path).map_err(|error| error.error)?;
             blockhaul_io::sync_folder(&path)
@@ -145,7 +151,9 @@ impl StateDir {
         for entry in std::fs::read_dir(&self.path).map_err(wrong)? {
             let path = entry.map_err(wrong)?.path();
             let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-            if name.starts_with(&prefix) && name.ends_with(".journal") && path != kept {
+            let inner = name.strip_prefix(&prefix).and_then(|name| name.strip_suffix(".journal"));
+            // The name of another disk may begin with this one.
+            if inner.is_some_and(|inner| !inner.contains('.')) && path != kept {
                 std::fs::remove_file(&path).map_err(wrong)?;
             }
         }

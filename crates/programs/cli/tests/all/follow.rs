@@ -119,6 +119,8 @@ fn a_machine_that_writes_is_moved() {
     let last = rounds.last().unwrap();
     // An increment: the bitmap has less than the disk.
     assert!(last["last"] == true && last["bytes"].as_u64().unwrap() < 32 << 20, "{result}");
+    let manifest = moved.file("vm1.follow/vda.manifest");
+    succeed(&["verify", moved.file("new.raw").to_str().unwrap(), manifest.to_str().unwrap()]);
     // The provider has removed its snapshots and bitmaps.
     let exports = succeed(&["ctl", moved.file("disks.ctl").to_str().unwrap(), "exports"]);
     assert!(!exports.contains("follow-"), "{exports}");
@@ -126,6 +128,20 @@ fn a_machine_that_writes_is_moved() {
     std::fs::remove_file(moved.file("started")).unwrap();
     assert!(moved.run(&[]).status.success());
     assert!(!moved.file("started").exists());
+}
+
+#[test]
+fn a_target_with_most_of_the_disk_is_adopted() {
+    require_peer!("python3");
+    let moved = Move::new();
+    let mut old = std::fs::read(moved.file("a.raw")).unwrap();
+    old[5 << 20..6 << 20].fill(1);
+    std::fs::write(moved.file("new.raw"), old).unwrap();
+    executable(&moved.file("stop-vm1"), "#!/bin/sh\ntouch stopped\n");
+    let output = moved.run(&["adopt=true", "verify=all"]);
+    assert!(output.status.success() && moved.is_moved(), "{}", text(&output.stderr));
+    let result = moved.result();
+    assert!(result["rounds"][0]["bytes"].as_u64().unwrap() <= 8 << 20, "{result}");
 }
 
 #[test]

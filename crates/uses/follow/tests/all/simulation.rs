@@ -293,7 +293,8 @@ impl FollowPlatform for World {
             });
         }
         let seconds = self.time - begin;
-        Ok(CopyFigures { bytes: end as u64 * BLOCK, seconds })
+        let bytes = end as u64 * BLOCK;
+        Ok(CopyFigures { bytes, read: bytes, seconds })
     }
 
     fn hold(&mut self, until: Option<f64>) -> Result<bool, FollowError> {
