@@ -329,12 +329,14 @@ impl FollowPlatform for FollowRun<'_> {
     }
 
     fn save(&mut self, state: &FollowState) -> Result<(), FollowError> {
+        // What this round writes is no doubt for the next run.
+        let marks = if state.offers.is_some() { &[][..] } else { &self.marks };
+        self.dir.save(&self.plan.machine, &self.targets, state, marks)?;
+        // A step that is complete stays so.
         if self.control.is_cancelled() {
             return Err(FollowError::new(FollowErrorKind::Cancelled, "stopped"));
         }
-        // What this round writes is no doubt for the next run.
-        let marks = if state.offers.is_some() { &[][..] } else { &self.marks };
-        self.dir.save(&self.plan.machine, &self.targets, state, marks)
+        Ok(())
     }
 
     fn ask(&mut self, request: &ProviderRequest) -> Result<(Vec<RoundOffer>, f64), FollowError> {

@@ -5,13 +5,14 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use blockhaul_testkit::require_peer;
-use blockhaul_testkit::tools::{self, PeerServer, ScratchDir, text};
+use blockhaul_testkit::tools::{self, PeerProgram, PeerServer, ScratchDir, text};
 use serde_json::Value;
 
-use crate::served_disk::{LIMIT, OURS, succeed};
+use crate::served_disk::{ChildGuard, LIMIT, OURS, succeed};
 
 const PAGE: &str = include_str!("../../../../../docs/warm-moves.md");
 const PROVIDER: &str = include_str!("../../../../../examples/follow/server.py");
+const QEMU_PROVIDER: &str = include_str!("../../../../../examples/follow/qemu.py");
 
 /// A machine that writes all the time: a shell that copies random data to places of its disk.
 const WRITER: &str = "i=0; while :; do i=$((i + 1)); blockhaul copy --no-progress --range \
@@ -20,7 +21,7 @@ const WRITER: &str = "i=0; while :; do i=$((i + 1)); blockhaul copy --no-progres
 /// The page's plan, in a directory with its server.
 struct Move {
     scratch: ScratchDir,
-    _server: PeerServer,
+    _server: Box<dyn std::any::Any>,
 }
 
 /// The block of the page that begins with this text.
@@ -36,20 +37,53 @@ fn executable(path: &Path, contents: &str) {
 
 impl Move {
     fn new() -> Move {
+        let begun = Move::with_files();
+        let file = |name: &str| begun.file(name);
+        executable(&file("server.py"), PROVIDER);
+        let control = file("disks.ctl");
+        let export = format!("vda={}", file("a.raw").display());
+        let args = ["--control", control.to_str().unwrap(), "--export", &export];
+        let server = PeerServer::blockhaul(OURS.as_ref(), &file("disks.sock"), &args).unwrap();
+        Move { _server: Box::new(server), ..begun }
+    }
+
+    /// The same disk in qemu-storage-daemon, if there is one.
+    fn of_qemu() -> Option<Move> {
+        let daemon = PeerProgram::require("qemu-storage-daemon")?;
+        let image_tool = PeerProgram::require("qemu-img")?;
+        let begun = Move::with_files();
+        let file = |name: &str| begun.file(name);
+        executable(&file("qemu.py"), QEMU_PROVIDER);
+        let script = format!("#!/bin/sh\nexec {} \"$@\"\n", image_tool.program().display());
+        executable(&file("bin/qemu-img"), &script);
+        std::fs::create_dir(file("scratch")).unwrap();
+        let mut command = daemon.tied_command();
+        command.current_dir(begun.scratch.path()).stdin(Stdio::null());
+        for (option, value) in [
+            ("--blockdev", "driver=file,node-name=file,filename=a.raw"),
+            ("--blockdev", "driver=raw,node-name=vda,file=file"),
+            ("--chardev", "socket,id=q,path=vm.qmp,server=on,wait=off"),
+            ("--monitor", "chardev=q"),
+            ("--nbd-server", "addr.type=unix,addr.path=disks.sock"),
+            ("--export", "type=nbd,id=vm,node-name=vda,name=vda,writable=on"),
+        ] {
+            command.args([option, value]);
+        }
+        let server = ChildGuard(command.spawn().unwrap());
+        tools::until("QEMU listens", || file("disks.sock").exists() && file("vm.qmp").exists());
+        Some(Move { _server: Box::new(server), ..begun })
+    }
+
+    fn with_files() -> Move {
         let scratch = ScratchDir::new().unwrap();
         let file = |name: &str| scratch.file(name);
         std::fs::create_dir(file("bin")).unwrap();
         std::os::unix::fs::symlink(OURS, file("bin/blockhaul")).unwrap();
         succeed(&["copy", "--no-progress", "random:64M", file("a.raw").to_str().unwrap()]);
-        executable(&file("server.py"), PROVIDER);
         executable(&file("stop-vm1"), "#!/bin/sh\nkill $(cat writer.pid) && touch stopped\n");
         executable(&file("start-vm1"), "#!/bin/sh\ntest -e stopped && touch started\n");
         std::fs::write(file("plan.toml"), block("toml\n# plan.toml")).unwrap();
-        let control = file("disks.ctl");
-        let export = format!("vda={}", file("a.raw").display());
-        let args = ["--control", control.to_str().unwrap(), "--export", &export];
-        let server = PeerServer::blockhaul(OURS.as_ref(), &file("disks.sock"), &args).unwrap();
-        Move { scratch, _server: server }
+        Move { scratch, _server: Box::new(()) }
     }
 
     fn file(&self, name: &str) -> PathBuf {
@@ -77,11 +111,11 @@ impl Move {
     }
 
     /// Starts the machine.
-    fn write(&self) -> crate::served_disk::ChildGuard {
+    fn write(&self) -> ChildGuard {
         let mut command = self.command("sh");
         let child = command.args(["-c", WRITER]).stderr(Stdio::null()).spawn().unwrap();
         std::fs::write(self.file("writer.pid"), child.id().to_string()).unwrap();
-        crate::served_disk::ChildGuard(child)
+        ChildGuard(child)
     }
 
     fn is_moved(&self) -> bool {
@@ -128,6 +162,29 @@ fn a_machine_that_writes_is_moved() {
     std::fs::remove_file(moved.file("started")).unwrap();
     assert!(moved.run(&[]).status.success());
     assert!(!moved.file("started").exists());
+}
+
+#[test]
+fn a_disk_of_qemu_is_moved_also_after_kills() {
+    require_peer!("python3");
+    let Some(moved) = Move::of_qemu() else { return };
+    let _machine = moved.write();
+    let provider = "provider=./qemu.py vm.qmp disks.sock scratch";
+    for millis in [200, 600, 1000] {
+        let mut command = moved.follow(&[provider, "cut-over=signal"]);
+        let mut child = command.stdout(Stdio::null()).spawn().unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(millis));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        // The provider of the killed run is ended meanwhile.
+        std::thread::sleep(std::time::Duration::from_millis(500));
+    }
+    let output = moved.run(&[provider, "verify=all"]);
+    let said = format!("{}{}", text(&output.stdout), text(&output.stderr));
+    assert!(output.status.success() && moved.is_moved(), "{said}");
+    let last = moved.result()["rounds"].as_array().unwrap().last().unwrap().clone();
+    assert!(last["bytes"].as_u64().unwrap() < 32 << 20, "{last}");
+    assert_eq!(std::fs::read_dir(moved.file("scratch")).unwrap().count(), 0, "overlays are left");
 }
 
 #[test]
