@@ -268,9 +268,9 @@ impl Upload {
             let parts = self.all_sent().await?;
             let id = self.lock().id.clone().unwrap_or_default();
             if let Err(error) = store.complete_multipart(key, &id, parts).await.map_err(failed) {
-                // An earlier copy may have been killed behind its completion.
-                let may_exist = error.kind() == Kind::NotFound && self.record.get().is_some();
-                if !(may_exist && self.is_stored().await) {
+                // An earlier copy may have been killed behind its completion, or within it: services then answer that
+                // there is no such upload, or that they have failed.
+                if self.record.get().is_none() || !self.is_stored().await {
                     return Err(error);
                 }
             }

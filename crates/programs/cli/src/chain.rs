@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blockhaul_backups::{
-    BackupContext, BackupError, ChainChange, PointEntry, PointList, abandon_point, check_chain,
-    list_points, merge_oldest, plan_merge, plan_prune, points_table, prune_points,
+    BackupContext, BackupError, ChainChange, abandon_point, check_chain, list_points, merge_oldest,
+    plan_merge, plan_prune, prune_points,
 };
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::args::{self, ChainCommand, ChainReporting};
 use crate::backup_run::{BackupReport, with_report};
@@ -32,7 +32,10 @@ fn run_reporting(
     report: &mut BackupReport,
 ) -> Result<u8, CommandFailure> {
     match command {
-        ChainCommand::List { .. } => list(&list_points(dir)?, report),
+        ChainCommand::List { .. } => {
+            let list = list_points(dir)?;
+            report.tell(list.json(), &list.text())
+        }
         ChainCommand::Check { point, reporting, .. } => {
             let check = |context: &_| check_chain(context, dir, point.as_deref());
             let found = reporting.run("check", check)?;
@@ -84,12 +87,6 @@ impl ChainReporting {
 pub(crate) fn context(workers: blockhaul_io::RuntimeConfig) -> BackupContext {
     let registry = devices::registry(Duration::ZERO);
     BackupContext { registry, workers, progress: Arc::default() }
-}
-
-/// Prints the points.
-fn list(list: &PointList, report: &mut BackupReport) -> Result<u8, CommandFailure> {
-    let all: Vec<Value> = list.points.iter().map(PointEntry::json).collect();
-    report.tell(json!({ "points": all, "unfinished": list.unfinished }), &points_table(list))
 }
 
 /// Prints the number of points that are left.

@@ -34,7 +34,7 @@ pub use context::BackupContext;
 pub use digests::FileDigests;
 pub use error::{BackupError, BackupErrorKind, BackupStep};
 pub use machine::{MachineAddress, MachineBackup, MachineDisk, MachineRequest, PointRequest};
-pub use points::{PointEntry, PointList, list_points, points_table};
+pub use points::{PointEntry, PointList, list_points};
 pub use pull::{
     ChangeBitmap, PointFiles, PointKind, PointPlan, PullDisk, PullMode, PullOutcome, PullPlan,
     PullRequest, PullResult, PullTarget, UnfinishedPoint, finish_pull, pull_json, pull_text,

@@ -79,26 +79,41 @@ pub(crate) fn made_at(seconds: u64) -> String {
     at.map_or_else(|| "-".to_string(), |at| at.strftime("%Y-%m-%dT%H:%M:%SZ").to_string())
 }
 
-/// The points as a table for users.
-pub fn points_table(PointList { points, unfinished }: &PointList) -> String {
-    let mut rows =
-        vec![["POINT", "MADE", "KIND", "SIZE", "STORED", "CHECKPOINT"].map(String::from)];
-    rows.extend(points.iter().map(PointEntry::row));
-    if let Some(name) = unfinished {
-        let of =
-            [one_word(name), "-".into(), "unfinished".into(), "-".into(), "-".into(), "-".into()];
-        rows.push(of);
+impl PointList {
+    /// The points as a table for users.
+    pub fn text(&self) -> String {
+        let PointList { points, unfinished } = self;
+        let mut rows =
+            vec![["POINT", "MADE", "KIND", "SIZE", "STORED", "CHECKPOINT"].map(String::from)];
+        rows.extend(points.iter().map(PointEntry::row));
+        if let Some(name) = unfinished {
+            let of = [
+                one_word(name),
+                "-".into(),
+                "unfinished".into(),
+                "-".into(),
+                "-".into(),
+                "-".into(),
+            ];
+            rows.push(of);
+        }
+        let widths: Vec<usize> = (0..6)
+            .map(|column| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0))
+            .collect();
+        let mut text = String::new();
+        for row in &rows {
+            let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}"));
+            text += cells.collect::<Vec<_>>().join("  ").trim_end();
+            text.push('\n');
+        }
+        text
     }
-    let widths: Vec<usize> = (0..6)
-        .map(|column| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0))
-        .collect();
-    let mut text = String::new();
-    for row in &rows {
-        let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}"));
-        text += cells.collect::<Vec<_>>().join("  ").trim_end();
-        text.push('\n');
+
+    /// The points for programs.
+    pub fn json(&self) -> Value {
+        let points: Vec<_> = self.points.iter().map(PointEntry::json).collect();
+        json!({ "points": points, "unfinished": self.unfinished })
     }
-    text
 }
 
 impl PointEntry {
@@ -115,7 +130,7 @@ impl PointEntry {
     }
 
     /// The point for programs.
-    pub fn json(&self) -> Value {
+    fn json(&self) -> Value {
         let PointEntry { point, file, stored } = self;
         let increment = point.increment();
         json!({

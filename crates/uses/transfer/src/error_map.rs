@@ -207,15 +207,18 @@ impl ErrorMap {
         Ok(())
     }
 
+    /// The failure of a copy whose map cannot be written.
+    pub(crate) fn unwritable(&self, error: &std::io::Error) -> TransferError {
+        let next = match error.kind() {
+            ErrorKind::NotFound => ": create its directory first",
+            _ => "",
+        };
+        failed(&self.path, &format!("cannot write it: {}{next}", blockhaul_io::plain(error)))
+    }
+
     /// [`ErrorMap::save`], as a failure of the copy.
     pub(crate) fn saved(&self) -> Result<()> {
-        self.save().map_err(|error| {
-            let next = match error.kind() {
-                ErrorKind::NotFound => ": create its directory first",
-                _ => "",
-            };
-            failed(&self.path, &format!("cannot write it: {}{next}", blockhaul_io::plain(&error)))
-        })
+        self.save().map_err(|error| self.unwritable(&error))
     }
 }
 

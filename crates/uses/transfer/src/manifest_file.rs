@@ -107,7 +107,7 @@ impl ManifestFile {
         Ok(())
     }
 
-    fn failed(&self, error: std::io::Error) -> TransferError {
+    pub(crate) fn failed(&self, error: std::io::Error) -> TransferError {
         let path = self.path.display();
         let why = plain(&error);
         let next = match error.kind() {

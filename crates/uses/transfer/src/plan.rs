@@ -13,8 +13,8 @@ use serde_json::{Value, json};
 
 use crate::context::{CopyContext, SourceDevice, is_absent, of_journal};
 use crate::description::{file_of, is_image, is_nbd};
-use crate::error::{Result, TransferError, TransferErrorKind, TransferStep};
-use crate::error_map::{self, only_failed};
+use crate::error::{Result, TransferError, TransferStep};
+use crate::error_map::only_failed;
 use crate::printable::one_line;
 use crate::setup::CopySetup;
 
@@ -239,8 +239,13 @@ impl CopyContext {
     ) -> Result<TargetChange> {
         let file = file_of(&self.target);
         if let Some(file) = file.as_ref().filter(|file| is_absent(file)) {
-            check_folder(file, "cannot create it").map_err(|error| self.target_error(&error))?;
-            return Ok(TargetChange::Created);
+            return match folder_error(file) {
+                None => Ok(TargetChange::Created),
+                Some(errno) => {
+                    let error = Error::system("cannot create it", errno.into());
+                    Err(self.target_error(&error.with_remedy(remedy(errno))))
+                }
+            };
         }
         if let Some(file) = &file {
             self.check_file(file).await?;
@@ -332,25 +337,23 @@ impl CopyContext {
 
     /// Refuses a journal, a manifest or a map of errors that cannot be created.
     fn check_own_files(&self) -> Result<()> {
-        if let Some(journal) = &self.journal {
+        if let Some(journal) = &self.journal
+            && let Some(errno) = folder_error(&journal.path)
+        {
             let text = format!("cannot create the journal {}", journal.path.display());
-            check_folder(&journal.path, &text).map_err(of_journal)?;
+            return Err(of_journal(Error::system(text, errno.into()).with_remedy(remedy(errno))));
         }
-        if let Some(manifest) = &self.manifest {
-            let text = format!("cannot write the manifest {}", manifest.path().display());
-            check_folder(manifest.path(), &text).map_err(|error| {
-                TransferError::new(
-                    TransferErrorKind::Other,
-                    TransferStep::Manifest,
-                    error.located(),
-                )
-            })?;
+        if let Some(manifest) = &self.manifest
+            && let Some(errno) = folder_error(manifest.path())
+        {
+            return Err(manifest.failed(errno.into()));
         }
-        if let Some(map) = &self.error_map {
-            let failed = |error: Error| error_map::failed(map.path(), &error.located());
-            check_folder(map.path(), "cannot write it").map_err(failed)?;
+        match &self.error_map {
+            Some(map) => {
+                folder_error(map.path()).map_or(Ok(()), |errno| Err(map.unwritable(&errno.into())))
+            }
+            None => Ok(()),
         }
-        Ok(())
     }
 
     /// Opens the file or block device of the target for writing, and closes it: refuses one that the copy could not
@@ -370,20 +373,21 @@ impl CopyContext {
     }
 }
 
-/// Refuses a file that is absent and cannot be created. `text`: the error.
-fn check_folder(file: &Path, text: &str) -> Result<(), Error> {
+/// Why a file that is absent cannot be created; `None`: it can.
+fn folder_error(file: &Path) -> Option<Errno> {
     if !is_absent(file) {
-        return Ok(());
+        return None;
     }
     let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty());
     let folder = folder.unwrap_or(Path::new("."));
-    let access = Access::WRITE_OK | Access::EXEC_OK;
-    let Err(errno) = accessat(CWD, folder, access, AtFlags::EACCESS) else { return Ok(()) };
-    let remedy = match errno {
+    accessat(CWD, folder, Access::WRITE_OK | Access::EXEC_OK, AtFlags::EACCESS).err()
+}
+
+fn remedy(errno: Errno) -> &'static str {
+    match errno {
         Errno::NOENT | Errno::NOTDIR => "create its directory first",
         _ => "choose another place, or change the permissions",
-    };
-    Err(Error::system(text.to_string(), errno.into()).with_remedy(remedy))
+    }
 }
 
 /// Bytes of data in these ranges of a device; `None`: it does not report where its data is.

@@ -303,8 +303,8 @@ fn dry_runs_of_backups_change_nothing() {
         "{value}"
     );
     // A store that does not exist is not made.
-    let text = fs::read_to_string(&job).unwrap().replace(&store, &machine.file("new-store"));
-    fs::write(&job, text).unwrap();
+    let moved = fs::read_to_string(&job).unwrap().replace(&store, &machine.file("new-store"));
+    fs::write(&job, moved).unwrap();
     let said = succeed_without_change(&folder, &["pull", &job, "--dry-run"]);
     assert!(said.contains("would be a full backup of 16777216 bytes, 16777216 of data"), "{said}");
     // What would be refused is refused.
