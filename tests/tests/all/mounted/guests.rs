@@ -1,10 +1,11 @@
 //! Virtual machines in software emulation that boot from a disk of ours, install files, and power off: over
-//! vhost-user, over NBD, and from a qcow2 image over NBD. They need qemu-system-x86_64, a static busybox,
+//! vhost-user, over NBD, from a qcow2 image over NBD and behind HTTPS, and from a backup in restic's format. They need qemu-system-x86_64, a static busybox,
 //! dpkg-deb and a kernel of Debian with its modules: that of this machine, or one below
 //! `BLOCKHAUL_GUEST_KERNEL`, where a package linux-image was unpacked. `BLOCKHAUL_LONG` runs them.
 
 use std::fs::{self, File};
 use std::io::Write as _;
+use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -13,7 +14,7 @@ use std::time::Duration;
 use blockhaul_testkit::require_peer;
 use blockhaul_testkit::rng::{Rng, seed};
 use blockhaul_testkit::tools::{self, ScratchDir};
-use blockhaul_tests::{blockhaul, bounded, done, lossy, peer, serve, text};
+use blockhaul_tests::{blockhaul, bounded, done, lossy, peer, serve, text, with_port};
 
 use super::ran;
 
@@ -262,21 +263,6 @@ fn make_disk(scratch: &ScratchDir, busybox: &Path, payload: &[Vec<u8>]) -> Optio
     Some(disk)
 }
 
-/// Boots it; what it prints. It powers itself off.
-fn boot(kernel: &Kernel, initramfs: &Path, disk: &[&str]) -> String {
-    let mut qemu = Command::new("qemu-system-x86_64");
-    let memory = format!("memory-backend-memfd,id=memory,size={MEMORY},share=on");
-    qemu.args(["-accel", "tcg", "-smp", "2", "-m", MEMORY, "-object", &memory]);
-    qemu.args(["-machine", "q35,memory-backend=memory", "-nodefaults", "-no-user-config"]);
-    qemu.args(["-display", "none", "-serial", "stdio", "-monitor", "none", "-no-reboot"]);
-    qemu.args(["-append", "console=ttyS0 panic=-1 quiet", "-kernel"]).arg(&kernel.image);
-    qemu.arg("-initrd").arg(initramfs).args(disk);
-    let output = bounded(&mut qemu, LIMIT);
-    let said = lossy(&output.stdout) + &lossy(&output.stderr);
-    assert!(output.status.success(), "{}: {said}", output.status);
-    said
-}
-
 /// What is on a disk of ext4, read without the kernel.
 fn read_file(disk: &Path, name: &str, scratch: &ScratchDir) -> Vec<u8> {
     let debugfs = tools::PeerProgram::require("debugfs").expect("it came with mkfs.ext4");
@@ -304,56 +290,183 @@ fn check(disk: &Path, payload: &[Vec<u8>], scratch: &ScratchDir) {
     assert_eq!(lossy(&read_file(disk, "/sums", scratch)).lines().count(), payload.len());
 }
 
+/// A guest, and what its disk holds when it has installed all.
+struct Guest {
+    kernel: Kernel,
+    initrd: PathBuf,
+    /// The disk before it boots.
+    original: PathBuf,
+    payload: Vec<Vec<u8>>,
+    scratch: ScratchDir,
+}
+
+impl Guest {
+    /// A guest; `None` where a test is not to run, or something is absent.
+    fn new() -> Option<Guest> {
+        if !tools::runs_long() {
+            return None;
+        }
+        let found = Kernel::find().and_then(|kernel| Ok((kernel, busybox()?)));
+        let found = found.and_then(|found| {
+            let version = tools::output(Command::new("qemu-system-x86_64").arg("--version"), LIMIT);
+            version.map_err(|why| format!("{why}: install qemu-system-x86"))?;
+            Ok(found)
+        });
+        let (kernel, busybox) = match found {
+            Ok(found) => found,
+            Err(why) => {
+                tools::skip(why);
+                return None;
+            }
+        };
+        let seed = seed();
+        println!("BLOCKHAUL_SEED={seed:#x}");
+        let mut rng = Rng::new(seed);
+        let scratch = ScratchDir::on_disk().unwrap();
+        let payload = payload(&mut rng);
+        let original = make_disk(&scratch, &busybox, &payload)?;
+        let initrd = scratch.file("initramfs");
+        File::create(&initrd).unwrap().write_all(&initramfs(&kernel, &busybox)).unwrap();
+        Some(Guest { kernel, initrd, original, payload, scratch })
+    }
+
+    /// Boots with this disk, installs, and powers itself off.
+    fn run(&self, disk: &[&str]) {
+        let mut qemu = Command::new("qemu-system-x86_64");
+        let memory = format!("memory-backend-memfd,id=memory,size={MEMORY},share=on");
+        qemu.args(["-accel", "tcg", "-smp", "2", "-m", MEMORY, "-object", &memory]);
+        qemu.args(["-machine", "q35,memory-backend=memory", "-nodefaults", "-no-user-config"]);
+        qemu.args(["-display", "none", "-serial", "stdio", "-monitor", "none", "-no-reboot"]);
+        qemu.args(["-append", "console=ttyS0 panic=-1 quiet", "-kernel"]).arg(&self.kernel.image);
+        qemu.arg("-initrd").arg(&self.initrd).args(disk);
+        let output = bounded(&mut qemu, LIMIT);
+        let said = lossy(&output.stdout) + &lossy(&output.stderr);
+        assert!(output.status.success() && said.contains(INSTALLED), "{}: {said}", output.status);
+    }
+
+    fn run_over_nbd(&self, uri: &str) {
+        self.run(&["-drive", &format!("file={uri},format=raw,if=virtio,discard=unmap")]);
+    }
+
+    fn check(&self, disk: &Path) {
+        check(disk, &self.payload, &self.scratch);
+    }
+
+    /// The image is behind HTTPS, what is read is cached, and what is written goes to a temporary file.
+    fn boots_from_https(&self) {
+        let scratch = &self.scratch;
+        let nginx = require_peer!("nginx");
+        let (web, pki) = (scratch.file("web"), scratch.file("pki"));
+        fs::create_dir(&web).unwrap();
+        let image = web.join("disk.qcow2");
+        done(blockhaul(&["copy"]).arg(&self.original).arg(format!("qcow2:{}", text(&image))));
+        fs::set_permissions(&image, fs::Permissions::from_mode(0o644)).unwrap();
+        done(blockhaul(&["tls", "init", "--host", "127.0.0.1"]).arg(&pki));
+        let (mut server, port) = with_port(|port| {
+            fs::write(scratch.file("nginx.conf"), NGINX.replace("PORT", &port.to_string()))
+                .unwrap();
+            let mut command = nginx.tied_command();
+            command.args(["-e", "stderr", "-c", "nginx.conf", "-p"]).arg(scratch.path());
+            let server = command.spawn().map_err(|error| error.to_string())?;
+            tools::until_ok("nginx listens", || TcpStream::connect(("127.0.0.1", port)));
+            Ok(server)
+        });
+        let authority = pki.join("ca-cert.pem");
+        let url = format!("qcow2:https://127.0.0.1:{port}/disk.qcow2#ca={}", text(&authority));
+        let layers = ["--layer", "cache?cache-on-read=true", "--layer", "cow"];
+        let export = serve(scratch, "https", &[&layers[..], &[&url]].concat());
+        let before = fs::read(&image).unwrap();
+        self.run_over_nbd(&export.uri(""));
+        let disk = scratch.file("https.raw");
+        done(blockhaul(&["copy", &export.uri("")]).arg(&disk));
+        export.stop().unwrap();
+        server.kill().unwrap();
+        server.wait().unwrap();
+        self.check(&disk);
+        assert!(fs::read(&image).unwrap() == before, "the image is as it was");
+    }
+
+    /// The disk is a backup in restic's format with a layer of writes; a mirror moves the guest to a file while it runs.
+    fn boots_from_a_backup(&self) {
+        let scratch = &self.scratch;
+        let (repo, password) = (scratch.file("repository"), scratch.file("password"));
+        fs::write(&password, "secret").unwrap();
+        let place =
+            |part: &str| format!("restic:{}#{part}?password-file={}", text(&repo), text(&password));
+        let new = place("new/vda") + "&init=on";
+        done(blockhaul(&["copy"]).arg(&self.original).arg(&new));
+        let backup = place("latest/vda");
+        let control = scratch.socket("control");
+        let vda = format!("vda={backup}");
+        let layers = ["--control", text(&control), "--layer", "cow", "--export", &vda];
+        let server = serve(scratch, "backup", &layers);
+        let (uri, disk) = (server.uri("vda"), scratch.file("moved.raw"));
+        std::thread::scope(|scope| {
+            let run = scope.spawn(|| self.run_over_nbd(&uri));
+            done(blockhaul(&["ctl", text(&control), "mirror", "vda"]).arg(&disk).arg("--wait"));
+            let complete = ["job-complete", "1", "--within", "5s", "--wait"];
+            done(blockhaul(&["ctl", text(&control)]).args(complete));
+            assert!(!run.is_finished(), "the guest runs on with its new disk");
+            run.join().unwrap();
+        });
+        server.stop().unwrap();
+        self.check(&disk);
+        done(blockhaul(&["compare", &backup]).arg(&self.original));
+    }
+}
+
+const NGINX: &str = "
+daemon off;
+master_process off;
+pid nginx.pid;
+error_log stderr;
+events {}
+http {
+    access_log off;
+    client_body_temp_path t1; proxy_temp_path t2; fastcgi_temp_path t3; uwsgi_temp_path t4; scgi_temp_path t5;
+    server {
+        listen 127.0.0.1:PORT ssl;
+        ssl_certificate pki/server-cert.pem;
+        ssl_certificate_key pki/server-key.pem;
+        root web;
+    }
+}
+";
+
 #[test]
 fn a_guest_boots_from_vhost_user_from_nbd_and_from_qcow2_and_installs_files() {
-    if !tools::runs_long() {
-        return;
-    }
-    let found = Kernel::find().and_then(|kernel| Ok((kernel, busybox()?)));
-    let found = found.and_then(|found| {
-        let version = tools::output(Command::new("qemu-system-x86_64").arg("--version"), LIMIT);
-        version.map_err(|why| format!("{why}: install qemu-system-x86"))?;
-        Ok(found)
-    });
-    let (kernel, busybox) = match found {
-        Ok(found) => found,
-        Err(why) => return tools::skip(why),
-    };
-    let seed = seed();
-    println!("BLOCKHAUL_SEED={seed:#x}");
-    let mut rng = Rng::new(seed);
-    let scratch = ScratchDir::on_disk().unwrap();
-    let payload = payload(&mut rng);
-    let Some(original) = make_disk(&scratch, &busybox, &payload) else { return };
-    let initrd = scratch.file("initramfs");
-    File::create(&initrd).unwrap().write_all(&initramfs(&kernel, &busybox)).unwrap();
+    let Some(guest) = Guest::new() else { return };
+    let scratch = &guest.scratch;
     // The last one is an image behind NBD.
     for way in ["vhost-user", "nbd", "qcow2"] {
         let image = scratch.file(&format!("{way}.image"));
         let is_qcow2 = way == "qcow2";
         let device = if is_qcow2 { format!("qcow2:{}", text(&image)) } else { text(&image).into() };
-        done(blockhaul(&["copy"]).arg(&original).arg(&device));
-        let (server, said) = if way == "vhost-user" {
+        done(blockhaul(&["copy"]).arg(&guest.original).arg(&device));
+        let server = if way == "vhost-user" {
             let socket = scratch.socket("vm");
             let place = text(&socket);
-            let server = serve(&scratch, "vhost", &["--vhost-user", place, &device]);
+            let server = serve(scratch, "vhost", &["--vhost-user", place, &device]);
             let chardev = format!("socket,id=disk,path={place}");
             let device = "vhost-user-blk-pci,chardev=disk,num-queues=2";
-            let said = boot(&kernel, &initrd, &["-chardev", &chardev, "-device", device]);
-            (server, said)
+            guest.run(&["-chardev", &chardev, "-device", device]);
+            server
         } else {
-            let server = serve(&scratch, "nbd", &[&device]);
-            let uri = server.uri("");
-            let drive = format!("file={uri},format=raw,if=virtio,discard=unmap");
-            let said = boot(&kernel, &initrd, &["-drive", &drive]);
-            (server, said)
+            let server = serve(scratch, "nbd", &[&device]);
+            guest.run_over_nbd(&server.uri(""));
+            server
         };
-        assert!(said.contains(INSTALLED), "{way}: {said}");
         server.stop().unwrap();
-        let disk = if is_qcow2 { read_by_qemu(&image, &scratch) } else { image };
-        check(&disk, &payload, &scratch);
-        println!("{way}: {} files", payload.len());
+        guest.check(&if is_qcow2 { read_by_qemu(&image, scratch) } else { image });
+        println!("{way}: {} files", guest.payload.len());
     }
+}
+
+#[test]
+fn a_guest_boots_from_an_image_behind_https_and_from_a_backup_and_is_moved_to_a_file() {
+    let Some(guest) = Guest::new() else { return };
+    guest.boots_from_https();
+    guest.boots_from_a_backup();
 }
 
 /// Checks an image with QEMU's program, and converts it to a raw one with that program.

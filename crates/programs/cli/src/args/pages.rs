@@ -28,7 +28,7 @@ pub(super) fn statuses_of(path: &str) -> String {
     }
     let statuses: &[&str] = match command {
         "copy" => &COPY_STATUSES,
-        "pull" | "restore" | "verify" | "checksum" => &READ_STATUSES,
+        "follow" | "pull" | "restore" | "verify" | "checksum" => &READ_STATUSES,
         "map" => &["0", "1", "2", "3", "4", "7"],
         "doctor" => &["0", "1", "2"],
         "chain" => &CHAIN_STATUSES,
@@ -65,6 +65,14 @@ const STATUSES: [&str; 4] = ["0", "1", "2", "3"];
 const CHAIN_STATUSES: [&str; 8] = ["0", "1", "2", "3", "4", "5", "6", "8"];
 
 const EXAMPLES: &[(&str, &str)] = &[
+    (
+        "follow",
+        "\
+  Show what a plan would do, and carry it out until the downtime is at most 10 seconds:
+      blockhaul follow --dry-run vm1.toml
+      blockhaul follow --set downtime=10s vm1.toml
+",
+    ),
     (
         "check",
         "\
@@ -124,10 +132,7 @@ const EXAMPLES: &[(&str, &str)] = &[
     ),
     (
         "snapshot list",
-        "\
-  List number, size and name of each snapshot:
-      blockhaul snapshot list vm.qcow2
-",
+        "  List number, size and name of each snapshot:\n      blockhaul snapshot list vm.qcow2\n",
     ),
     (
         "bitmap",
@@ -139,39 +144,21 @@ const EXAMPLES: &[(&str, &str)] = &[
     ),
     (
         "bitmap list",
-        "\
-  List state, granularity and name of each bitmap:
-      blockhaul bitmap list vm.qcow2
-",
+        "  List state, granularity and name of each bitmap:\n      blockhaul bitmap list vm.qcow2\n",
     ),
     (
         "bitmap add",
-        "\
-  Add a bitmap, in which QEMU marks what changes from now on:
-      blockhaul bitmap add vm.qcow2 monday
-",
+        "  Add a bitmap, in which QEMU marks what changes from now on:\n      blockhaul bitmap add vm.qcow2 monday\n",
     ),
     (
         "bitmap remove",
-        "\
-  Remove the bitmap of a backup that is no longer needed:
-      blockhaul bitmap remove vm.qcow2 sunday
-",
+        "  Remove the bitmap of a backup that is no longer needed:\n      blockhaul bitmap remove vm.qcow2 sunday\n",
     ),
     (
         "bitmap clear",
-        "\
-  Begin again, after a full backup:
-      blockhaul bitmap clear vm.qcow2 daily
-",
+        "  Begin again, after a full backup:\n      blockhaul bitmap clear vm.qcow2 daily\n",
     ),
-    (
-        "bitmap enable",
-        "\
-  Mark changes again:
-      blockhaul bitmap enable vm.qcow2 daily
-",
-    ),
+    ("bitmap enable", "  Mark changes again:\n      blockhaul bitmap enable vm.qcow2 daily\n"),
     (
         "bitmap disable",
         "\
