@@ -71,6 +71,8 @@ struct World {
     target: Vec<u32>,
     moments: BTreeMap<String, Moment>,
     lists: BTreeMap<String, Vec<usize>>,
+    /// The epoch at which the list of each moment begins.
+    begins: BTreeMap<String, String>,
     writes: u32,
     runs: bool,
     /// Writes per second: less and more in bursts.
@@ -96,6 +98,7 @@ impl World {
             target: vec![u32::MAX; BLOCKS],
             moments: BTreeMap::new(),
             lists: BTreeMap::new(),
+            begins: BTreeMap::new(),
             writes: BLOCKS as u32,
             runs: true,
             rate: megabytes * 1e6 / BLOCK as f64,
@@ -141,7 +144,10 @@ impl World {
         if let Some(resume) = disk.resume.clone().filter(|name| self.moments.contains_key(name))
             && self.rng.chance(50)
         {
-            let (size, since) = (BLOCKS as u64 * BLOCK, disk.since.clone());
+            // The list of a moment begins at one epoch; from another one, all is to be read.
+            let since = disk.since.clone();
+            let since = since.filter(|since| self.begins.get(&resume) == Some(since));
+            let size = BLOCKS as u64 * BLOCK;
             let list = since.as_ref().map(|_| resume.clone().into());
             return RoundOffer {
                 version: VERSION,
@@ -162,6 +168,7 @@ impl World {
         if let Some(begin) = begin {
             let changed = (0..BLOCKS).filter(|&block| self.written[block] > begin);
             self.lists.insert(name.clone(), changed.collect());
+            self.begins.insert(name.clone(), since.clone().unwrap_or_default());
         }
         self.moments.insert(name.clone(), moment);
         let list = since.as_ref().map(|_| name.clone().into());
