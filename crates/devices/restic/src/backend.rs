@@ -208,6 +208,10 @@ struct ResticDescription {
     init: bool,
 }
 
+/// The beginnings of places as restic writes them: no directory is meant.
+const SCHEMES: [&str; 11] =
+    ["sftp", "s3", "rest", "rclone", "b2", "azure", "az", "gs", "swift", "local", "dav"];
+
 impl ResticDescription {
     fn parse(target: &BackendTarget, options: ResticOptions) -> Result<ResticDescription> {
         let (text, args) = (target.text()?, &target.args);
@@ -216,6 +220,15 @@ impl ResticDescription {
         if repository.is_empty() {
             let text = "restic: no repository";
             let remedy = "write restic:DIRECTORY#SNAPSHOT/PATH";
+            return Err(Error::new(Kind::Usage, text).with_remedy(remedy));
+        }
+        if !repository.contains("://")
+            && let Some((scheme, _)) = repository.split_once(':')
+            && SCHEMES.contains(&scheme)
+        {
+            let text = format!("restic: {scheme}: is no place that is supported as it is written");
+            let remedy = "write a directory (./NAME if its name begins so), s3://BUCKET/NAME, gs://BUCKET/NAME, \
+                          az://CONTAINER/NAME or rest:https://HOST/PATH/";
             return Err(Error::new(Kind::Usage, text).with_remedy(remedy));
         }
         if !repository.contains("://") {

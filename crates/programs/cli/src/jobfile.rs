@@ -417,6 +417,9 @@ impl JobFileReader<'_> {
         if !names().any(|known| known == name) {
             let JobFileSyntax { sides, texts, flags, .. } = self.shape;
             let own = [*sides, texts, flags].concat();
+            if own.contains(&name) {
+                return Err(format!("key {name} belongs to one disk: write it under its [[disk]]"));
+            }
             let near = blockhaul_catalog::nearest(name, names().chain(own));
             let near = near.map(|near| format!("did you mean {near}? ")).unwrap_or_default();
             return Err(format!(
@@ -746,6 +749,7 @@ source-layer = ['readonly', 'log']
             ("paralel = 1\n", "unknown key paralel; did you mean parallel? keys are"),
             ("[[disc]]\nsource='a'\n", "f.toml:1: unknown table disc; tables are [[disk]]"),
             ("[default]\nverify=true\n", "f.toml:1: unknown table default; tables are"),
+            ("source='a'\n", "f.toml:1: key source belongs to one disk"),
             ("[[disk]]\nsorce='a'\n", "unknown key sorce; did you mean source? keys are"),
             ("verify = true\n", "f.toml:1: key verify applies to a disk"),
             ("progress = 'json'\n", "key progress: only allowed on the command line"),

@@ -164,13 +164,20 @@ impl FollowMachine {
         machine: &str,
         disks: &[String],
         limits: FollowLimits,
-        state: FollowState,
+        mut state: FollowState,
+        has_stop: bool,
     ) -> Result<FollowMachine, FollowError> {
         if !state.disks.iter().map(|disk| &disk.name).eq(disks) {
             return Err(FollowError::new(
                 FollowErrorKind::State,
                 "the state is one of other disks: use the plan with which the move began, or another state",
             ));
+        }
+        if matches!(state.phase, FollowPhase::LastRound | FollowPhase::Verifying) {
+            // The machine may have been started where it was since then: it is stopped again, and the last round is
+            // made of the disks as they are now.
+            state.phase = if has_stop { FollowPhase::Stopping } else { FollowPhase::Holding };
+            state.offers = None;
         }
         Ok(FollowMachine { state, resumes: true, ..FollowMachine::new(machine, disks, limits) })
     }
@@ -321,6 +328,7 @@ impl FollowMachine {
         }
         if let Some(before) = before.filter(|before| before.epoch == offer.epoch)
             && before.since != offer.since
+            && offer.since.is_some()
         {
             return Err(FollowError::provider(format!(
                 "epoch {:?} was offered since {:?}, and now since {:?}",

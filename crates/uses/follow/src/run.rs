@@ -1,5 +1,6 @@
 //! The platform of a plan: its provider, copies by `transfer`, and the directory of the state.
 
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::{Arc, Mutex};
@@ -11,7 +12,8 @@ use blockhaul_change_lists::ChangeList;
 use blockhaul_engine::{CopyProgress, EngineOptions, Manifest};
 use blockhaul_io::{Pool, Runtime, RuntimeConfig, plain};
 use blockhaul_transfer::{
-    CopyRequest, Endpoint, TransferError, TransferErrorKind, TransferOptions, file_of, shell_word,
+    CopyRequest, Endpoint, TransferError, TransferErrorKind, TransferOptions, file_of, full,
+    same_place, shell_word,
 };
 
 use crate::command::run_command;
@@ -124,10 +126,18 @@ pub fn follow(
     let names: Vec<_> = plan.disks.iter().map(|disk| disk.name.clone()).collect();
     let targets: Vec<_> = plan.disks.iter().map(|disk| disk.target.to_string()).collect();
     let (mut machine, marks) = match dir.load(&plan.machine, &targets)? {
-        None => (FollowMachine::new(&plan.machine, &names, plan.limits.clone()), Vec::new()),
+        None => {
+            // Journals of a move whose state is gone are of other points in time.
+            names.iter().try_for_each(|name| dir.remove_journals(name, Path::new("")))?;
+            (FollowMachine::new(&plan.machine, &names, plan.limits.clone()), Vec::new())
+        }
         Some((state, marks)) => {
+            if state.phase == FollowPhase::Complete {
+                report_complete(plan, print)?;
+            }
             let limits = plan.limits.clone();
-            (FollowMachine::resume(&plan.machine, &names, limits, state)?, marks)
+            let has_stop = plan.stop.is_some();
+            (FollowMachine::resume(&plan.machine, &names, limits, state, has_stop)?, marks)
         }
     };
     let mut run = FollowRun { plan, registry, runtime, control, dir, targets, marks, print };
@@ -139,6 +149,62 @@ pub fn follow(
     let result = outcome?;
     run.dir.write("result.json", &result)?;
     Ok(result)
+}
+
+/// Says that an earlier run has completed the move.
+fn report_complete(plan: &FollowPlan, print: &(dyn Fn(&str) + Sync)) -> Result<(), FollowError> {
+    let state = plan.state.display();
+    let files = plan.disks.iter().filter_map(|disk| file_of(&disk.target));
+    if let Some(absent) = files.into_iter().find(|file| !file.exists()) {
+        return Err(FollowError::new(
+            FollowErrorKind::State,
+            format!(
+                "this move is complete, and {} does not exist any more: remove {state} to move again",
+                absent.display()
+            ),
+        ));
+    }
+    print(&format!(
+        "this move was complete before, and nothing is done: remove {state} to move again"
+    ));
+    Ok(())
+}
+
+/// The storage of a device on this machine.
+#[derive(Debug, PartialEq, Eq)]
+enum StoragePlace {
+    /// A file: device and inode.
+    File(u64, u64),
+    /// A block device: its number.
+    Block(u64),
+    /// A file that does not exist yet.
+    Absent(PathBuf),
+}
+
+impl StoragePlace {
+    fn of(spec: &DeviceSpec) -> Option<StoragePlace> {
+        const LINKS_MAX: usize = 40;
+        let mut path = file_of(spec)?;
+        if let Ok(found) = std::fs::metadata(&path) {
+            let is_block = found.file_type().is_block_device();
+            return Some(if is_block {
+                StoragePlace::Block(found.rdev())
+            } else {
+                StoragePlace::File(found.dev(), found.ino())
+            });
+        }
+        for _ in 0..LINKS_MAX {
+            let Ok(link) = std::fs::read_link(&path) else { break };
+            path = path.parent().map_or_else(|| link.clone(), |folder| folder.join(&link));
+        }
+        Some(StoragePlace::Absent(full(&path)))
+    }
+}
+
+/// Whether two devices are the same storage, as far as their descriptions and the files of this machine tell.
+fn is_same(one: &DeviceSpec, other: &DeviceSpec) -> bool {
+    let place = StoragePlace::of(one);
+    same_place(one, other) || place.is_some() && place == StoragePlace::of(other)
 }
 
 /// The platform of a plan.
@@ -174,6 +240,37 @@ impl FollowRun<'_> {
         file_of(&self.plan.disks[disk].target)
     }
 
+    /// Refuses two disks with one target.
+    fn check_targets(&self) -> Result<(), FollowError> {
+        let disks = &self.plan.disks;
+        for (index, disk) in disks.iter().enumerate() {
+            if let Some(other) =
+                disks[..index].iter().find(|other| is_same(&other.target, &disk.target))
+            {
+                let text = format!("disks {} and {} have the same target", other.name, disk.name);
+                return Err(FollowError::new(FollowErrorKind::Plan, text));
+            }
+        }
+        Ok(())
+    }
+
+    /// Refuses a source of two disks, and one that is the target of a disk.
+    fn check_sources(&self, copies: &[RoundCopy]) -> Result<(), FollowError> {
+        let mut specs: Vec<DeviceSpec> = Vec::with_capacity(copies.len());
+        for copy in copies {
+            let spec = OfferedSource::new(&copy.offer)?.spec;
+            if specs.iter().any(|other| is_same(other, &spec)) {
+                return Err(FollowError::provider(format!("{spec} is the source of two disks")));
+            }
+            if let Some(disk) = self.plan.disks.iter().find(|disk| is_same(&disk.target, &spec)) {
+                let text = format!("the source {spec} is the target of disk {}", disk.name);
+                return Err(FollowError::provider(text));
+            }
+            specs.push(spec);
+        }
+        Ok(())
+    }
+
     fn mark_targets(&mut self) {
         let marks = (0..self.plan.disks.len()).map(|disk| TargetMark::of(&self.target_file(disk)?));
         self.marks = marks.collect();
@@ -188,7 +285,9 @@ impl FollowRun<'_> {
         let name = &self.plan.disks[copy.disk].name;
         let round = copy.offer.round;
         // A journal goes on with the same point in time only.
-        let journal = self.dir.file(&format!("{name}.{}.journal", file_name(&copy.offer.epoch)));
+        let part = if copy.full.is_some() { "-full" } else { "" };
+        let journal =
+            self.dir.file(&format!("{name}.{}{part}.journal", file_name(&copy.offer.epoch)));
         self.dir.remove_journals(name, &journal)?;
         let mut options = TransferOptions {
             flush: true,
@@ -329,9 +428,16 @@ impl FollowPlatform for FollowRun<'_> {
     }
 
     fn save(&mut self, state: &FollowState) -> Result<(), FollowError> {
-        // What this round writes is no doubt for the next run.
-        let marks = if state.offers.is_some() { &[][..] } else { &self.marks };
-        self.dir.save(&self.plan.machine, &self.targets, state, marks)?;
+        // What this round writes is no doubt for the next run, another file is one.
+        let marks = if state.offers.is_some() {
+            let disks = 0..self.plan.disks.len();
+            disks
+                .map(|disk| Some(TargetMark::of(&self.target_file(disk)?)?.while_written()))
+                .collect()
+        } else {
+            self.marks.clone()
+        };
+        self.dir.save(&self.plan.machine, &self.targets, state, &marks)?;
         // A step that is complete stays so.
         if self.control.is_cancelled() {
             return Err(FollowError::new(FollowErrorKind::Cancelled, "stopped"));
@@ -365,9 +471,15 @@ impl FollowPlatform for FollowRun<'_> {
 
     fn changed_targets(&mut self) -> Vec<(usize, String)> {
         let mut changed = Vec::new();
+        for disk in 0..self.plan.disks.len() {
+            if self.target_file(disk).is_some_and(|file| !file.exists()) {
+                changed.push((disk, "the target does not exist any more".to_string()));
+            }
+        }
         for (disk, mark) in self.marks.iter().enumerate() {
             let Some(mark) = mark else { continue };
-            if self.target_file(disk).and_then(|file| TargetMark::of(&file)) != Some(*mark) {
+            let found = self.target_file(disk).and_then(|file| TargetMark::of(&file));
+            if !found.is_some_and(|found| mark.fits(&found)) {
                 changed.push((disk, "the target was changed since the last round".to_string()));
             }
         }
@@ -380,6 +492,11 @@ impl FollowPlatform for FollowRun<'_> {
             let text = format!("the list {}: {why}", path.display());
             FollowError::provider(text).of_disk(&copy.offer.disk)
         };
+        // To open a pipe could take for ever.
+        let found = std::fs::metadata(path).map_err(|error| wrong(plain(&error)))?;
+        if !found.is_file() {
+            return Err(wrong("it is not a regular file".into()));
+        }
         let file = std::fs::File::open(path).map_err(|error| wrong(plain(&error)))?;
         let list = ChangeList::read(file).map_err(|error| wrong(error.to_string()))?;
         let fitted = list.fit(copy.offer.size).map_err(|error| wrong(error.to_string()))?;
@@ -391,6 +508,8 @@ impl FollowPlatform for FollowRun<'_> {
 
     fn copy(&mut self, copies: &[RoundCopy]) -> Result<CopyFigures, FollowError> {
         let begin = Instant::now();
+        self.check_targets()?;
+        self.check_sources(copies)?;
         self.marks.clear();
         let this = &*self;
         let outcomes: Vec<_> = std::thread::scope(|scope| {
@@ -410,6 +529,8 @@ impl FollowPlatform for FollowRun<'_> {
             figures.bytes += written;
             figures.read += read;
         }
+        // Files that the copies have made, and links that somebody has made meanwhile.
+        self.check_targets()?;
         self.mark_targets();
         Ok(CopyFigures { seconds: begin.elapsed().as_secs_f64(), ..figures })
     }
@@ -517,5 +638,26 @@ impl FollowResult {
             self.copied,
             state.join("result.json").display()
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_storage_is_recognized_through_links() {
+        let dir = tempfile::tempdir().unwrap();
+        let spec = |name: &str| DeviceSpec::Path(dir.path().join(name));
+        std::os::unix::fs::symlink("new.raw", dir.path().join("dangling")).unwrap();
+        std::fs::write(dir.path().join("file"), "x").unwrap();
+        std::fs::hard_link(dir.path().join("file"), dir.path().join("hard")).unwrap();
+        std::os::unix::fs::symlink("file", dir.path().join("link")).unwrap();
+        for (one, other) in [("new.raw", "dangling"), ("file", "hard"), ("file", "link")] {
+            assert!(is_same(&spec(one), &spec(other)), "{one} {other}");
+        }
+        for (one, other) in [("new.raw", "other.raw"), ("file", "dangling"), ("file", "none")] {
+            assert!(!is_same(&spec(one), &spec(other)), "{one} {other}");
+        }
     }
 }

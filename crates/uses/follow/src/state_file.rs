@@ -29,7 +29,7 @@ struct StateFile {
     machine: String,
     targets: Vec<String>,
     state: FollowState,
-    /// What the targets were after the last complete round; empty while a round is copied.
+    /// What the targets were after the last complete round, or are while a round is copied.
     marks: Vec<Option<TargetMark>>,
 }
 
@@ -40,8 +40,8 @@ type SavedState = (FollowState, Vec<Option<TargetMark>>);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct TargetMark {
     file: (u64, u64),
-    size: u64,
-    modified: (i64, i64),
+    /// Size and time of the last change; `None`: a copy writes to it.
+    contents: Option<(u64, i64, i64)>,
 }
 
 impl TargetMark {
@@ -50,9 +50,19 @@ impl TargetMark {
         let found = std::fs::metadata(path).ok().filter(std::fs::Metadata::is_file)?;
         Some(TargetMark {
             file: (found.dev(), found.ino()),
-            size: found.len(),
-            modified: (found.mtime(), found.mtime_nsec()),
+            contents: Some((found.len(), found.mtime(), found.mtime_nsec())),
         })
+    }
+
+    /// The mark while a copy writes to the file.
+    pub(crate) fn while_written(self) -> TargetMark {
+        TargetMark { contents: None, ..self }
+    }
+
+    /// Whether a file with the mark `found` is the one of this mark, and unchanged if that matters.
+    pub(crate) fn fits(&self, found: &TargetMark) -> bool {
+        let is_same = self.contents.is_none() || self.contents == found.contents;
+        self.file == found.file && is_same
     }
 }
 

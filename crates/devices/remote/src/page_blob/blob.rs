@@ -36,6 +36,8 @@ pub(super) struct BlobProperties {
     kind: String,
     /// Whether another program has a lease without an end: a virtual machine, of its disk.
     has_endless_lease: bool,
+    /// Its version, which each write changes, and a lease does not.
+    pub(super) etag: Option<String>,
 }
 
 impl BlobProperties {
@@ -241,14 +243,15 @@ pub(super) async fn properties(requests: &BlobRequests) -> Result<Option<BlobPro
         size,
         kind: field("x-ms-blob-type").unwrap_or("blob of unknown type").to_owned(),
         has_endless_lease: field("x-ms-lease-duration") == Some("infinite"),
+        etag: field("etag").map(str::to_owned),
     }))
 }
 
-/// Makes an empty blob of `size` bytes, unless there is one with its name.
+/// Makes an empty blob of `size` bytes, unless there is one with its name. Returns its version.
 ///
 /// # Errors
 /// There is one, or the service refuses or fails.
-pub(super) async fn create(requests: &BlobRequests, size: u64) -> Result<()> {
+pub(super) async fn create(requests: &BlobRequests, size: u64) -> Result<Option<String>> {
     let mut repetitions = Repetitions::opening();
     loop {
         let call = BlobCall {
@@ -260,7 +263,13 @@ pub(super) async fn create(requests: &BlobRequests, size: u64) -> Result<()> {
             is_new: true,
             ..BlobCall::default()
         };
-        let Err(failed) = requests.send(call).await else { return Ok(()) };
+        let failed = match requests.send(call).await {
+            Ok(response) => {
+                let etag = response.headers().get("etag").and_then(|value| value.to_str().ok());
+                return Ok(etag.map(str::to_owned));
+            }
+            Err(failed) => failed,
+        };
         if failed.is("BlobAlreadyExists") {
             let error = Error::new(Kind::InUse, "a blob with this name was made meanwhile");
             return Err(error.with_remedy("copy again, or choose another name"));

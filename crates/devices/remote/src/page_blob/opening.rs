@@ -75,8 +75,16 @@ async fn open_blob(
     let preparation = Preparation::new(move || {
         Box::pin(async move {
             let begin = async move {
-                create(&requests, size).await?;
-                lease.acquire().await
+                let made = create(&requests, size).await?;
+                lease.acquire().await?;
+                // Before the lease, another program may have written to the new blob.
+                let found = properties(&requests).await?.and_then(|found| found.etag);
+                if made.is_some() && found == made {
+                    return Ok(());
+                }
+                lease.release().await;
+                let text = "another program has written to the new blob";
+                Err(Error::new(Kind::InUse, text).with_remedy("copy again, or choose another name"))
             };
             runtime::run(begin).await.map_err(|error| error.on(&name))
         })

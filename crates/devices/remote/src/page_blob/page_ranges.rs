@@ -24,26 +24,40 @@ impl PageRanges {
     pub(super) fn parse(text: &str) -> Result<PageRanges> {
         let mut reader = Reader::from_str(text);
         let (mut found, mut value) = (PageRanges::default(), String::new());
-        let (mut first, mut is_list) = (None, false);
+        // A response that was cut off has no end of the list.
+        let (mut first, mut depth, mut is_list, mut is_complete) = (None, 0_u32, false, false);
         loop {
             match reader.read_event().map_err(|_| no_list())? {
                 Event::Start(start) => {
-                    is_list |= start.local_name().as_ref() == b"PageList";
+                    is_list |= depth == 0 && start.local_name().as_ref() == b"PageList";
+                    depth = depth.saturating_add(1);
                     value.clear();
                 }
-                Event::Empty(empty) => is_list |= empty.local_name().as_ref() == b"PageList",
+                Event::Empty(empty) => {
+                    is_complete |= depth == 0 && empty.local_name().as_ref() == b"PageList";
+                }
                 Event::Text(part) => value += &part.decode().map_err(|_| no_list())?,
                 Event::End(end) => match end.local_name().as_ref() {
-                    b"Start" => first = value.trim().parse().ok(),
-                    b"End" => {
-                        let last = value.trim().parse().ok();
-                        let range = first.take().zip(last).filter(|(first, last)| first <= last);
-                        found.add(range.ok_or_else(no_list)?)?;
+                    _ if depth <= 1 => {
+                        depth = 0;
+                        is_complete |= is_list;
                     }
-                    b"NextMarker" => found.has_more = !value.trim().is_empty(),
-                    _ => {}
+                    name => {
+                        depth -= 1;
+                        match name {
+                            b"Start" => first = value.trim().parse().ok(),
+                            b"End" => {
+                                let last = value.trim().parse().ok();
+                                let range =
+                                    first.take().zip(last).filter(|(first, last)| first <= last);
+                                found.add(range.ok_or_else(no_list)?)?;
+                            }
+                            b"NextMarker" => found.has_more = !value.trim().is_empty(),
+                            _ => {}
+                        }
+                    }
                 },
-                Event::Eof if is_list => return Ok(found),
+                Event::Eof if is_complete => return Ok(found),
                 Event::Eof => return Err(no_list()),
                 _ => {}
             }
@@ -121,6 +135,9 @@ mod tests {
             "x",
             "<html/>",
             "<PageList><",
+            "<?xml version=\"1.0\"?><PageList>",
+            "<PageList><PageRange><Start>0</Start><End>511</End></PageRange>",
+            "<html><PageList/></html>",
             &range("9", "8"),
             &range("x", "8"),
             &range("0", ""),

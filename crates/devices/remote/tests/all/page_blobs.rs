@@ -21,6 +21,10 @@ struct ServedBlob {
     lease: Option<String>,
     late: Vec<LateWrite>,
     has_faults: bool,
+    /// Number of writes.
+    version: u64,
+    /// Another program writes before the first lease.
+    has_race: bool,
 }
 
 #[derive(Clone)]
@@ -41,6 +45,7 @@ impl ServedBlob {
         }
         let bytes = self.bytes.as_mut().unwrap();
         bytes[write.at..write.at + write.bytes.len()].copy_from_slice(&write.bytes);
+        self.version += 1;
         answer(201)
     }
 
@@ -61,11 +66,11 @@ impl ServedBlob {
                     return Some(refused(409, "BlobAlreadyExists"));
                 }
                 self.bytes = Some(vec![0; field("blob-content-length")?.parse().unwrap()]);
-                answer(201)
+                (201, format!("ETag: \"{}\"\r\n", self.version), Vec::new())
             }
             _ if self.bytes.is_none() => refused(404, "BlobNotFound"),
             ("HEAD", None) => {
-                let fields = "x-ms-blob-type: PageBlob\r\n".to_owned();
+                let fields = format!("x-ms-blob-type: PageBlob\r\nETag: \"{}\"\r\n", self.version);
                 (200, fields, self.bytes.clone()?)
             }
             ("GET", None) => {
@@ -86,7 +91,10 @@ impl ServedBlob {
                     "acquire" if self.lease.is_some() && self.lease != proposed => {
                         return Some(refused(409, "LeaseAlreadyPresent"));
                     }
-                    "acquire" => self.lease = proposed,
+                    "acquire" => {
+                        self.version += u64::from(self.has_race);
+                        self.lease = proposed;
+                    }
                     "change" if is_own || self.lease == proposed => self.lease = proposed,
                     "renew" if is_own => {}
                     "release" if is_own => self.lease = None,
@@ -151,6 +159,8 @@ fn served(seed: u64) -> ServedBlob {
         lease: None,
         late: Vec::new(),
         has_faults: false,
+        version: 0,
+        has_race: false,
     }
 }
 
@@ -172,6 +182,18 @@ fn write(at: u64, bytes: &[u8]) -> Request {
     let mut room = Reservation::unpooled(bytes.len()).into_buf();
     room.copy_from_slice(bytes);
     Request::write(at, room.into())
+}
+
+#[test]
+fn a_new_blob_that_another_program_has_written_is_not_taken() {
+    let (server, blob) = start(ServedBlob { has_race: true, ..served(1) });
+    let spec = spec(&server);
+    let refused = on_a_worker(move || async move {
+        let (_stack, preparation) = open_blob(&spec, Intent::target(BYTES as u64)).await.unwrap();
+        preparation.run().await.unwrap_err()
+    });
+    assert_eq!(refused.kind(), Kind::InUse, "{refused}");
+    assert!(blob.lock().unwrap().lease.is_none(), "the lease stays");
 }
 
 /// Writes random pages, a few at a time, and reads them again.

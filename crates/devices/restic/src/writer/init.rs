@@ -110,13 +110,23 @@ pub(crate) fn create(storage: &dyn RepositoryStorage, password: &[u8]) -> Result
     let key_name = format!("{}/{}", key_file::FOLDER, Digest::of(&file));
     // Not as a file that may be replaced: a service that ignores the condition is noticed before `config` is written.
     let made = storage.put_new(&key_name, &file).and_then(|_| write_config(storage, &key));
-    if !matches!(made, Ok(true))
-        && let Err(fault) = storage.remove(&key_name)
-    {
+    // While `config` may be sealed with it, the only key stays.
+    let is_unused = match &made {
+        Ok(true) => false,
+        Ok(false) => storage.list(key_file::FOLDER).is_ok_and(|names| names.len() > 1),
+        Err(_) => {
+            let config = storage.whole(CONFIG, CONFIG_MAX);
+            matches!(config, Err(RepositoryFault::MissingFile { .. }))
+        }
+    };
+    if is_unused && let Err(fault) = storage.remove(&key_name) {
         log::warn!("restic: the key of a repository that was not made stays: {fault}");
     }
     made.map(drop)
 }
+
+/// Most bytes of `config` that are read.
+const CONFIG_MAX: u64 = 1 << 20;
 
 /// Writes the last file, which makes the place a repository. False: another program has written it.
 fn write_config(storage: &dyn RepositoryStorage, key: &CipherKey) -> Result<bool> {

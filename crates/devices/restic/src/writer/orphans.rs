@@ -2,8 +2,10 @@
 
 use std::collections::HashSet;
 
+use blockhaul_block::Kind;
+
 use crate::digest::Digest;
-use crate::fault::{RepositoryFault, Result};
+use crate::fault::{RepositoryFault, Result, pack_file};
 use crate::index::{BlobIndex, BlobKind};
 use crate::parallel::try_each;
 use crate::repository::RepositoryReader;
@@ -11,6 +13,9 @@ use crate::writer::pack::{PackBlob, read_header};
 
 /// Most packs that are looked into: 128 GiB.
 const PACKS_MAX: usize = 8192;
+
+/// Most bytes of a pack: restic's option --pack-size has at most 128 MiB.
+const PACK_MAX: u64 = 160 << 20;
 
 /// Packs that no index names, with the blobs that their headers name.
 #[derive(Default)]
@@ -42,8 +47,12 @@ impl OrphanPacks {
             );
             packs.truncate(PACKS_MAX);
         }
-        let read = try_each(reader.parallel(), &packs, |pack| match read_header(reader, pack) {
+        let read = try_each(reader.parallel(), &packs, |pack| match checked(reader, pack) {
             Ok(blobs) => Ok(Some((*pack, blobs))),
+            Err(RepositoryFault::Other(error)) if error.kind() == Kind::Refused => {
+                log::warn!("restic: {}: the pack is not used", error.located());
+                Ok(None)
+            }
             Err(RepositoryFault::Other(error)) => Err(RepositoryFault::from(error)),
             // Another program has removed it.
             Err(RepositoryFault::MissingFile { .. }) => Ok(None),
@@ -62,4 +71,14 @@ impl OrphanPacks {
         }
         Ok(OrphanPacks { packs, is_ours: is_alone })
     }
+}
+
+/// The blobs of a pack whose contents are those that its name says: what a crash has left can be damaged.
+fn checked(reader: &RepositoryReader, pack: &Digest) -> Result<Vec<PackBlob>> {
+    let file = pack_file(&pack.to_string());
+    let bytes = reader.storage().whole(&file, PACK_MAX)?;
+    if Digest::of(&bytes) != *pack {
+        return Err(RepositoryFault::damaged(&file, "its digest is not its name"));
+    }
+    read_header(reader, pack)
 }

@@ -47,7 +47,14 @@ impl BackupPlan {
         if let Some(reader) = place.open()? {
             known = reader.names(snapshot::FOLDER)?;
             let named = place.request.parent.as_deref();
-            let candidates = parent::candidates(&reader, named, &path, &place)?;
+            let candidates = match parent::candidates(&reader, named, &path, &place) {
+                // A copy of all of the disk needs no earlier backup.
+                Err(fault) if !is_kept && named.is_none() => {
+                    log::warn!("restic: the earlier backup of {path} is not searched: {fault}");
+                    Vec::new()
+                }
+                found => found?,
+            };
             if let (true, None, Some(newest)) = (is_kept, named, candidates.first()) {
                 parent::check_time(&path, newest, FUTURE)?;
             }

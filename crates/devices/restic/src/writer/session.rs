@@ -231,7 +231,9 @@ impl BackupSession {
             }
             entry
         };
-        self.reader.storage().check_held()?;
+        // An index that names packs that a prune has removed would keep other programs from writing their blobs again.
+        self.confirm()?;
+        self.check_packs(state.unlisted.iter().map(|(pack, _)| *pack).collect())?;
         while !state.unlisted.is_empty() {
             let mut blobs = 0;
             let has_room = |(_, more): &&(Digest, Vec<PackBlob>)| {

@@ -126,6 +126,9 @@ fn what_is_wrong_with_a_repository_is_said_with_a_remedy() {
     };
     fails(&format!("restic:{path}#latest/disk"), &["no password", "RESTIC_PASSWORD_FILE"]);
     fails("restic:#latest/disk", &["no repository", "restic:DIRECTORY#"]);
+    for place in ["sftp:user@host:/srv/repo", "s3:s3.amazonaws.com/b/vms", "rest:host:8000/vms"] {
+        fails(&format!("restic:{place}#latest/disk"), &["is no place that is supported", "s3://"]);
+    }
     let password = "password-command=echo%20x";
     fails(&format!("restic:{path}#latest/disk?{password}"), &["no file config", "restic init"]);
     fails(&format!("restic:{path}?password-command=false"), &["failed: exit status: 1"]);

@@ -26,7 +26,12 @@ pub(crate) fn is_repository(store: &Path) -> bool {
 pub(super) fn check_names(disk: &PullDisk, disks: &[PullDisk], default_point: &str) -> Result<()> {
     let beside = disks.iter().filter(|other| other.store == disk.store);
     blockhaul_restic::check_disk_names(beside.clone().map(|other| &other.name[..]))?;
-    blockhaul_restic::check_file_names(&disk.files, beside.map(|other| &other.name[..]))?;
+    // A file that several disks name is one file of the snapshot.
+    let all = beside.clone().flat_map(|other| &other.files);
+    let mut files: Vec<_> = all.map(|file| blockhaul_transfer::full(file)).collect();
+    files.sort();
+    files.dedup();
+    blockhaul_restic::check_file_names(&files, beside.map(|other| &other.name[..]))?;
     let points = [disk.point.as_deref(), disk.checkpoint.as_deref(), Some(default_point)];
     points.into_iter().flatten().try_for_each(blockhaul_restic::check_point_name)
 }

@@ -353,11 +353,25 @@ fn moved(world: &mut World, verify: VerifyScope) -> Result<FollowResult, FollowE
             None => FollowMachine::new("vm", &disks, limits(verify)),
             Some(state) => {
                 let state = serde_json::from_str(state).unwrap();
-                FollowMachine::resume("vm", &disks, limits(verify), state).unwrap()
+                FollowMachine::resume("vm", &disks, limits(verify), state, true).unwrap()
             }
         };
         match run_follow(&mut machine, world) {
-            Err(error) if error.kind() == FollowErrorKind::Cancelled || error.is_transient() => {}
+            Err(error) if error.kind() == FollowErrorKind::Cancelled || error.is_transient() => {
+                // Somebody starts the machine where it was, until the command is run again; not when it starts elsewhere.
+                let phase = world
+                    .saved
+                    .as_deref()
+                    .map(|state| serde_json::from_str::<FollowState>(state).unwrap().phase);
+                let is_here = !matches!(
+                    phase,
+                    Some(FollowPhase::Starting | FollowPhase::Ending | FollowPhase::Complete)
+                );
+                if is_here && !world.runs && !world.has_started && world.rng.chance(50) {
+                    world.runs = true;
+                    world.pass(1.0);
+                }
+            }
             outcome => return outcome,
         }
     }
